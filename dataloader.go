@@ -1,0 +1,716 @@
+// Package dataloader loads samples for machine learning: shuffled, in batches, by several goroutines at
+// once, in an order that depends on nothing but a seed and the epoch. It is PyTorch's DataLoader for Go. (It is
+// not the batcher of GraphQL queries that has the same name.)
+//
+//	images := dataloader.Func(60000, func(ctx context.Context, i int) (dataloader.Tensor[float32], error) {
+//		return decode(i)
+//	})
+//	loader, err := dataloader.New(images, dataloader.Stack[float32], dataloader.Options{
+//		BatchSize: 64, Shuffle: true, Workers: 4,
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	var at dataloader.Cursor // or one that was saved: the loop goes on there
+//	for at.Epoch < 10 {
+//		for batch, err := range loader.Run(ctx, &at) {
+//			if err != nil {
+//				return err
+//			}
+//			train(batch) // a Tensor of the shape [64, …]
+//			save(at)     // as JSON; the checkpoint
+//			loader.Recycle(batch)
+//		}
+//	}
+//
+// # A loader has no state
+//
+// Three things make a loader. A [Dataset] says how to fetch sample i. A [Sampler] says which sample stands at
+// which position of which epoch; it is a function, not a generator that somebody has to carry along. A
+// [Collate] makes one batch of some samples. [New] puts them together, and the [DataLoader] is immutable: all
+// that moves is a [Cursor], a small value that the caller owns. Saving it is the checkpoint, passing it back
+// is the resume, with any number of workers and, at the same global batch, of ranks.
+//
+// # Workers
+//
+// With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it. That is the
+// specification: any number of workers gives the same batches, errors and random numbers in the same order,
+// sooner. Goroutines live only inside the range over Epoch or Run. Leaving it in any way, at any point, stops
+// and joins them; there is nothing to close.
+//
+// # Errors
+//
+// A batch that cannot be loaded comes as an error in its place, a [SampleError] that names the epoch, the
+// batch and the sample; a loop that goes on gets the next batch. Options.OnError may drop a bad sample instead.
+// A panic in the user's code is such an error too, a [PanicError] with the stack. An ended context, or a
+// cursor of another order, ends the loop with that error.
+//
+// # Where to read on
+//
+// dataset.go has the data sets and the cursor, sampler.go the orders and who gets which part of them, batch.go
+// how samples become a batch, worker.go the goroutines, and this file the loader that they make.
+package dataloader
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"time"
+)
+
+// Options say how a DataLoader loads. The zero value is PyTorch's defaults: one sample a batch, in order,
+// in the calling goroutine.
+type Options struct {
+	// BatchSize is the number of samples in a batch; 0 means 1. PyTorch: batch_size.
+	BatchSize int
+	// Shuffle takes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
+	Shuffle bool
+	// Seed is for Shuffle and for Rand. 0 is a seed like any other. PyTorch: generator.
+	Seed uint64
+	// DropLast leaves out a last batch that is not full. PyTorch: drop_last.
+	DropLast bool
+	// Sampler is the order of the samples, nil for that of Shuffle, which it excludes. PyTorch: sampler.
+	Sampler Sampler
+	// BatchSampler is the order of whole batches. It excludes BatchSize, Shuffle, Sampler and DropLast.
+	// PyTorch: batch_sampler.
+	BatchSampler BatchSampler
+
+	// Shard is the part of each epoch that this rank loads: the positions Index, Index+Count, … of the
+	// order, or the batches under a BatchSampler. The zero value is all. PyTorch: DistributedSampler.
+	Shard Shard
+	// Tail says what happens if the epoch cannot be dealt out evenly; PadTail unless set.
+	Tail Tail
+
+	// Workers is the number of goroutines that load; 0 means to load in the calling goroutine, one batch
+	// at a time as the loop asks for it. PyTorch: num_workers.
+	Workers int
+	// Prefetch is the number of batches under way for each worker; 0 means 2. Workers × Prefetch batches
+	// are being loaded or ready while the loop body has another. It needs Workers. PyTorch: prefetch_factor.
+	Prefetch int
+	// Unordered hands over batches as they are ready, so that a slow one holds up no other. Each still
+	// comes exactly once, also across a resume. PyTorch: in_order=False.
+	Unordered bool
+
+	// OnError, if not nil, is asked about each sample that cannot be fetched, with its index and error. If it
+	// returns nil the sample is dropped from its batch, which then is smaller; else the batch fails with
+	// what it returns. It is asked when the batch is about to be handed over, so for any number of workers in the
+	// same order, and never twice at once. Errors that are not a single sample's (Index -1: collate,
+	// GetBatch, the sampler) fail the batch without it. A batch of which nothing is left is not delivered.
+	OnError func(*SampleError) error
+	// Trace, if not nil, is called in the loop's goroutine for every batch, just before it is handed over. A
+	// failed batch counts too, and one whose samples were all dropped, with Samples 0.
+	Trace func(Timing)
+}
+
+// check returns o with its defaults filled in, or says which field is wrong.
+func (o Options) check() (Options, error) {
+	bad := func(format string, args ...any) (Options, error) {
+		return o, fmt.Errorf("dataloader: Options."+format, args...)
+	}
+	if o.BatchSampler != nil {
+		if o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast {
+			return bad("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
+				o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
+		}
+	} else if o.Sampler != nil && o.Shuffle {
+		return bad("Sampler excludes Shuffle; a shuffling Sampler is Random")
+	}
+	if o.BatchSize < 0 {
+		return bad("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
+	}
+	if o.Workers < 0 {
+		return bad("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
+	}
+	if o.Prefetch < 0 {
+		return bad("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
+	}
+	if o.Prefetch > 0 && o.Workers == 0 {
+		return bad("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
+	}
+	o.Prefetch = cmp.Or(o.Prefetch, 2)
+	if o.Workers > math.MaxInt32/o.Prefetch {
+		return bad("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
+	}
+	if o.Tail < PadTail || o.Tail > UnevenTail {
+		return bad("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
+	}
+	var err error
+	if o.Shard, err = o.Shard.check(); err != nil {
+		return bad("%w", err)
+	}
+	o.BatchSize = cmp.Or(o.BatchSize, 1)
+	return o, nil
+}
+
+// A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over
+// it, nested or in several goroutines, do not meet. PyTorch: DataLoader.
+type DataLoader[B any] struct {
+	// Set by New and only read after.
+	opts   Options
+	deal   deal // of a whole epoch
+	name   string
+	state  any // a loaderState with nothing Done, shared by all cursors
+	worker func(ctx context.Context, number int, e *epoch) func(*result[B])
+
+	orders epochs[order]
+	free   chan B        // batches given back by Recycle
+	asking chan struct{} // holds a token while OnError runs
+}
+
+// New makes a loader of data, whose samples collate makes into batches. It keeps data.Len() as it is now.
+// Options that make no sense are an error that names the field, its value and what is allowed; an empty
+// data set is none, and gives no batch.
+func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
+	if data == nil {
+		return nil, errors.New("dataloader: the data set is nil")
+	}
+	if collate == nil {
+		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
+	}
+	opts, err := opts.check()
+	if err != nil {
+		return nil, err
+	}
+	n := data.Len()
+	if n < 0 {
+		return nil, fmt.Errorf("dataloader: the data set's length is %d, must not be negative", n)
+	}
+	l := &DataLoader[B]{
+		opts:   opts,
+		free:   make(chan B, opts.Workers*opts.Prefetch+2),
+		asking: make(chan struct{}, 1),
+	}
+	var positions interface{ Len() int } = opts.BatchSampler
+	if opts.BatchSampler == nil {
+		if opts.Sampler == nil && opts.Shuffle {
+			opts.Sampler = Random(n, opts.Seed)
+		} else if opts.Sampler == nil {
+			opts.Sampler = Sequential(n)
+		}
+		positions = opts.Sampler
+	}
+	l.orders.order = orderOf(opts.Sampler, opts.BatchSampler)
+	l.deal = deal{n: positions.Len(), shard: opts.Shard, tail: opts.Tail, dropLast: opts.DropLast}
+	if l.deal.n < 0 {
+		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative", positions, l.deal.n)
+	}
+	l.deal.size = min(opts.BatchSize, max(l.deal.n, 1))
+	l.name = describe(positions)
+	l.state = loaderState{Order: l.name}
+	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
+		f := &fetcher[T, B]{data: data, n: n, collate: collate, opts: &l.opts, epoch: e}
+		f.all, _ = data.(BatchGetter[T])
+		f.ctx, f.scope = withScope(ctx, number, opts.Seed, spot{})
+		return f.load
+	}
+	return l, nil
+}
+
+// Len returns the number of batches that an epoch gives this shard.
+func (l *DataLoader[B]) Len() int { return l.deal.steps() }
+
+// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, the
+// next one another. See Stream.Epoch.
+func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
+	return l.Stream().Epoch(ctx, epoch)
+}
+
+// Run returns the batches from *at to the end of its epoch and keeps *at current: the training loop is
+// the one in the package's comment. See Stream.Run.
+func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
+	return l.Stream().Run(ctx, at)
+}
+
+// Stream returns the loader as a stream, to go on with: to map its batches, or to mix it with another.
+func (l *DataLoader[B]) Stream() Stream[B] { return l.stream }
+
+// Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the one that a loop over the
+// epoch gives at its k-th turn. It disturbs no loop that is under way, and is not traced.
+func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
+	var b result[B]
+	e, err := l.open(Cursor{Epoch: epoch})
+	if err != nil {
+		return b.batch, err
+	}
+	if k < 0 || k >= e.steps {
+		return b.batch, fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, e.steps)
+	}
+	if ctx.Err() == nil {
+		b.step = k
+		l.worker(ctx, -1, e)(&b)
+	}
+	if ctx.Err() != nil {
+		var none B
+		return none, context.Cause(ctx)
+	}
+	l.judge(e, &b)
+	if b.err == nil && b.samples == 0 {
+		b.err = e.fault(k, -1, errors.New("all samples were dropped"))
+	}
+	return b.batch, b.err
+}
+
+// Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in: b,
+// and what it refers to, must not be used again. It is optional, and worth it for large batches. If more is
+// given back than can be of use, the garbage collector gets it.
+func (l *DataLoader[B]) Recycle(b B) {
+	select {
+	case l.free <- b:
+	default:
+	}
+}
+
+// stream is the loader's Stream.
+func (l *DataLoader[B]) stream(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+	return func(yield func(Item[B], error) bool) {
+		e, err := l.open(from)
+		if err != nil {
+			yield(Item[B]{}, err)
+			return
+		}
+		loading := engine[result[B]]{
+			workers: l.opts.Workers,
+			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, e.steps)),
+			ordered: !l.opts.Unordered,
+			next:    func(b *result[B]) bool { return l.next(e, b) },
+			load:    func(ctx context.Context, w int) func(*result[B]) { return l.worker(ctx, w, e) },
+		}
+		clock := l.now()
+		loading.run(ctx, func(b *result[B]) bool {
+			if ctx.Err() != nil {
+				yield(Item[B]{}, context.Cause(ctx))
+				return false
+			}
+			received := l.now()
+			l.judge(e, b)
+			e.delivered(b.step)
+			if l.opts.Trace != nil {
+				l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
+					b.sent, b.start, b.done, received, received.Sub(clock)})
+			}
+			ok := b.err == nil && b.samples == 0 || // all dropped: there is nothing to hand over
+				yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
+			clock = l.now()
+			return ok
+		})
+	}
+}
+
+// now is the time, if anybody wants to know.
+func (l *DataLoader[B]) now() (t time.Time) {
+	if l.opts.Trace != nil {
+		t = time.Now()
+	}
+	return t
+}
+
+// A result is a batch on its way: what to load, and then what has been loaded.
+type result[B any] struct {
+	step    int            // which batch, counted from the epoch's deal
+	batch   B              // first the memory to build it in, then the batch; zero if it failed
+	samples int            // how many it has
+	failed  []*SampleError // what could not be fetched, for OnError to judge
+	err     error
+
+	worker            int
+	sent, start, done time.Time // only with Trace
+}
+
+// next makes b the next batch to load, if there is one.
+func (l *DataLoader[B]) next(e *epoch, b *result[B]) bool {
+	if b.step = e.next(); b.step >= e.steps {
+		return false
+	}
+	select {
+	case b.batch = <-l.free:
+	default:
+	}
+	b.sent = l.now()
+	return true
+}
+
+// judge asks OnError about the samples of b that failed, one loop at a time. What may wait here is user code, so it is a
+// channel that others wait for, not a mutex. With workers, user code that ends its goroutine must not take the caller's.
+func (l *DataLoader[B]) judge(e *epoch, b *result[B]) {
+	if len(b.failed) > 0 {
+		l.asking <- struct{}{}
+		defer func() { <-l.asking }()
+		ask := func() {
+			asked, done := 0, false
+			defer func() {
+				if !done {
+					b.err = e.fault(b.step, b.failed[asked].Index, fmt.Errorf("OnError: %w", caught(recover())))
+				}
+			}()
+			for i, failure := range b.failed {
+				asked = i
+				if err := l.opts.OnError(failure); err != nil {
+					b.err = err
+					break
+				}
+			}
+			done = true
+		}
+		if l.opts.Workers == 0 {
+			ask()
+		} else {
+			apart(ask)
+		}
+	}
+	if b.err != nil {
+		var none B
+		b.batch, b.samples = none, 0
+	}
+}
+
+// A fetcher loads batches in one goroutine. Its slices are used again for each.
+type fetcher[T, B any] struct {
+	data    Dataset[T]
+	all     BatchGetter[T] // data, if it is one
+	n       int            // the length of data
+	collate Collate[T, B]
+	opts    *Options
+	epoch   *epoch
+	ctx     context.Context
+	scope   *scope // in ctx
+
+	positions []int // of the batch in the epoch's order
+	indices   []int // of its samples in data; of those fetched, after fetch
+	samples   []T
+	at        int // the sample that user code is being called for, or -1
+}
+
+// load turns b, which says what to load, into the batch or its error.
+func (f *fetcher[T, B]) load(b *result[B]) {
+	traced := f.opts.Trace != nil
+	if traced {
+		b.worker, b.start = f.scope.worker, time.Now()
+	}
+	over := false
+	f.at = -1
+	defer func() {
+		if !over {
+			b.err = f.epoch.fault(b.step, f.at, caught(recover()))
+		}
+		clear(f.samples)
+		if traced {
+			b.done = time.Now()
+		}
+	}()
+	if b.err = f.choose(b.step); b.err == nil {
+		b.err = f.fetch(b)
+	}
+	if b.samples = len(f.samples); b.err == nil && b.samples > 0 {
+		if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
+			b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
+		}
+	}
+	over = true
+}
+
+// choose asks the sampler for the indices of the batch at step k.
+func (f *fetcher[T, B]) choose(k int) error {
+	f.samples = f.samples[:0]
+	f.indices = f.indices[:0]
+	o := f.epoch.order
+	if o.err != nil {
+		return f.epoch.fault(k, -1, o.err)
+	}
+	f.positions = f.epoch.deal.positions(f.positions[:0], k)
+	for _, pos := range f.positions {
+		if pos >= f.epoch.deal.n {
+			pos %= f.epoch.deal.n // PadTail
+		}
+		if o.batches != nil {
+			f.indices = append(f.indices, o.batches(pos)...)
+		} else {
+			f.indices = append(f.indices, o.samples(pos))
+		}
+	}
+	return nil
+}
+
+// spot is the place of the batch's j-th sample.
+func (f *fetcher[T, B]) spot(j int) spot {
+	if f.epoch.order.batches != nil {
+		return spot{uint64(f.epoch.number), uint64(f.positions[0]), uint64(j)}
+	}
+	return spot{uint64(f.epoch.number), uint64(f.positions[j]), 0}
+}
+
+// fetch fetches the batch's samples. Without OnError the first that fails fails the batch.
+func (f *fetcher[T, B]) fetch(b *result[B]) error {
+	if f.all != nil {
+		return f.fetchAll(b)
+	}
+	good := f.indices[:0]
+	for j, i := range f.indices {
+		if err := f.ctx.Err(); err != nil {
+			return err
+		}
+		f.scope.move(f.spot(j))
+		sample, err := f.get(i)
+		if err == nil {
+			f.samples = append(f.samples, sample)
+			good = append(good, i)
+		} else if err := f.refuse(b, i, err); err != nil {
+			return err
+		}
+	}
+	f.indices, f.at = good, -1
+	return nil
+}
+
+// get fetches one sample. A panic is an error like another.
+func (f *fetcher[T, B]) get(i int) (sample T, err error) {
+	f.at = i
+	defer func() {
+		if r := recover(); r != nil {
+			err = caught(r)
+		}
+	}()
+	if i < 0 || i >= f.n {
+		return sample, outside(i, f.n)
+	}
+	return f.data.Get(f.ctx, i)
+}
+
+// refuse puts sample i aside for OnError, or makes its error the batch's.
+func (f *fetcher[T, B]) refuse(b *result[B], i int, err error) error {
+	failure := f.epoch.fault(b.step, i, err)
+	if f.opts.OnError == nil {
+		return failure
+	}
+	b.failed = append(b.failed, failure)
+	return nil
+}
+
+// fetchAll fetches the batch's samples in one call.
+func (f *fetcher[T, B]) fetchAll(b *result[B]) error {
+	if len(f.indices) == 0 {
+		return nil
+	}
+	f.scope.move(f.spot(0))
+	good := f.indices[:0]
+	for _, i := range f.indices {
+		if i >= 0 && i < f.n {
+			good = append(good, i)
+		} else if err := f.refuse(b, i, outside(i, f.n)); err != nil {
+			return err
+		}
+	}
+	f.indices = good
+	if len(good) == 0 {
+		return nil
+	}
+	samples, err := f.all.GetBatch(f.ctx, good)
+	if err == nil && len(samples) != len(good) {
+		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(good))
+	}
+	if err != nil {
+		return f.epoch.fault(b.step, -1, err)
+	}
+	f.samples = append(f.samples, samples...)
+	return nil
+}
+
+// few lists indices for an error.
+func few(indices []int) string {
+	if len(indices) > 16 {
+		return fmt.Sprintf("%v and %d more", indices[:16], len(indices)-16)
+	}
+	return fmt.Sprint(indices)
+}
+
+// An order is what a Sampler or a BatchSampler has said about an epoch: one of the two functions, or why
+// there is none.
+type order struct {
+	samples func(pos int) int
+	batches func(k int) []int
+	err     error
+}
+
+// orderOf returns the function that asks one of the two samplers, whichever is not nil.
+func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
+	return func(epoch int) (o order) {
+		defer func() {
+			if r := recover(); r != nil {
+				o.err = caught(r)
+			}
+		}()
+		if b != nil {
+			o.batches = b.Batches(epoch)
+		} else {
+			o.samples = s.Order(epoch)
+		}
+		return o
+	}
+}
+
+// A loaderState is the State of a loader's cursor.
+type loaderState struct {
+	Order string `json:"order"`
+	// Done are the steps after Pos that were delivered already, out of order; Shard and Size, the batch
+	// size, say what a step is. Only an unordered loop makes them.
+	Done  []run  `json:"done,omitempty"`
+	Shard *Shard `json:"shard,omitempty"`
+	Size  int    `json:"size,omitempty"`
+}
+
+// A run is the steps from the first number up to, not including, the second.
+type run [2]int
+
+// An epoch is the rest of an epoch as one loop goes through it. Its steps, the shard's batches, count from
+// where the loop began. All of them below mark have been delivered, and those in ahead.
+type epoch struct {
+	number int
+	deal   deal
+	order  order
+	name   string // of the order
+	first  int    // what batch of the epoch step 0 is
+	steps  int
+	sent   int // the next step to be sent, but for those in ahead
+	mark   int
+	ahead  []run // sorted, apart from mark and from each other
+}
+
+// open begins a loop at a cursor, or says why it does not fit.
+func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
+	refuse := func(format string, args ...any) (*epoch, error) {
+		at := fmt.Sprintf("dataloader: cursor {epoch %d, pos %d}: ", from.Epoch, from.Pos)
+		return nil, fmt.Errorf(at+format, args...)
+	}
+	if from.Epoch < 0 || from.Pos < 0 || from.Pos > l.deal.n {
+		return refuse("epoch and pos must not be negative, and pos at most %d", l.deal.n)
+	}
+	e := &epoch{number: from.Epoch, deal: l.deal, name: l.name}
+	e.deal.from = from.Pos
+	e.first = from.Pos / l.deal.size / l.deal.shard.Count
+	e.steps = e.deal.steps()
+	if from.Pos > 0 || from.State != nil {
+		var s loaderState
+		if err := from.Load(&s); err != nil {
+			return nil, err
+		}
+		if s.Order != l.name {
+			return refuse("it was made by %s, this loader is %s", cmp.Or(s.Order, "another stream"), l.name)
+		}
+		if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
+			return refuse("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
+				s.Shard, s.Size, l.deal.shard, l.deal.size)
+		}
+		end := 0
+		for _, r := range s.Done {
+			if r[0] <= end || r[1] <= r[0] || r[1] > e.steps {
+				return refuse("its state is damaged: %v are no steps of %d", s.Done, e.steps)
+			}
+			end = r[1]
+		}
+		e.ahead = s.Done
+	}
+	e.order = l.orders.at(e.number)
+	return e, nil
+}
+
+// next returns the next step to be sent, e.steps or more if there is none.
+func (e *epoch) next() int {
+	for _, r := range e.ahead { // only a resumed loop has any when it starts
+		if e.sent == r[0] {
+			e.sent = r[1]
+		}
+	}
+	e.sent++
+	return e.sent - 1
+}
+
+// delivered notes that step k is over: as a run of its own, joined to its neighbours and to the mark.
+func (e *epoch) delivered(k int) {
+	if k == e.mark && len(e.ahead) == 0 { // as always when in order
+		e.mark++
+		return
+	}
+	i, _ := slices.BinarySearchFunc(e.ahead, k, func(r run, k int) int { return r[0] - k })
+	e.ahead = slices.Insert(e.ahead, i, run{k, k + 1})
+	if i+1 < len(e.ahead) && e.ahead[i+1][0] == k+1 {
+		e.ahead[i][1] = e.ahead[i+1][1]
+		e.ahead = slices.Delete(e.ahead, i+1, i+2)
+	}
+	if i > 0 && e.ahead[i-1][1] == k {
+		e.ahead[i-1][1] = e.ahead[i][1]
+		e.ahead = slices.Delete(e.ahead, i, i+1)
+	}
+	if e.ahead[0][0] == e.mark {
+		e.mark = e.ahead[0][1]
+		e.ahead = slices.Delete(e.ahead, 0, 1)
+	}
+}
+
+// cursor is the place after what has been delivered. plain is the state if nothing was delivered ahead.
+func (e *epoch) cursor(plain any) Cursor {
+	c := Cursor{e.number, e.deal.after(e.mark), plain}
+	if len(e.ahead) > 0 {
+		s := loaderState{Order: e.name, Done: slices.Clone(e.ahead), Shard: &e.deal.shard, Size: e.deal.size}
+		for i := range s.Done {
+			s.Done[i][0] -= e.mark
+			s.Done[i][1] -= e.mark
+		}
+		c.State = s
+	}
+	return c
+}
+
+// fault is the error of the batch at step k, for the sample with the given index.
+func (e *epoch) fault(k, index int, err error) *SampleError {
+	return &SampleError{e.number, e.first + k, index, err}
+}
+
+// A SampleError says what went wrong where: in which epoch, in which batch of this shard, at which sample
+// of the data set. Index is -1 if it is not a single sample's fault: an error of the Collate, of GetBatch
+// or of the sampler. Err is the cause, which errors.Is and errors.As reach.
+type SampleError struct {
+	Epoch, Batch, Index int
+	Err                 error
+}
+
+func (e *SampleError) Error() string {
+	if e.Index < 0 {
+		return fmt.Sprintf("dataloader: epoch %d, batch %d: %v", e.Epoch, e.Batch, e.Err)
+	}
+	return fmt.Sprintf("dataloader: epoch %d, batch %d, sample %d: %v", e.Epoch, e.Batch, e.Index, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *SampleError) Unwrap() error { return e.Err }
+
+// A PanicError is a panic in the user's code, as an error: the value and the stack where it happened.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
+
+// Unwrap returns the value of the panic if it is an error, else nil.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// A Timing is what happened to one batch when.
+type Timing struct {
+	Epoch, Batch int // the batch of this shard, from 0
+	Worker       int // who loaded it, or -1
+	Samples      int // in the batch
+	Dropped      int // left out by OnError
+
+	Sent     time.Time // queued for the workers
+	Start    time.Time // taken by one
+	Done     time.Time // loaded
+	Received time.Time // in the hands of the loop's goroutine
+
+	Wait time.Duration // for which the loop was blocked
+}

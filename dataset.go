@@ -1,0 +1,566 @@
+package dataloader
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"math"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
+//
+// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use;
+// reading shared memory is, a file handle with a position of its own is not. A Get that waits should
+// return when ctx ends. Its error is the sample's error; io.EOF has no special meaning.
+//
+// PyTorch: torch.utils.data.Dataset, with Get for __getitem__. Unlabelled data is a Dataset whose samples
+// are not a Pair.
+type Dataset[T any] interface {
+	Len() int
+	Get(ctx context.Context, i int) (T, error)
+}
+
+// A BatchGetter is a Dataset that can fetch a whole batch in one call, as a data base or an array can.
+// A loader then never calls Get. GetBatch returns one sample for each index, in the order of the indices,
+// which it must not keep: the slice is used again for the next batch.
+//
+// Subset and Split pass GetBatch on; the other adapters fetch sample by sample. PyTorch: __getitems__.
+type BatchGetter[T any] interface {
+	GetBatch(ctx context.Context, indices []int) ([]T, error)
+}
+
+// outside says which indices a data set of n samples has.
+func outside(i, n int) error {
+	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
+}
+
+// Slice is a Dataset in memory. A nil Slice is an empty data set.
+type Slice[T any] []T
+
+// Len returns the number of samples.
+func (s Slice[T]) Len() int { return len(s) }
+
+// Get returns s[i].
+func (s Slice[T]) Get(_ context.Context, i int) (T, error) {
+	if i < 0 || i >= len(s) {
+		var zero T
+		return zero, outside(i, len(s))
+	}
+	return s[i], nil
+}
+
+// Func makes a Dataset of n samples out of a function, which must be safe for concurrent use.
+// It panics if n is negative or get is nil.
+func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
+	if n < 0 {
+		panic(fmt.Sprintf("dataloader: Func: n is %d, must not be negative", n))
+	}
+	if get == nil {
+		panic("dataloader: Func: get is nil")
+	}
+	return function[T]{n, get}
+}
+
+type function[T any] struct {
+	n   int
+	get func(ctx context.Context, i int) (T, error)
+}
+
+func (f function[T]) Len() int { return f.n }
+
+func (f function[T]) Get(ctx context.Context, i int) (T, error) {
+	if i < 0 || i >= f.n {
+		var zero T
+		return zero, outside(i, f.n)
+	}
+	return f.get(ctx, i)
+}
+
+// A Pair is two things that belong together: a sample and its label, features and target.
+type Pair[A, B any] struct {
+	First  A
+	Second B
+}
+
+// Pairs joins two data sets of the same length, sample by sample: images and their labels.
+// Another length, or a nil data set, is an error. PyTorch: StackDataset, TensorDataset.
+func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
+	if a == nil || b == nil {
+		return nil, errors.New("dataloader: Pairs: a data set is nil")
+	}
+	if a.Len() != b.Len() {
+		return nil, fmt.Errorf("dataloader: Pairs: the first data set has %d samples, the second %d; they must be equal", a.Len(), b.Len())
+	}
+	return Func(a.Len(), func(ctx context.Context, i int) (p Pair[A, B], err error) {
+		if p.First, err = a.Get(ctx, i); err != nil {
+			return p, err
+		}
+		p.Second, err = b.Get(ctx, i)
+		return p, err
+	}), nil
+}
+
+// Concat puts data sets one after the other; a part may be empty. It panics if one is nil.
+// PyTorch: ConcatDataset.
+func Concat[T any](parts ...Dataset[T]) Dataset[T] {
+	parts = slices.Clone(parts)
+	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
+	for p, part := range parts {
+		if part == nil {
+			panic(fmt.Sprintf("dataloader: Concat: part %d is nil", p))
+		}
+		bounds = append(bounds, bounds[p]+part.Len())
+	}
+	return Func(bounds[len(parts)], func(ctx context.Context, i int) (T, error) {
+		p, _ := slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
+		return parts[p].Get(ctx, i-bounds[p])
+	})
+}
+
+// Subset is the data set of the samples with the given indices, in their order; an index may occur more
+// than once. An index outside data, or a nil data set, is an error. The indices are copied.
+//
+// PyTorch: Subset; with Options.Shuffle, what SubsetRandomSampler does.
+func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
+	if data == nil {
+		return nil, errors.New("dataloader: Subset: the data set is nil")
+	}
+	for p, i := range indices {
+		if i < 0 || i >= data.Len() {
+			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, outside(i, data.Len()))
+		}
+	}
+	indices = slices.Clone(indices)
+	return subset(data, len(indices), func(i int) int { return indices[i] }), nil
+}
+
+// Split deals data out, at random but for the seed, into data sets of the given lengths: training,
+// validation and test. No sample is in two of them. The lengths must not be negative and must sum to
+// data.Len(). The split is torch's own, random_split with a generator of this seed, element for element.
+func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], error) {
+	if data == nil {
+		return nil, errors.New("dataloader: Split: the data set is nil")
+	}
+	sum := 0
+	for p, n := range lengths {
+		if n < 0 || n > data.Len()-sum {
+			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, data.Len()-sum, data.Len())
+		}
+		sum += n
+	}
+	if sum != data.Len() {
+		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, sum, data.Len())
+	}
+	if sum > maxTorch {
+		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
+	}
+	order := TorchRandom(sum, seed).Order(0)
+	parts := make([]Dataset[T], len(lengths))
+	from := 0
+	for p, n := range lengths {
+		parts[p] = subset(data, n, func(i int) int { return order(from + i) })
+		from += n
+	}
+	return parts, nil
+}
+
+// subset is the n samples index(0), …, index(n-1) of data.
+func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
+	one := function[T]{n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
+	if all, ok := data.(BatchGetter[T]); ok {
+		return batchSubset[T]{one, all, index}
+	}
+	return one
+}
+
+// A batchSubset is a subset of a data set that is a BatchGetter, and so is one itself.
+type batchSubset[T any] struct {
+	function[T]
+	all   BatchGetter[T]
+	index func(i int) int
+}
+
+func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
+	mapped := make([]int, len(indices))
+	for j, i := range indices {
+		if i < 0 || i >= s.n {
+			return nil, outside(i, s.n)
+		}
+		mapped[j] = s.index(i)
+	}
+	return s.all.GetBatch(ctx, mapped)
+}
+
+// Transform applies f to every sample as it is fetched: decode, crop, augment. It runs in the worker that
+// fetches the sample, so f must be safe for concurrent use; its random numbers come from Rand(ctx). Use
+// Map for the same on a Stream. It panics if an argument is nil. PyTorch: the transform of a Dataset.
+func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
+	if data == nil || f == nil {
+		panic("dataloader: Transform: the data set or the function is nil")
+	}
+	return Func(data.Len(), func(ctx context.Context, i int) (U, error) {
+		sample, err := data.Get(ctx, i)
+		if err != nil {
+			var zero U
+			return zero, err
+		}
+		return f(ctx, sample)
+	})
+}
+
+// Cache keeps every sample in memory once it has been fetched. Each is fetched once, also when several
+// goroutines ask for it at the same time; an error is not kept, the next Get tries again. Because one
+// fetch serves all epochs, Rand(ctx) inside it depends on the sample's index alone: put random
+// augmentation outside the Cache, decoding inside. It panics if data is nil.
+func Cache[T any](data Dataset[T]) Dataset[T] {
+	if data == nil {
+		panic("dataloader: Cache: the data set is nil")
+	}
+	return &cache[T]{data: data, kept: map[int]T{}, busy: map[int]chan struct{}{}}
+}
+
+type cache[T any] struct {
+	data Dataset[T]
+	mu   sync.Mutex // guards the maps; never held while data.Get runs
+	kept map[int]T
+	busy map[int]chan struct{} // being fetched; closed when that is over
+}
+
+func (c *cache[T]) Len() int { return c.data.Len() }
+
+func (c *cache[T]) Get(ctx context.Context, i int) (T, error) {
+	for {
+		c.mu.Lock()
+		sample, kept := c.kept[i]
+		over, busy := c.busy[i]
+		if !kept && !busy {
+			c.busy[i] = make(chan struct{})
+		}
+		c.mu.Unlock()
+		if kept {
+			return sample, nil
+		}
+		if !busy {
+			return c.fetch(ctx, i)
+		}
+		select { // somebody else fetches it; if that fails, it is our turn
+		case <-over:
+		case <-ctx.Done():
+			return sample, context.Cause(ctx)
+		}
+	}
+}
+
+// fetch gets sample i, of which this goroutine alone is in charge. What it must undo is deferred, so that
+// a panic does not leave others waiting.
+func (c *cache[T]) fetch(ctx context.Context, i int) (sample T, err error) {
+	good := false
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if good {
+			c.kept[i] = sample
+		}
+		close(c.busy[i])
+		delete(c.busy, i)
+	}()
+	sample, err = c.data.Get(withSpot(ctx, spot{pos: uint64(i)}), i)
+	good = err == nil
+	return sample, err
+}
+
+// Retry calls data.Get up to attempts times until it succeeds, and waits between: backoff, then twice as
+// long each time, less up to a half at random so that many machines do not come back at once. It gives up
+// when ctx ends. Each attempt sees the same random numbers from Rand(ctx), so a failure in between changes
+// nothing. It panics if data is nil, attempts is less than 1 or backoff is negative.
+func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
+	if data == nil {
+		panic("dataloader: Retry: the data set is nil")
+	}
+	if attempts < 1 || backoff < 0 {
+		panic(fmt.Sprintf("dataloader: Retry: attempts is %d, must be at least 1; backoff is %v, must not be negative", attempts, backoff))
+	}
+	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
+		rewind := rewinder(ctx)
+		wait := backoff
+		for attempt := 1; ; attempt++ {
+			sample, err := data.Get(ctx, i)
+			if err == nil || ctx.Err() != nil {
+				return sample, err
+			}
+			if attempt == attempts {
+				return sample, fmt.Errorf("after %d attempts: %w", attempts, err)
+			}
+			timer := time.NewTimer(wait - rand.N(wait/2+1))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return sample, context.Cause(ctx)
+			}
+			if wait < math.MaxInt64/2 {
+				wait *= 2
+			}
+			rewind()
+		}
+	})
+}
+
+// A File is a file's name, a slash-separated path inside its file system, and what is in it.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Files is the data set of the files of fsys whose names match one of the patterns, or of all files if
+// there is no pattern. The names are listed once, sorted; a file is read when Get asks for it, so the data
+// may be larger than memory. fsys is a directory (os.DirFS), an embedded tree, a zip (zip.Reader).
+//
+// A pattern is matched as by fs.Glob, against the whole name, and "**" stands for any number of folders:
+// "*.png" is at the top only, "train/*/*.png" two folders down, "**/*.png" anywhere. A pattern that matches
+// no file is an error, and so is a folder that cannot be read. Links to files are followed, links to folders
+// are not.
+func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
+	if fsys == nil {
+		return nil, errors.New("dataloader: Files: the file system is nil")
+	}
+	var names []string
+	for _, pattern := range patterns {
+		found, err := glob(fsys, pattern)
+		if err == nil && len(found) == 0 {
+			err = fmt.Errorf("pattern %q matches no file", pattern)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("dataloader: Files: %w", err)
+		}
+		names = append(names, found...)
+	}
+	if len(patterns) == 0 {
+		var err error
+		if names, err = glob(fsys, "**"); err != nil {
+			return nil, fmt.Errorf("dataloader: Files: %w", err)
+		}
+	}
+	slices.Sort(names)
+	return readFiles(fsys, slices.Compact(names)), nil
+}
+
+// readFiles is the data set of the named files.
+func readFiles(fsys fs.FS, names []string) Dataset[File] {
+	return Func(len(names), func(_ context.Context, i int) (File, error) {
+		data, err := fs.ReadFile(fsys, names[i])
+		return File{names[i], data}, err
+	})
+}
+
+// glob lists the files that match pattern. It walks the tree below the part of the pattern that has no
+// wildcard.
+func glob(fsys fs.FS, pattern string) ([]string, error) {
+	parts := strings.Split(pattern, "/")
+	fixed := 0
+	for i, part := range parts {
+		if _, err := path.Match(part, ""); err != nil {
+			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+		}
+		if fixed == i && i < len(parts)-1 && !strings.ContainsAny(part, `*?[\`) {
+			fixed++
+		}
+	}
+	root := path.Join(parts[:fixed]...)
+	if root == "" {
+		root = "."
+	}
+	var names []string
+	err := fs.WalkDir(fsys, root, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && name == root:
+			return nil // no file matches
+		case err != nil:
+			return err
+		case d.IsDir() || !matchPath(parts, strings.Split(name, "/")):
+			return nil
+		}
+		mode := d.Type()
+		if mode&fs.ModeSymlink != 0 {
+			info, err := fs.Stat(fsys, name)
+			if err != nil {
+				return err
+			}
+			mode = info.Mode()
+		}
+		if mode.IsRegular() {
+			names = append(names, name)
+		}
+		return nil
+	})
+	return names, err
+}
+
+// matchPath reports whether the folders and file of name match those of pattern, which is well formed.
+func matchPath(pattern, name []string) bool {
+	for len(pattern) > 0 && pattern[0] != "**" {
+		if len(name) == 0 {
+			return false
+		}
+		if ok, _ := path.Match(pattern[0], name[0]); !ok {
+			return false
+		}
+		pattern, name = pattern[1:], name[1:]
+	}
+	if len(pattern) <= 1 { // all matched, or a last "**", which takes everything
+		return len(pattern) == 1 || len(name) == 0
+	}
+	for skip := range len(name) {
+		if matchPath(pattern[1:], name[skip:]) {
+			return true
+		}
+	}
+	return false
+}
+
+// Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth
+// in it: "cat/1.png", "dog/old/2.png". A sample is a file and the number of its class, which indexes the
+// sorted names in classes. Files beside the folders, and names that begin with a dot, are left out. No
+// folder, or one without a file, is an error. PyTorch: torchvision's ImageFolder.
+func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err error) {
+	if fsys == nil {
+		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
+	}
+	entries, err := fs.ReadDir(fsys, ".")
+	if err != nil {
+		return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+	}
+	var names []string
+	var labels Slice[int]
+	for _, entry := range entries {
+		if !entry.IsDir() || strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		sub, err := fs.Sub(fsys, entry.Name())
+		if err != nil {
+			return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+		}
+		found, err := glob(sub, "**")
+		if err != nil {
+			return nil, nil, fmt.Errorf("dataloader: Folder: class %q: %w", entry.Name(), err)
+		}
+		found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, ".") || strings.Contains(name, "/.") })
+		if len(found) == 0 {
+			return nil, nil, fmt.Errorf("dataloader: Folder: class %q has no file", entry.Name())
+		}
+		for _, name := range found {
+			names = append(names, path.Join(entry.Name(), name))
+			labels = append(labels, len(classes))
+		}
+		classes = append(classes, entry.Name())
+	}
+	if len(classes) == 0 {
+		return nil, nil, errors.New("dataloader: Folder: there is no folder at the top; each class needs one")
+	}
+	data, err = Pairs(readFiles(fsys, names), labels)
+	return data, classes, err
+}
+
+// A Cursor is a place in a stream, between two items: the whole of a checkpoint. Save it as JSON and pass
+// it back to go on there. The zero Cursor is the start of epoch 0; Cursor{Epoch: e} is the start of epoch
+// e, of any stream. It is a value that never changes once it has been handed out.
+type Cursor struct {
+	Epoch int `json:"epoch"`
+	// Pos says how far into the epoch the stream that made the cursor stands, and grows as it goes on. For
+	// a DataLoader it counts the positions of the order that all shards together have consumed.
+	Pos int `json:"pos"`
+	// State is whatever else that stream needs, nil at the start of an epoch: at least a description of
+	// the stream, so that another one can refuse the cursor. After a trip through JSON it is raw until Load.
+	State any `json:"state,omitempty"`
+}
+
+// UnmarshalJSON decodes a cursor but for its State, whose type only the stream that made it knows.
+func (c *Cursor) UnmarshalJSON(data []byte) error {
+	var raw struct {
+		Epoch, Pos int
+		State      json.RawMessage
+	}
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return err
+	}
+	*c = Cursor{Epoch: raw.Epoch, Pos: raw.Pos}
+	if len(raw.State) > 0 && string(raw.State) != "null" {
+		c.State = raw.State
+	}
+	return nil
+}
+
+// Load decodes State into *state, whether it comes fresh from a stream or back from JSON, and shares no
+// memory with it. Both ways lead through JSON, so both give the same; integers are exact in any integer
+// type. A nil State leaves *state as it is.
+func (c Cursor) Load(state any) error {
+	if c.State == nil {
+		return nil
+	}
+	data, err := json.Marshal(c.State)
+	if err == nil {
+		err = json.Unmarshal(data, state)
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: the state of cursor {epoch %d, pos %d} does not fit: %w", c.Epoch, c.Pos, err)
+	}
+	return nil
+}
+
+// isZero reports whether c is the zero cursor, which no item has: it marks an error that ends a sequence.
+func (c Cursor) isZero() bool { return c.Epoch == 0 && c.Pos == 0 && c.State == nil }
+
+// An Item is a value of a stream and the cursor just after it.
+type Item[T any] struct {
+	Value T
+	Next  Cursor
+}
+
+// A Stream is a pure function from a cursor to the items that follow it, up to the end of the cursor's
+// epoch. It is a definition, not an iterator: range over it twice, or twice at once, and it is read twice.
+// Nothing is opened, and no goroutine started, before the range; all is closed and joined after it.
+//
+// A failed item comes as the zero value with its error, at its own position and with the cursor that
+// follows it, and the next item comes after it. An error with the zero cursor is the last pair: the context
+// has ended (the error is then context.Cause), or the cursor does not fit.
+//
+// PyTorch: IterableDataset, and the nodes of torchdata.nodes.
+type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
+
+// Epoch returns the values of one epoch, from its start. The same epoch is the same again.
+func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		at := Cursor{Epoch: epoch}
+		s.Run(ctx, &at)(yield)
+	}
+}
+
+// Run returns the values from *at to the end of its epoch and keeps *at current: while the loop body has an
+// item, *at is the cursor after it, so a checkpoint taken in the body resumes with the next one. After the
+// last item *at is the start of the next epoch; after a break it stays where it is.
+//
+// When an item has failed, *at is still before it, so that a checkpoint taken then tries it again; it moves
+// on with the next success. *at must not be changed or used by another Run while the loop runs.
+func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		epoch := at.Epoch
+		for item, err := range s(ctx, *at) {
+			if err == nil {
+				*at = item.Next
+			}
+			if !yield(item.Value, err) || err != nil && item.Next.isZero() {
+				return
+			}
+		}
+		*at = Cursor{Epoch: epoch + 1}
+	}
+}

@@ -1,0 +1,3 @@
+module dataloader
+
+go 1.25
