@@ -198,7 +198,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	if l.deal.n < 0 {
 		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative", positions, l.deal.n)
 	}
-	l.deal.size = min(opts.BatchSize, max(l.deal.n, 1))
+	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
 	l.name = describe(positions)
 	l.state = loaderState{Order: l.name}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
@@ -363,7 +363,7 @@ func (l *DataLoader[B]) judge(e *epoch, b *result[B]) {
 	}
 	if b.err != nil {
 		var none B
-		b.batch, b.samples = none, 0
+		b.batch, b.samples, b.failed = none, 0, nil
 	}
 }
 
@@ -618,8 +618,9 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 
 // next returns the next step to be sent, e.steps or more if there is none.
 func (e *epoch) next() int {
-	for _, r := range e.ahead { // only a resumed loop has any when it starts
-		if e.sent == r[0] {
+	e.sent = max(e.sent, e.mark)
+	for _, r := range e.ahead { // a resumed loop may have been sent these before
+		if r[0] <= e.sent && e.sent < r[1] {
 			e.sent = r[1]
 		}
 	}
@@ -676,6 +677,7 @@ type SampleError struct {
 	Err                 error
 }
 
+// Error names the epoch, the batch and, if it is one sample's fault, the sample.
 func (e *SampleError) Error() string {
 	if e.Index < 0 {
 		return fmt.Sprintf("dataloader: epoch %d, batch %d: %v", e.Epoch, e.Batch, e.Err)
@@ -692,6 +694,7 @@ type PanicError struct {
 	Stack []byte
 }
 
+// Error has the value and the stack.
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
 
 // Unwrap returns the value of the panic if it is an error, else nil.

@@ -75,8 +75,10 @@ type function[T any] struct {
 	get func(ctx context.Context, i int) (T, error)
 }
 
+// Len returns the number of samples.
 func (f function[T]) Len() int { return f.n }
 
+// Get calls the function, for an index that there is.
 func (f function[T]) Get(ctx context.Context, i int) (T, error) {
 	if i < 0 || i >= f.n {
 		var zero T
@@ -189,6 +191,7 @@ type batchSubset[T any] struct {
 	index func(i int) int
 }
 
+// GetBatch fetches the samples with the indices that these ones stand for.
 func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
 	mapped := make([]int, len(indices))
 	for j, i := range indices {
@@ -235,8 +238,10 @@ type cache[T any] struct {
 	busy map[int]chan struct{} // being fetched; closed when that is over
 }
 
+// Len returns the number of samples.
 func (c *cache[T]) Len() int { return c.data.Len() }
 
+// Get returns what is kept of sample i, or fetches it unless another goroutine does.
 func (c *cache[T]) Get(ctx context.Context, i int) (T, error) {
 	for {
 		c.mu.Lock()

@@ -599,7 +599,7 @@ const (
 // Under a BatchSampler the positions are batches, and size is 1.
 type deal struct {
 	from, n  int
-	size     int   // at most max(n, 1)
+	size     int   // at most n+1
 	shard    Shard // Count is at least 1
 	tail     Tail
 	dropLast bool
