@@ -679,7 +679,7 @@ type SampleError struct {
 
 // Error names the epoch, the batch and, if it is one sample's fault, the sample.
 func (e *SampleError) Error() string {
-	if e.Index < 0 {
+	if e.Index == -1 {
 		return fmt.Sprintf("dataloader: epoch %d, batch %d: %v", e.Epoch, e.Batch, e.Err)
 	}
 	return fmt.Sprintf("dataloader: epoch %d, batch %d, sample %d: %v", e.Epoch, e.Batch, e.Index, e.Err)

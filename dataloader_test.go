@@ -1,21 +1,29 @@
 package dataloader
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"math"
+	"math/bits"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 )
@@ -1252,4 +1260,1088 @@ func TestCursorLoad(t *testing.T) {
 	equal(t, "JSON", string(data), `{"epoch":3,"pos":7744}`)
 	var n int
 	saysAll(t, Cursor{Epoch: 3, Pos: 4, State: "x"}.Load(&n), "epoch 3, pos 4", "does not fit")
+}
+
+// Samplers.
+
+// TestRandomIsBijection: every index once, for all small lengths and around the powers of two and four, where others
+// have lost samples, and for huge ones by undoing the network.
+func TestRandomIsBijection(t *testing.T) {
+	var lengths []int
+	for n := range 301 {
+		lengths = append(lengths, n)
+	}
+	for k := 9; k <= 18; k++ {
+		lengths = append(lengths, 1<<k-1, 1<<k, 1<<k+1)
+	}
+	lengths = append(lengths, maxTable-1, maxTable+2, 1<<20+1, 1281167)
+	for _, n := range lengths {
+		for key := range 3 {
+			order, seen := Random(n, uint64(key)).Order(2-key), make([]bool, n)
+			for pos := range n {
+				if i := order(pos); i < 0 || i >= n || seen[i] {
+					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
+				} else {
+					seen[i] = true
+				}
+			}
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 1))
+	for _, n := range []uint64{maxTable + 1, 1e6, 1<<32 - 1, 1 << 32, 1<<32 + 1, 1e12, 1<<40 + 1, 1<<62 - 1, 1 << 62} {
+		f := newFeistel(n, n)
+		if domain := f.a << f.k; domain < n || domain-n > 1<<(f.k+1) {
+			t.Errorf("n %d: the domain is %d", n, domain)
+		}
+		for range 1000 {
+			pos := random.Uint64N(n)
+			i := uint64(f.at(int(pos)))
+			if i >= n {
+				t.Fatalf("n %d: position %d has %d", n, pos, i)
+			}
+			if back := undo(f, i); back != pos {
+				t.Fatalf("n %d: position %d has %d, which is position %d's", n, pos, i, back)
+			}
+		}
+	}
+}
+
+// undo is the inverse of feistel.at: the rounds in reverse, subtracting.
+func undo(f *feistel, x uint64) uint64 {
+	for {
+		left, right := x>>f.k, x&(1<<f.k-1)
+		for j := len(f.keys) - 2; j >= 0; j -= 2 {
+			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
+			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
+			left = (left + f.a - add) % f.a
+		}
+		if x = left<<f.k | right; x < f.n {
+			return x
+		}
+	}
+}
+
+// zScore says by how many standard deviations a chi-square statistic of counts misses its mean, when each count
+// is expected to be the same.
+func zScore(counts []int, freedom int) float64 {
+	sum := 0
+	for _, c := range counts {
+		sum += c
+	}
+	mean, chi := float64(sum)/float64(len(counts)), 0.0
+	for _, c := range counts {
+		chi += (float64(c) - mean) * (float64(c) - mean) / mean
+	}
+	return (chi - float64(freedom)) / math.Sqrt(2*float64(freedom))
+}
+
+// TestRandomIsUniform: over the seeds, and the epochs, that people use, all permutations of few samples come equally
+// often, and so do all ordered pairs of values at two positions: the test that weak networks fail.
+func TestRandomIsUniform(t *testing.T) {
+	byKey := map[string]func(n, key int) func(int) int{
+		"seed":  func(n, key int) func(int) int { return Random(n, uint64(key)).Order(0) },
+		"epoch": func(n, key int) func(int) int { return Random(n, 0).Order(key) },
+	}
+	for by, order := range byKey {
+		for n, permutations := range map[int]int{3: 6, 4: 24, 5: 120} {
+			counts := make([]int, permutations)
+			for key := range 60000 {
+				at, rank := order(n, key), 0
+				for i := range n { // the number of the permutation in the factorial system
+					smaller := 0
+					for j := i + 1; j < n; j++ {
+						if at(j) < at(i) {
+							smaller++
+						}
+					}
+					rank = rank*(n-i) + smaller
+				}
+				counts[rank]++
+			}
+			if z := zScore(counts, permutations-1); math.Abs(z) > 4 {
+				t.Errorf("by %s, n %d: the permutations miss by %.1f standard deviations", by, n, z)
+			}
+		}
+		for _, n := range []int{10, 100, 300, maxTable + 1, 1 << 16, 65537, 1281167} {
+			bins := min(n, 16)
+			for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
+				counts := make([]int, bins*bins)
+				for key := range 20000 {
+					at := order(n, key)
+					counts[at(pair[0])*bins/n*bins+at(pair[1])*bins/n]++
+				}
+				freedom := bins*bins - 1
+				if n == bins { // a value does not come twice
+					for i := n - 1; i >= 0; i-- {
+						counts = slices.Delete(counts, i*n+i, i*n+i+1)
+					}
+					freedom = len(counts) - 1
+				} else if n <= 300 {
+					continue // bins of unequal size
+				}
+				if z := zScore(counts, freedom); math.Abs(z) > 4 {
+					t.Errorf("by %s, n %d: pairs at %v miss by %.1f standard deviations", by, n, pair, z)
+				}
+			}
+		}
+	}
+}
+
+// TestRandomBatches: in a data set sorted by class, the classes are in each batch as chance has it. This is what a
+// trainer would notice; four rounds of a balanced network fail it.
+func TestRandomBatches(t *testing.T) {
+	const classes, size, batches, seeds = 32, 128, 150, 12
+	for _, n := range []int{4096, 50000, 1281167, 1 << 20, 1 << 30} {
+		squares := 0.0
+		for seed := range uint64(seeds) {
+			order, chi := Random(n, seed).Order(0), 0.0
+			total := min(batches, n/size)
+			for b := range total {
+				var counts [classes]int
+				for j := range size {
+					counts[order(b*size+j)*classes/n]++
+				}
+				for _, c := range counts {
+					chi += math.Pow(float64(c)-size/classes, 2) / (size / classes)
+				}
+			}
+			// drawn without replacement: the variance is smaller by (n-size)/(n-1)
+			chi *= float64(n-1) / float64(n-size)
+			freedom := float64(total * (classes - 1))
+			if z := (chi - freedom) / math.Sqrt(2*freedom); n > 4096 { // below, batches of one epoch depend on each other
+				squares += z * z
+			}
+		}
+		if rms := math.Sqrt(squares / seeds); rms > 1.8 {
+			t.Errorf("n %d: the batches miss by %.1f standard deviations", n, rms)
+		}
+	}
+}
+
+// TestSeedsAndEpochs: (seed, epoch) and (seed+1, epoch-1) agree no more than chance: in one position on average. Nor do
+// the orders for Shuffle and the numbers of Rand.
+func TestSeedsAndEpochs(t *testing.T) {
+	for _, n := range []int{1000, 100000} {
+		agree := 0
+		for seed := range uint64(100) {
+			a, b := Random(n, seed).Order(5), Random(n, seed+1).Order(4)
+			for pos := range n {
+				if a(pos) == b(pos) {
+					agree++
+				}
+			}
+		}
+		if agree < 60 || agree > 140 {
+			t.Errorf("n %d: %d positions agree in 100 pairs of orders, want about 100", n, agree)
+		}
+	}
+}
+
+// TestGoldenOrders: orders are a promise, since a cursor has only the seed. These must not change.
+func TestGoldenOrders(t *testing.T) {
+	first := func(s Sampler, epoch, n int) string {
+		order := s.Order(epoch)
+		return fmt.Sprint(positions(OrderFunc(n, func(int) []int {
+			all := make([]int, n)
+			for pos := range all {
+				all[pos] = order(pos)
+			}
+			return all
+		}), 0))
+	}
+	weights := []float64{.1, .9, .4, .7, 3, .6}
+	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
+	ctx, _ := withScope(t.Context(), 0, 9, spot{2, 7, 0})
+	for _, c := range [][2]string{
+		{first(Random(10, 0), 0, 10), "[5 0 2 6 3 8 9 4 1 7]"},
+		{first(Random(10, 0), 1, 10), "[2 6 7 0 9 1 4 5 8 3]"},
+		{first(Random(10, 1), 0, 10), "[2 0 9 7 1 5 4 6 8 3]"},
+		{first(Random(5000, 0), 0, 5), "[2496 3590 4037 2124 4576]"},
+		{first(Random(1e12, 7), 0, 3), "[355048705807 329753703346 644169081424]"},
+		{first(RandomWithReplacement(10, 10, 0), 0, 10), "[7 3 6 9 6 1 5 7 5 6]"},
+		{first(must(Weighted(weights, 6, true, 0)), 0, 6), "[4 4 4 4 4 1]"},
+		{first(must(Weighted(weights, 6, false, 0)), 0, 6), "[1 4 5 0 2 3]"},
+		{fmt.Sprint(buckets(0), buckets(1), buckets(2), buckets(3)), "[3 2] [0 6] [5] [7 4]"},
+		{fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), "553 203"},
+	} {
+		equal(t, "an order that has changed", c[0], c[1])
+	}
+}
+
+// torchOrders reads orders that torch has produced.
+func torchOrders(t *testing.T) (g struct {
+	Randperm []struct {
+		N    int
+		Seed uint64
+		Out  []int
+	}
+	Distributed []struct {
+		N, World, Epoch int
+		Seed            uint64
+		DropLast        bool `json:"drop_last"`
+		Shuffle         bool
+		Ranks           [][]int
+	}
+	RandomSplit []struct {
+		N    int
+		Seed uint64
+		Out  [][]int
+	} `json:"random_split"`
+}) {
+	data, err := os.ReadFile("testdata/torch_orders.json")
+	if err == nil {
+		err = json.Unmarshal(data, &g)
+	}
+	if err != nil || len(g.Randperm) == 0 || len(g.Distributed) == 0 || len(g.RandomSplit) == 0 {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestTorch: torch's own orders, element for element.
+func TestTorch(t *testing.T) {
+	g := torchOrders(t)
+	for _, c := range g.Randperm {
+		equal(t, fmt.Sprint("randperm ", c.N, c.Seed), positions(TorchRandom(c.N, c.Seed), 0), c.Out)
+	}
+	for _, c := range g.Distributed {
+		opts := Options{BatchSize: 3, Tail: PadTail}
+		if c.Shuffle {
+			opts.Sampler = TorchRandom(c.N, c.Seed)
+		}
+		if c.DropLast {
+			opts.Tail = DropTail
+		}
+		for rank, want := range c.Ranks {
+			opts.Shard, opts.Workers = Shard{rank, c.World}, rank%3
+			loader := newLoader(t, numbers(c.N), opts)
+			equal(t, fmt.Sprintf("%+v rank %d", c, rank), slices.Concat(collect(t, loader.Epoch(t.Context(), c.Epoch))...), want)
+		}
+	}
+	for _, c := range g.RandomSplit {
+		var lengths []int
+		for _, part := range c.Out {
+			lengths = append(lengths, len(part))
+		}
+		for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
+			equal(t, fmt.Sprintf("split %+v part %d", c, p), slices.Concat(collect(t, newLoader(t, part, Options{}).Epoch(t.Context(), 0))...), c.Out[p])
+		}
+	}
+}
+
+// TestDistributed: the tables of DistributedSampler's behaviour, and its edges.
+func TestDistributed(t *testing.T) {
+	for _, c := range []struct {
+		n, count int
+		tail     Tail
+		want     string
+	}{
+		{10, 3, PadTail, "[[0 3 6 9] [1 4 7 0] [2 5 8 1]]"},
+		{10, 3, DropTail, "[[0 3 6] [1 4 7] [2 5 8]]"},
+		{10, 3, UnevenTail, "[[0 3 6 9] [1 4 7] [2 5 8]]"},
+		{10, 4, PadTail, "[[0 4 8] [1 5 9] [2 6 0] [3 7 1]]"},
+		{10, 4, DropTail, "[[0 4] [1 5] [2 6] [3 7]]"},
+		{1, 4, PadTail, "[[0] [0] [0] [0]]"},
+		{2, 5, PadTail, "[[0] [1] [0] [1] [0]]"},
+		{2, 5, DropTail, "[[] [] [] [] []]"},
+		{2, 3, UnevenTail, "[[0] [1] []]"},
+		{0, 2, PadTail, "[[] []]"},
+	} {
+		var got [][]int
+		for rank := range c.count {
+			got = append(got, slices.Concat(collect(t, newLoader(t, numbers(c.n), Options{Shard: Shard{rank, c.count}, Tail: c.tail}).Epoch(t.Context(), 0))...))
+		}
+		equal(t, fmt.Sprintf("%+v", c), got, c.want)
+	}
+	sampler := func(epoch int) string {
+		var got [][]int
+		for rank := range 3 {
+			opts := Options{Sampler: TorchRandom(10, 0), Shard: Shard{rank, 3}}
+			got = append(got, slices.Concat(collect(t, newLoader(t, numbers(10), opts).Epoch(t.Context(), epoch))...))
+		}
+		return fmt.Sprint(got)
+	}
+	equal(t, "shuffled, epoch 0", sampler(0), "[[4 5 0 2] [1 3 8 4] [7 9 6 1]]")
+	equal(t, "shuffled, epoch 1", sampler(1), "[[5 2 9 4] [6 0 3 5] [1 8 7 6]]")
+	for _, tail := range []Tail{PadTail, DropTail} { // Count divides n: the samples are partitioned
+		var all []int
+		for rank := range 5 {
+			mine := slices.Concat(collect(t, newLoader(t, numbers(100), Options{Shuffle: true, Shard: Shard{rank, 5}, Tail: tail}).Epoch(t.Context(), 0))...)
+			equal(t, "share", len(mine), 20)
+			all = append(all, mine...)
+		}
+		slices.Sort(all)
+		equal(t, "union", all, positions(Sequential(100), 0))
+	}
+	total := 0 // the padding is at each rank's end, where DropLast takes it away
+	for rank := range 4 {
+		total += len(slices.Concat(collect(t, newLoader(t, numbers(9), Options{BatchSize: 2, DropLast: true, Shard: Shard{rank, 4}}).Epoch(t.Context(), 0))...))
+	}
+	equal(t, "padded and dropped", total, 8)
+}
+
+func TestCounts(t *testing.T) {
+	count := func(s Sampler, epoch int) map[int]int {
+		counts := map[int]int{}
+		for _, i := range positions(s, epoch) {
+			if i < 0 || i >= 100 {
+				t.Fatalf("%v: index %d", s, i)
+			}
+			counts[i]++
+		}
+		return counts
+	}
+	spread := func(counts map[int]int) (different, most int) {
+		for _, c := range counts {
+			most = max(most, c)
+		}
+		return len(counts), most
+	}
+	for _, c := range []struct{ count, different, most int }{{100, 100, 1}, {200, 100, 2}, {99, 99, 1}, {101, 100, 2}} {
+		different, most := spread(count(Resize(Random(100, 1), c.count), 0))
+		equal(t, fmt.Sprint("Resize to ", c.count), []int{different, most}, []int{c.different, c.most})
+	}
+	s, inner := Resize(Random(7, 1), 10), Random(7, 1)
+	walk := slices.Concat(positions(s, 0), positions(s, 1), positions(s, 2))
+	equal(t, "Resize walks on", walk, slices.Concat(positions(inner, 0), positions(inner, 1), positions(inner, 2), positions(inner, 3), positions(inner, 4))[:30])
+
+	with := RandomWithReplacement(100, 101, 1)
+	equal(t, "length", len(positions(with, 0)), 101)
+	if different, _ := spread(count(with, 0)); different == 100 {
+		t.Error("with replacement nothing is repeated")
+	}
+	counts := make([]int, 100)
+	for i, c := range count(Resize(RandomWithReplacement(100, 10, 5), 100000), 0) {
+		counts[i] = c
+	}
+	if z := zScore(counts, 99); math.Abs(z) > 4 {
+		t.Errorf("with replacement: %.1f standard deviations from uniform", z)
+	}
+}
+
+func TestWeighted(t *testing.T) {
+	draws := func(weights []float64, count int, replace bool, seed uint64) []float64 {
+		shares := make([]float64, len(weights))
+		for _, i := range positions(must(Weighted(weights, count, replace, seed)), 0) {
+			shares[i] += 1 / float64(count)
+		}
+		return shares
+	}
+	near := func(what string, got, want, tolerance float64) {
+		t.Helper()
+		if math.Abs(got-want) > tolerance {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	shares := draws([]float64{0, 1, 0, 3}, 10000, true, 1)
+	equal(t, "weight 0", shares[0]+shares[2], 0)
+	near("three quarters", shares[3], .75, .02)
+	for _, weights := range [][]float64{{1, 2, 3, 4}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, slices.Repeat([]float64{.1}, 1000)} {
+		sum := 0.0
+		for _, w := range weights {
+			sum += w / 1e300
+		}
+		for i, share := range draws(weights, 200000, true, 3) {
+			near(fmt.Sprint(weights[:min(9, len(weights))], " sample ", i), share, weights[i]/1e300/sum, .005)
+			if weights[i] == 0 && share > 0 {
+				t.Error("a sample of weight 0 is drawn")
+			}
+		}
+	}
+	perm := positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)
+	slices.Sort(perm)
+	equal(t, "all without replacement", perm, "[0 1 2 3]")
+	first, then := 0, 0 // 3 of 4 come first; of the others, 2 of 3
+	for epoch := range 20000 {
+		order := must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)).Order(epoch)
+		if order(0) == 2 {
+			first++
+			if order(1) == 0 {
+				then++
+			}
+		}
+	}
+	near("first", float64(first)/20000, 6./9, .015)
+	near("then", float64(then)/float64(first), 2./3, .015)
+	for _, c := range []struct {
+		weights []float64
+		count   int
+		replace bool
+		parts   []string
+	}{
+		{[]float64{1, -1}, 1, true, []string{"weights[1] is -1", "not negative"}},
+		{[]float64{1, math.NaN()}, 1, true, []string{"weights[1] is NaN"}},
+		{[]float64{math.Inf(1)}, 1, false, []string{"weights[0] is +Inf", "finite"}},
+		{[]float64{0, 0}, 1, true, []string{"none of the 2 weights is positive"}},
+		{nil, 1, true, []string{"none of the 0 weights"}},
+		{[]float64{1}, 0, true, []string{"count is 0", "positive"}},
+		{[]float64{1, 2}, 3, false, []string{"count is 3", "at most 2"}},
+		{[]float64{1, 0, 0}, 2, false, []string{"count is 2", "at most 1"}},
+	} {
+		_, err := Weighted(c.weights, c.count, c.replace, 0)
+		saysAll(t, err, append(c.parts, "Weighted")...)
+	}
+	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
+	if describe(a) == describe(b) {
+		t.Error("other weights have the same description")
+	}
+}
+
+func TestBuckets(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	lengths := make([]int, 2000)
+	for i := range lengths {
+		lengths[i] = int(random.ExpFloat64() * 50)
+	}
+	const budget = 1000
+	s, err := Buckets(lengths, budget, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orders := map[string]bool{}
+	for epoch := range 3 {
+		seen := make([]int, len(lengths))
+		batches := s.Batches(epoch)
+		padded, real := 0, 0
+		for k := range s.Len() {
+			batch := batches(k)
+			longest := 0
+			for _, i := range batch {
+				seen[i]++
+				longest = max(longest, lengths[i])
+				real += lengths[i]
+			}
+			if len(batch) == 0 || longest*len(batch) > budget {
+				t.Fatalf("batch %d of length %d with %d samples", k, longest, len(batch))
+			}
+			padded += longest * len(batch)
+		}
+		equal(t, "every sample once", slices.Max(seen)*10+slices.Min(seen), 11)
+		if waste := 1 - float64(real)/float64(padded); waste > .1 {
+			t.Errorf("%.0f %% of the batches is padding", 100*waste)
+		}
+		orders[fmt.Sprint(batches(0))] = true
+	}
+	equal(t, "different first batches", len(orders), 3)
+	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
+	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
+	for _, c := range []struct {
+		lengths []int
+		budget  int
+		parts   []string
+	}{{[]int{1, 9}, 8, []string{"lengths[1] is 9", "8, the budget"}}, {[]int{-1}, 8, []string{"lengths[0] is -1"}}, {nil, 0, []string{"budget is 0", "positive"}}} {
+		_, err := Buckets(c.lengths, c.budget, 0)
+		saysAll(t, err, c.parts...)
+	}
+}
+
+func TestShardFromEnv(t *testing.T) {
+	all := []string{"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "JOB_COMPLETION_INDEX"}
+	for _, c := range []struct{ env, want string }{
+		{"", "{0 0}"},
+		{"WORLD_SIZE=1", "{0 0}"},
+		{"RANK=2 WORLD_SIZE=4", "{2 4}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "{1 2}"},
+		{"SLURM_PROCID=3 SLURM_NTASKS=8", "{3 8}"},
+		{"JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "{5 6}"},
+		{"RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_NTASKS=8", "{0 2}"},
+		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
+		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
+		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
+		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
+		{"RANK=one WORLD_SIZE=4", `RANK is "one"`},
+		{"JOB_COMPLETION_INDEX=5", `JOB_COMPLETION_INDEX is "5" and WORLD_SIZE is ""`},
+	} {
+		t.Run(c.env, func(t *testing.T) {
+			for _, name := range all {
+				t.Setenv(name, "") // so that it is put back
+				os.Unsetenv(name)
+			}
+			for _, setting := range strings.Fields(c.env) {
+				name, value, _ := strings.Cut(setting, "=")
+				t.Setenv(name, value)
+			}
+			shard, err := ShardFromEnv()
+			if c.want[0] == '{' && err == nil {
+				equal(t, "shard", shard, c.want)
+			} else {
+				saysAll(t, err, c.want)
+			}
+		})
+	}
+}
+
+// TestProcesses starts this test in 4 processes, as torchrun would; together they load the data set.
+func TestProcesses(t *testing.T) {
+	const n, count = 103, 4
+	if os.Getenv("DATALOADER_TEST_PROCESS") != "" {
+		shard := must(ShardFromEnv())
+		loader := newLoader(t, numbers(n), Options{BatchSize: 5, Shuffle: true, Seed: 1, Shard: shard, Tail: UnevenTail, Workers: shard.Index})
+		for batch := range loader.Epoch(t.Context(), 3) {
+			fmt.Println("loaded", strings.Trim(fmt.Sprint(batch), "[]"))
+		}
+		return
+	}
+	var all []int
+	for rank := range count {
+		process := exec.Command(os.Args[0], "-test.run=^TestProcesses$", "-test.v")
+		process.Env = append(os.Environ(), "DATALOADER_TEST_PROCESS=1", fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", count))
+		out, err := process.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for line := range strings.Lines(string(out)) {
+			if indices, ok := strings.CutPrefix(line, "loaded "); ok {
+				for _, field := range strings.Fields(indices) {
+					all = append(all, must(strconv.Atoi(field)))
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	equal(t, "together", all, positions(Sequential(n), 0))
+}
+
+// Bad input.
+
+// collateNil is no Collate.
+var collateNil Collate[int, []int]
+
+func TestBadOptions(t *testing.T) {
+	for _, c := range []struct {
+		opts  Options
+		parts []string
+	}{
+		{Options{BatchSize: -1}, []string{"Options.BatchSize is -1", "positive"}},
+		{Options{Workers: -1}, []string{"Options.Workers is -1", "not be negative"}},
+		{Options{Workers: 1, Prefetch: -2}, []string{"Options.Prefetch is -2", "positive"}},
+		{Options{Prefetch: 4}, []string{"Options.Prefetch is 4 without workers", "set Workers"}},
+		{Options{Workers: math.MaxInt, Prefetch: 3}, []string{"Options.Workers × Prefetch", "× 3", "less than 2^31"}},
+		{Options{Sampler: Sequential(3), Shuffle: true}, []string{"Options.Sampler excludes Shuffle"}},
+		{Options{BatchSampler: raggedBatches{}, BatchSize: 1}, []string{"Options.BatchSampler excludes BatchSize (1)"}},
+		{Options{BatchSampler: raggedBatches{}, Shuffle: true}, []string{"Options.BatchSampler excludes", "Shuffle (true)"}},
+		{Options{BatchSampler: raggedBatches{}, Sampler: Sequential(3)}, []string{"Options.BatchSampler excludes", "Sampler (true)"}},
+		{Options{BatchSampler: raggedBatches{}, DropLast: true}, []string{"Options.BatchSampler excludes", "DropLast (true)"}},
+		{Options{Shard: Shard{3, 3}}, []string{"Options.Shard", "Index: 3", "Count: 3", "0 to 2"}},
+		{Options{Shard: Shard{-1, 3}}, []string{"Options.Shard", "Index: -1", "0 to 2"}},
+		{Options{Shard: Shard{1, 0}}, []string{"Options.Shard", "Index: 1", "0 to 0"}},
+		{Options{Shard: Shard{0, -1}}, []string{"Options.Shard", "Count: -1", "not be negative"}},
+		{Options{Tail: 7}, []string{"Options.Tail is 7", "UnevenTail"}},
+		{Options{Tail: -1}, []string{"Options.Tail is -1"}},
+		{Options{Sampler: samplerFunc{n: -3}}, []string{"samplerFunc", "-3", "not be negative"}},
+	} {
+		_, err := New(numbers(3), List[int], c.opts)
+		saysAll(t, err, append(c.parts, "dataloader: ")...)
+		if strings.Count(err.Error(), "dataloader: ") != 1 {
+			t.Errorf("%q: the prefix comes once", err)
+		}
+	}
+	_, err := New(nil, List[int], Options{})
+	saysAll(t, err, "data set is nil")
+	_, err = New(numbers(3), collateNil, Options{})
+	saysAll(t, err, "Collate is nil")
+	_, err = New(Dataset[int](negative{}), List[int], Options{})
+	saysAll(t, err, "length is -5")
+
+	short := OrderFunc(3, func(epoch int) []int { return make([]int, 2+epoch) })
+	for _, workers := range []int{0, 2} {
+		loader := newLoader(t, numbers(3), Options{Sampler: short, Workers: workers})
+		for _, err := range loader.Epoch(t.Context(), 0) {
+			saysAll(t, err, "OrderFunc: the order of epoch 0 has 2 positions, must have 3")
+		}
+		equal(t, "epoch 1", outcomes(loader.Epoch(t.Context(), 1)), "[[0] [0] [0]]")
+		for _, bad := range []int{-2, 3} {
+			sampler := OrderFunc(3, func(int) []int { return []int{0, bad, 1} })
+			equal(t, "index outside", outcomes(newLoader(t, numbers(3), Options{Sampler: sampler, Workers: workers}).Epoch(t.Context(), 0)),
+				fmt.Sprintf("[[0] error dataloader: epoch 0, batch 1, sample %d: index %d is outside the data set, which has 3 samples [1]]", bad, bad))
+		}
+	}
+}
+
+type negative struct{}
+
+func (negative) Len() int                              { return -5 }
+func (negative) Get(context.Context, int) (int, error) { return 0, nil }
+
+func TestBadArguments(t *testing.T) {
+	mustPanic(t, func() { Func[int](-1, numbers(1).Get) }, "Func", "-1")
+	mustPanic(t, func() { Func[int](1, nil) }, "Func", "nil")
+	mustPanic(t, func() { Concat(numbers(1), nil) }, "Concat", "part 1")
+	mustPanic(t, func() { Transform(numbers(1), (func(context.Context, int) (int, error))(nil)) }, "Transform", "nil")
+	mustPanic(t, func() { Cache[int](nil) }, "Cache", "nil")
+	mustPanic(t, func() { Retry[int](nil, 1, 0) }, "Retry", "nil")
+	mustPanic(t, func() { Retry(numbers(1), 0, 0) }, "Retry", "attempts is 0", "at least 1")
+	mustPanic(t, func() { Retry(numbers(1), 1, -time.Second) }, "Retry", "backoff is -1s")
+	mustPanic(t, func() { Sequential(-1) }, "Sequential", "-1")
+	mustPanic(t, func() { Random(-1, 0) }, "Random", "-1")
+	mustPanic(t, func() { TorchRandom(-1, 0) }, "TorchRandom", "-1")
+	mustPanic(t, func() { TorchRandom(1<<30, 0) }, "TorchRandom", "1073741824", "214748364")
+	mustPanic(t, func() { RandomWithReplacement(-1, 1, 0) }, "RandomWithReplacement", "-1")
+	mustPanic(t, func() { RandomWithReplacement(3, 0, 0) }, "RandomWithReplacement", "count is 0", "positive")
+	mustPanic(t, func() { RandomWithReplacement(3, -1, 0) }, "count is -1")
+	mustPanic(t, func() { RandomWithReplacement(0, 1, 0) }, "count is 1", "0 samples")
+	mustPanic(t, func() { OrderFunc(1, nil) }, "OrderFunc", "nil")
+	mustPanic(t, func() { OrderFunc(-1, func(int) []int { return nil }) }, "OrderFunc", "-1")
+	mustPanic(t, func() { Resize(nil, 1) }, "Resize", "nil")
+	mustPanic(t, func() { Resize(Sequential(3), 0) }, "Resize", "count is 0")
+	mustPanic(t, func() { Batches(Sequential(3), 0, false) }, "Batches", "size is 0", "positive")
+	mustPanic(t, func() { Batches(nil, 1, false) }, "Batches", "nil")
+	mustPanic(t, func() { CollatePair[int, int, []int, []int](List[int], nil) }, "CollatePair", "nil")
+
+	_, err := Pairs(numbers(3), numbers(4))
+	saysAll(t, err, "Pairs", "3", "4")
+	_, err = Pairs[int, int](nil, numbers(4))
+	saysAll(t, err, "Pairs", "nil")
+	_, err = Subset(numbers(3), []int{0, 3})
+	saysAll(t, err, "Subset", "indices[1]", "index 3", "3 samples")
+	_, err = Subset[int](nil, nil)
+	saysAll(t, err, "Subset", "nil")
+	_, err = Split(numbers(10), 1, -1, 11)
+	saysAll(t, err, "Split", "lengths[0] is -1", "0 to 10")
+	_, err = Split(numbers(10), 1, 3, 8)
+	saysAll(t, err, "Split", "lengths[1] is 8", "0 to 7")
+	_, err = Split(numbers(10), 1, 3, 6)
+	saysAll(t, err, "Split", "sum to 9", "10")
+	_, err = Split[int](nil, 1)
+	saysAll(t, err, "Split", "nil")
+	for _, shape := range [][]int{{2, 2}, {-1}, {3, -1}, {0, 7}, {1 << 62, 4}, {1 << 32, 1 << 32}, {1, 0}} {
+		_, err = Rows(Tensor[int]{make([]int, 3), shape})
+		saysAll(t, err, "Rows", "3 elements", fmt.Sprint(shape))
+	}
+	_, err = Rows(Tensor[int]{make([]int, 3), nil})
+	saysAll(t, err, "Rows", "no dimension")
+	for _, i := range []int{-1, 3} {
+		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), must(Subset(numbers(9), []int{1, 2, 3})), Concat(numbers(1), numbers(2))} {
+			_, err := data.Get(t.Context(), i)
+			saysAll(t, err, fmt.Sprint("index ", i), "3 samples")
+		}
+	}
+}
+
+// Data sets.
+
+// values is a whole data set as a list.
+func values[T any](t testing.TB, data Dataset[T]) []T {
+	t.Helper()
+	return slices.Concat(collect(t, newLoader(t, data, Options{}).Epoch(t.Context(), 0))...)
+}
+
+func TestDatasets(t *testing.T) {
+	letters := Slice[string]{"a", "b", "c", "d", "e"}
+	equal(t, "Pairs", values(t, must(Pairs(letters, numbers(5)))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
+	equal(t, "Concat", values(t, Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})), letters)
+	equal(t, "Concat of nothing", values(t, Concat[int]()), "[]")
+	indices := []int{4, 0, 0}
+	subset := must(Subset(letters, indices))
+	indices[0] = 1
+	equal(t, "Subset", values(t, subset), "[e a a]")
+	equal(t, "Transform", values(t, Transform(numbers(3), func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil })), "[0 1 4]")
+	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
+	_, err := failed.Get(t.Context(), 0)
+	equal(t, "Transform of a failed sample", err, errBad)
+
+	parts := must(Split(numbers(100), 9, 80, 15, 0, 5))
+	var all []int
+	for p, n := range []int{80, 15, 0, 5} {
+		equal(t, "part", parts[p].Len(), n)
+		all = append(all, values(t, parts[p])...)
+	}
+	if slices.IsSorted(all) {
+		t.Error("Split is not at random")
+	}
+	slices.Sort(all)
+	equal(t, "together", all, values(t, numbers(100)))
+}
+
+// TestCache: each sample is fetched once, whoever asks; not an error; a waiter is not stuck with another's context.
+func TestCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := make([]atomic.Int64, 10)
+		data := Cache(Func(10, func(ctx context.Context, i int) (int, error) {
+			calls[i].Add(1)
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+			switch {
+			case i == 3 && calls[i].Load() == 1:
+				return 0, errBad
+			case i == 4 && calls[i].Load() == 1:
+				panic("ouch")
+			case i == 5 && calls[i].Load() == 1:
+				runtime.Goexit()
+			}
+			return i * i, nil
+		}))
+		var all sync.WaitGroup
+		for w := range 20 {
+			all.Go(func() {
+				defer func() { recover() }()
+				for i := range 10 {
+					v, err := data.Get(t.Context(), (i+w)%10)
+					if err == nil && v != (i+w)%10*((i+w)%10) || err != nil && err != errBad {
+						t.Error(v, err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		for i := range calls {
+			want := int64(1)
+			if i >= 3 && i <= 5 {
+				want = 2
+			}
+			equal(t, fmt.Sprint("fetched ", i), calls[i].Load(), want)
+		}
+
+		data = Cache(Func(1, func(ctx context.Context, i int) (int, error) {
+			select {
+			case <-ctx.Done():
+				return 0, context.Cause(ctx)
+			case <-time.After(time.Hour):
+				return 7, nil
+			}
+		}))
+		gone, cancel := context.WithTimeoutCause(t.Context(), time.Minute, io.EOF)
+		defer cancel()
+		all.Go(func() {
+			if _, err := data.Get(gone, 0); err != io.EOF {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		impatient, cancel2 := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+		defer cancel2()
+		_, err := data.Get(impatient, 0) // waits for the first
+		equal(t, "impatient", err, io.ErrNoProgress)
+		v, err := data.Get(t.Context(), 0) // waits for it too, and then fetches it itself
+		equal(t, "patient", fmt.Sprint(v, err), "7 <nil>")
+		all.Wait()
+	})
+}
+
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		data := Retry(Func(1, func(ctx context.Context, i int) (int, error) {
+			Rand(ctx).Uint64()
+			if calls++; calls%4 != 0 {
+				return 0, errBad
+			}
+			return Rand(ctx).IntN(1000), nil
+		}), 4, time.Second)
+		ctx, s := withScope(t.Context(), 0, 1, spot{})
+		Rand(ctx).Uint64()
+		second := Rand(ctx).IntN(1000)
+		s.move(spot{})
+		start := time.Now()
+		v, err := data.Get(ctx, 0)
+		equal(t, "at the fourth attempt, with the random numbers of a first", fmt.Sprint(v, err), fmt.Sprint(second, " <nil>"))
+		if d := time.Since(start); d < 3500*time.Millisecond || d > 7*time.Second {
+			t.Errorf("waited %v, want 1, 2 and 4 seconds less up to a half", d)
+		}
+		data = Retry(failing(1, 0), 3, 0)
+		_, err = data.Get(t.Context(), 0)
+		if !errors.Is(err, errBad) {
+			t.Error(err)
+		}
+		saysAll(t, err, "after 3 attempts: bad sample")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, io.ErrNoProgress)
+		defer cancel()
+		start = time.Now()
+		_, err = Retry(failing(1, 0), math.MaxInt, math.MaxInt64).Get(ctx, 0)
+		equal(t, "stops at ctx", fmt.Sprint(err, time.Since(start)), fmt.Sprint(io.ErrNoProgress, time.Minute))
+	})
+}
+
+// tree is a file system with folders at two depths; it counts what is opened.
+func tree(t *testing.T) fs.FS {
+	files := fstest.MapFS{}
+	for _, name := range []string{"a.txt", "b.png", "cat/1.png", "cat/2.png", "cat/old/0.png", "cat/.hidden", "dog/1.png", "dog/x/y/z.txt", ".git/config"} {
+		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
+	}
+	return files
+}
+
+func TestFiles(t *testing.T) {
+	for _, c := range []struct {
+		patterns []string
+		want     string
+	}{
+		{nil, ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt"},
+		{[]string{"*.png"}, "b.png"},
+		{[]string{"*/*.png"}, "cat/1.png cat/2.png dog/1.png"},
+		{[]string{"**/*.png"}, "b.png cat/1.png cat/2.png cat/old/0.png dog/1.png"},
+		{[]string{"cat/**"}, "cat/.hidden cat/1.png cat/2.png cat/old/0.png"},
+		{[]string{"cat/**/*.png"}, "cat/1.png cat/2.png cat/old/0.png"},
+		{[]string{"**/x/**/z.*"}, "dog/x/y/z.txt"},
+		{[]string{"dog/1.png"}, "dog/1.png"},
+		{[]string{"[ab].*", "a.txt", "*/1.png"}, "a.txt b.png cat/1.png dog/1.png"},
+	} {
+		data, err := Files(tree(t), c.patterns...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, file := range values(t, data) {
+			names = append(names, file.Name)
+			equal(t, "content", string(file.Data), "in "+file.Name)
+		}
+		equal(t, fmt.Sprint(c.patterns), strings.Join(names, " "), c.want)
+	}
+	for _, c := range []struct{ pattern, want string }{
+		{"*.jpg", `pattern "*.jpg" matches no file`},
+		{"cow/*.png", `pattern "cow/*.png" matches no file`},
+		{"", `pattern "" matches no file`},
+		{"a/[", "syntax error in pattern"},
+		{"../x", "invalid argument"},
+	} {
+		_, err := Files(tree(t), "a.txt", c.pattern)
+		saysAll(t, err, "dataloader: Files: ", c.want)
+	}
+	_, err := Files(nil)
+	saysAll(t, err, "Files", "nil")
+	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
+
+	// On disk: lazily, through links to files, and a file that is gone is an error in its place.
+	dir := t.TempDir()
+	for _, name := range []string{"1", "2", "3"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links := os.Symlink("1", filepath.Join(dir, "link")) == nil // not everywhere
+	data := must(Files(os.DirFS(dir)))
+	os.WriteFile(filepath.Join(dir, "1"), []byte("new"), 0o600)
+	os.Remove(filepath.Join(dir, "2"))
+	var got []string
+	for batch, err := range newLoader(t, data, Options{Workers: 2}).Epoch(t.Context(), 0) {
+		if err != nil {
+			got = append(got, fmt.Sprint(errors.Is(err, fs.ErrNotExist)))
+		} else {
+			got = append(got, batch[0].Name+"="+string(batch[0].Data))
+		}
+	}
+	want := []string{"1=new", "true", "3=3", "link=new"}
+	if !links {
+		want = want[:3]
+	}
+	equal(t, "on disk", got, want)
+	os.Symlink("nowhere", filepath.Join(dir, "broken"))
+	if _, err := Files(os.DirFS(dir)); links && !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a broken link: %v", err)
+	}
+
+	// From a zip.
+	var archive bytes.Buffer
+	w := zip.NewWriter(&archive)
+	if err := w.AddFS(tree(t)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	zipped := must(zip.NewReader(bytes.NewReader(archive.Bytes()), int64(archive.Len())))
+	equal(t, "zip", values(t, must(Files(zipped, "cat/*.png"))), values(t, must(Files(tree(t), "cat/*.png"))))
+}
+
+func TestFolder(t *testing.T) {
+	data, classes, err := Folder(tree(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "classes", classes, "[cat dog]")
+	var got []string
+	for _, sample := range values(t, data) {
+		got = append(got, fmt.Sprint(sample.First.Name, "=", sample.Second))
+		equal(t, "content", string(sample.First.Data), "in "+sample.First.Name)
+	}
+	equal(t, "samples", got, "[cat/1.png=0 cat/2.png=0 cat/old/0.png=0 dog/1.png=1 dog/x/y/z.txt=1]")
+
+	_, _, err = Folder(fstest.MapFS{"a.txt": {}})
+	saysAll(t, err, "Folder", "no folder")
+	_, _, err = Folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}})
+	saysAll(t, err, "Folder", `class "dog" has no file`)
+	_, _, err = Folder(nil)
+	saysAll(t, err, "Folder", "nil")
+	_, _, err = Folder(os.DirFS(filepath.Join(t.TempDir(), "missing")))
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// Collate.
+
+func TestCollates(t *testing.T) {
+	batch := must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2}, []int{2}}, {[]int{3, 4}, []int{2}}}))
+	equal(t, "Stack", batch, "{[1 2 3 4] [2 2]}")
+	again := must(Stack(batch, []Tensor[int]{{[]int{5, 6}, []int{1, 2}}}))
+	equal(t, "Stack again", again, "{[5 6] [1 1 2]}")
+	if &again.Data[0] != &batch.Data[0] {
+		t.Error("Stack does not use the memory of dst")
+	}
+	equal(t, "numbers", must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{5}, nil}, {[]int{6}, nil}})), "{[5 6] [2]}")
+	for _, samples := range [][]Tensor[int]{
+		{{[]int{1, 2}, []int{2}}, {[]int{1}, []int{1}}},
+		{{[]int{1}, []int{1}}, {[]int{1, 2}, []int{2}}},
+		{{[]int{1, 2}, []int{2}}, {[]int{1, 2}, []int{2, 1}}},
+		{{[]int{1, 2}, []int{2}}, {[]int{1}, []int{2}}},
+	} {
+		_, err := Stack(Tensor[int]{}, samples)
+		saysAll(t, err, "sample 1", fmt.Sprint(samples[0].Shape), fmt.Sprint(samples[1].Shape))
+	}
+	_, err := Stack(Tensor[int]{}, nil)
+	saysAll(t, err, "no samples")
+
+	pad := Pad(-1)
+	ragged := must(pad(Ragged[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
+	equal(t, "Pad", ragged, "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
+	equal(t, "Pad again", must(pad(ragged, [][]int{{7, 8}})), "{{[7 8] [1 2]} [2]}")
+	equal(t, "Pad nothing", must(pad(ragged, [][]int{{}, {}})), "{{[] [2 0]} [0 0]}")
+
+	table := must(Rows(Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}))
+	equal(t, "Rows", values(t, table), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
+	row := must(table.Get(t.Context(), 0))
+	if row.Data = append(row.Data, 9); must(table.Get(t.Context(), 1)).Data[0] != 3 {
+		t.Error("to append to a row changes the next")
+	}
+	equal(t, "rows of a vector", values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}}))), "[{[1] []} {[2] []}]")
+	equal(t, "empty rows", values(t, must(Rows(Tensor[int]{nil, []int{2, 0}}))), "[{[] [0]} {[] [0]}]")
+}
+
+// TestRecycle: batches are built in memory that was given back, and only in that.
+func TestRecycle(t *testing.T) {
+	for _, workers := range []int{0, 3} {
+		table := must(Rows(Tensor[int]{positions(Sequential(200), 0), []int{100, 2}}))
+		loader := must(New(table, Stack[int], Options{BatchSize: 5, Workers: workers}))
+		kept := map[string][]int{}
+		memory := map[*int]bool{}
+		k := 0
+		for batch, err := range loader.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "batch", batch.Data, positions(Sequential(200), 0)[k*10:(k+1)*10])
+			memory[&batch.Data[0]] = true
+			if k%5 == 0 {
+				kept[fmt.Sprint(batch.Data)] = batch.Data
+			} else {
+				loader.Recycle(batch)
+			}
+			k++
+		}
+		for want, batch := range kept {
+			equal(t, "a batch that was kept", batch, want)
+		}
+		if most := 4 + workers*2 + 2; len(memory) > most {
+			t.Errorf("%d batches in %d places, want at most %d", k, len(memory), most)
+		}
+	}
+}
+
+// Randomness.
+
+// TestRand: the random numbers of a sample are the same for every number of workers, in order or not, after a resume,
+// for any number of ranks and by Batch; others for each sample, epoch and seed.
+func TestRand(t *testing.T) {
+	augmented := Func(24, func(ctx context.Context, i int) (uint64, error) {
+		other := WithSeed(ctx, 99)
+		if Rand(ctx) != Rand(ctx) || Rand(other) != Rand(other) {
+			t.Error("a sample has two generators")
+		}
+		return Rand(ctx).Uint64() ^ Rand(ctx).Uint64() ^ Rand(other).Uint64(), nil
+	})
+	base := Options{Shuffle: true, Seed: 5, BatchSize: 4}
+	with := func(change func(o *Options)) *DataLoader[[]uint64] {
+		opts := base
+		change(&opts)
+		return newLoader(t, augmented, opts)
+	}
+	want := collect(t, with(func(o *Options) {}).Epoch(t.Context(), 1))
+	seen := map[uint64]bool{}
+	for _, loader := range []*DataLoader[[]uint64]{with(func(o *Options) {}), with(func(o *Options) { o.Seed = 6 })} {
+		for epoch := range 3 {
+			for _, batch := range collect(t, loader.Epoch(t.Context(), epoch)) {
+				for _, v := range batch {
+					seen[v] = true
+				}
+			}
+		}
+	}
+	equal(t, "different numbers", len(seen), 2*3*24)
+	for workers := range 4 {
+		loader := with(func(o *Options) { o.Workers = workers })
+		equal(t, "workers", collect(t, loader.Epoch(t.Context(), 1)), want)
+		equal(t, "Batch", must(loader.Batch(t.Context(), 1, 2)), want[2])
+		at := Cursor{Epoch: 1}
+		for range loader.Run(t.Context(), &at) {
+			break
+		}
+		equal(t, "resumed", collect(t, loader.Run(t.Context(), &at)), want[1:])
+		unordered := collect(t, with(func(o *Options) { o.Workers, o.Unordered = workers, true }).Epoch(t.Context(), 1))
+		slices.SortFunc(unordered, slices.Compare)
+		sorted := slices.Clone(want)
+		slices.SortFunc(sorted, slices.Compare)
+		equal(t, "unordered", unordered, sorted)
+	}
+	a := collect(t, with(func(o *Options) { o.BatchSize, o.Shard = 2, Shard{0, 2} }).Epoch(t.Context(), 1))
+	b := collect(t, with(func(o *Options) { o.BatchSize, o.Shard = 2, Shard{1, 2} }).Epoch(t.Context(), 1))
+	for k := range want {
+		equal(t, "ranks", []uint64{a[k][0], b[k][0], a[k][1], b[k][1]}, want[k])
+	}
+	batches := newLoader(t, augmented, Options{BatchSampler: Batches(Sequential(24), 4, false), Workers: 2})
+	flat := slices.Concat(collect(t, batches.Epoch(t.Context(), 0))...)
+	slices.Sort(flat)
+	equal(t, "different numbers under a batch sampler", len(slices.Compact(flat)), 24)
+
+	cached := Cache(augmented) // depends on the sample alone, not on when it was fetched first
+	first := collect(t, newLoader(t, cached, base).Epoch(t.Context(), 0))
+	equal(t, "cached", collect(t, newLoader(t, Cache(augmented), Options{Shuffle: true, Seed: 5, BatchSize: 4, Workers: 2}).Epoch(t.Context(), 3)),
+		collect(t, newLoader(t, cached, base).Epoch(t.Context(), 3)))
+	equal(t, "cached", collect(t, newLoader(t, cached, base).Epoch(t.Context(), 0)), first)
+
+	equal(t, "outside", Rand(t.Context()).Uint64(), Rand(t.Context()).Uint64())
+	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
+		t.Error("WithSeed has no effect")
+	}
+}
+
+// TestRandBatchGetter: one generator for the batch.
+func TestRandBatchGetter(t *testing.T) {
+	data := randomBatches{make(Slice[uint64], 10)}
+	want := collect(t, newLoader(t, Dataset[uint64](data), Options{BatchSize: 3}).Epoch(t.Context(), 0))
+	equal(t, "workers", collect(t, newLoader(t, Dataset[uint64](data), Options{BatchSize: 3, Workers: 2}).Epoch(t.Context(), 0)), want)
+	flat := slices.Concat(want...)
+	slices.Sort(flat)
+	equal(t, "different numbers", len(slices.Compact(flat)), 10)
+}
+
+type randomBatches struct{ Slice[uint64] }
+
+func (randomBatches) GetBatch(ctx context.Context, indices []int) ([]uint64, error) {
+	batch := make([]uint64, len(indices))
+	for j := range batch {
+		batch[j] = Rand(ctx).Uint64()
+	}
+	return batch, nil
+}
+
+func TestWorker(t *testing.T) {
+	for _, workers := range []int{0, 1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			data := Func(12, func(ctx context.Context, i int) (int, error) {
+				time.Sleep(time.Second)
+				return Worker(WithSeed(ctx, 1)), nil
+			})
+			seen := values(t, must(Subset(data, []int{0})))
+			equal(t, "caller", seen, "[-1]")
+			seen = slices.Concat(collect(t, newLoader(t, data, Options{Workers: workers}).Epoch(t.Context(), 0))...)
+			slices.Sort(seen)
+			want := positions(Sequential(workers), 0)
+			if workers == 0 {
+				want = []int{-1}
+			}
+			equal(t, "workers", slices.Compact(seen), want)
+		})
+	}
+	equal(t, "outside", Worker(t.Context()), -1)
 }

@@ -167,10 +167,11 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	}
 	order := TorchRandom(sum, seed).Order(0)
 	parts := make([]Dataset[T], len(lengths))
-	from := 0
+	end := 0
 	for p, n := range lengths {
+		from := end
 		parts[p] = subset(data, n, func(i int) int { return order(from + i) })
-		from += n
+		end += n
 	}
 	return parts, nil
 }
@@ -383,6 +384,9 @@ func glob(fsys fs.FS, pattern string) ([]string, error) {
 	root := path.Join(parts[:fixed]...)
 	if root == "" {
 		root = "."
+	}
+	if !fs.ValidPath(root) {
+		return nil, fmt.Errorf("pattern %q: %w", pattern, fs.ErrInvalid)
 	}
 	var names []string
 	err := fs.WalkDir(fsys, root, func(name string, d fs.DirEntry, err error) error {

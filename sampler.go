@@ -90,7 +90,7 @@ func permutation(n int, seed uint64) func(pos int) int {
 	if n > maxTable {
 		return newFeistel(uint64(n), seed).at
 	}
-	var table [maxTable]uint16
+	table := make([]uint16, n)
 	for i := range n { // Fisher and Yates, inside out: i goes to a place j <= i, and what was there to i
 		j := below(uint64(i)+1, seed, uint64(i))
 		table[i] = table[j]
