@@ -820,10 +820,11 @@ func TestOnError(t *testing.T) {
 					return nil
 				}}
 				loader := newLoader(t, failing(20, 0, 6, 7, 8, 13, 19), opts)
-				equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)),
-					"[[1 2] [3 4 5] [9 10 11] error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 13: bad sample [15 16 17] error more than 4 bad samples: dataloader: epoch 0, batch 6, sample 19: bad sample]")
-				equal(t, "heard", heard, "[0:0 2:6 2:7 2:8 4:13 6:19]")
-
+				if !unordered || workers == 0 { // else it is open who is heard first, and whose error breaks the budget
+					equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)),
+						"[[1 2] [3 4 5] [9 10 11] error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 13: bad sample [15 16 17] error more than 4 bad samples: dataloader: epoch 0, batch 6, sample 19: bad sample]")
+					equal(t, "heard", heard, "[0:0 2:6 2:7 2:8 4:13 6:19]")
+				}
 				budget = 100
 				var loops sync.WaitGroup
 				for range 3 { // and not by two loops at once
@@ -1440,14 +1441,11 @@ func TestSeedsAndEpochs(t *testing.T) {
 // TestGoldenOrders: orders are a promise, since a cursor has only the seed. These must not change.
 func TestGoldenOrders(t *testing.T) {
 	first := func(s Sampler, epoch, n int) string {
-		order := s.Order(epoch)
-		return fmt.Sprint(positions(OrderFunc(n, func(int) []int {
-			all := make([]int, n)
-			for pos := range all {
-				all[pos] = order(pos)
-			}
-			return all
-		}), 0))
+		var all []int
+		for pos := range n {
+			all = append(all, s.Order(epoch)(pos))
+		}
+		return fmt.Sprint(all)
 	}
 	weights := []float64{.1, .9, .4, .7, 3, .6}
 	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
