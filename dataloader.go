@@ -153,7 +153,7 @@ type DataLoader[B any] struct {
 	opts   Options
 	deal   deal // of a whole epoch
 	name   string
-	state  any // a loaderState with nothing Done, shared by all cursors
+	state  any // a loaderState with nothing Done, shared by all cursors: to box it anew would allocate
 	worker func(ctx context.Context, number int, e *epoch) func(*result[B])
 
 	orders epochs[order]
@@ -200,7 +200,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	}
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
 	l.name = describe(positions)
-	l.state = loaderState{Order: l.name}
+	l.state = loaderState{Order: l.name, Seed: opts.Seed}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
 		f := &fetcher[T, B]{data: data, n: n, collate: collate, opts: &l.opts, epoch: e}
 		f.all, _ = data.(BatchGetter[T])
@@ -551,9 +551,11 @@ func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
 	}
 }
 
-// A loaderState is the State of a loader's cursor.
+// A loaderState is the State of a loader's cursor. Order and Seed tell loaders apart whose batches differ,
+// the seed because of Rand.
 type loaderState struct {
 	Order string `json:"order"`
+	Seed  uint64 `json:"seed,omitempty"`
 	// Done are the steps after Pos that were delivered already, out of order; Shard and Size, the batch
 	// size, say what a step is. Only an unordered loop makes them.
 	Done  []run  `json:"done,omitempty"`
@@ -570,8 +572,7 @@ type epoch struct {
 	number int
 	deal   deal
 	order  order
-	name   string // of the order
-	first  int    // what batch of the epoch step 0 is
+	first  int // what batch of the epoch step 0 is
 	steps  int
 	sent   int // the next step to be sent, but for those in ahead
 	mark   int
@@ -587,7 +588,7 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 	if from.Epoch < 0 || from.Pos < 0 || from.Pos > l.deal.n {
 		return refuse("epoch and pos must not be negative, and pos at most %d", l.deal.n)
 	}
-	e := &epoch{number: from.Epoch, deal: l.deal, name: l.name}
+	e := &epoch{number: from.Epoch, deal: l.deal}
 	e.deal.from = from.Pos
 	e.first = from.Pos / l.deal.size / l.deal.shard.Count
 	e.steps = e.deal.steps()
@@ -596,8 +597,9 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 		if err := from.Load(&s); err != nil {
 			return nil, err
 		}
-		if s.Order != l.name {
-			return refuse("it was made by %s, this loader is %s", cmp.Or(s.Order, "another stream"), l.name)
+		if s.Order != l.name || s.Seed != l.opts.Seed {
+			return refuse("it was made by %s with Options.Seed %d, this loader is %s with Options.Seed %d",
+				cmp.Or(s.Order, "another stream"), s.Seed, l.name, l.opts.Seed)
 		}
 		if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
 			return refuse("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
@@ -650,11 +652,12 @@ func (e *epoch) delivered(k int) {
 	}
 }
 
-// cursor is the place after what has been delivered. plain is the state if nothing was delivered ahead.
+// cursor is the place after what has been delivered. plain is its state if nothing was delivered ahead.
 func (e *epoch) cursor(plain any) Cursor {
 	c := Cursor{e.number, e.deal.after(e.mark), plain}
 	if len(e.ahead) > 0 {
-		s := loaderState{Order: e.name, Done: slices.Clone(e.ahead), Shard: &e.deal.shard, Size: e.deal.size}
+		s := plain.(loaderState)
+		s.Done, s.Shard, s.Size = slices.Clone(e.ahead), &e.deal.shard, e.deal.size
 		for i := range s.Done {
 			s.Done[i][0] -= e.mark
 			s.Done[i][1] -= e.mark

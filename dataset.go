@@ -205,8 +205,8 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. It runs in the worker that
-// fetches the sample, so f must be safe for concurrent use; its random numbers come from Rand(ctx). Use
-// Map for the same on a Stream. It panics if an argument is nil. PyTorch: the transform of a Dataset.
+// fetches the sample, so f must be safe for concurrent use; its random numbers come from Rand(ctx). An
+// error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	if data == nil || f == nil {
 		panic("dataloader: Transform: the data set or the function is nil")
@@ -224,7 +224,8 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 // Cache keeps every sample in memory once it has been fetched. Each is fetched once, also when several
 // goroutines ask for it at the same time; an error is not kept, the next Get tries again. Because one
 // fetch serves all epochs, Rand(ctx) inside it depends on the sample's index alone: put random
-// augmentation outside the Cache, decoding inside. It panics if data is nil.
+// augmentation outside the Cache, decoding inside, and let it make a copy of what it changes, because a kept
+// sample is handed out again. It panics if data is nil.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	if data == nil {
 		panic("dataloader: Cache: the data set is nil")
