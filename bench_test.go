@@ -1,0 +1,340 @@
+package dataloader
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Every figure that is a claim is a ratio: each line below times its own code and the baseline in turn, round by round
+// in the same process, and reports the median. So it means the same on a machine that is busy with other things.
+
+// against times run, which does n units of work, against a baseline that does as many. It reports the time of a
+// unit and, as x-<name of the baseline>, how many times as fast as the baseline run is.
+// More metrics may be given as amounts, to be reported by the second.
+func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
+	b.Run(name, func(b *testing.B) {
+		base()
+		run()
+		var mine, ratios []float64
+		var before, after runtime.MemStats
+		mallocs := uint64(0)
+		for b.Loop() {
+			t0 := time.Now()
+			base()
+			t1 := time.Now()
+			runtime.ReadMemStats(&before)
+			t2 := time.Now()
+			run()
+			t3 := time.Now()
+			runtime.ReadMemStats(&after)
+			mallocs += after.Mallocs - before.Mallocs
+			mine = append(mine, float64(t3.Sub(t2)))
+			ratios = append(ratios, float64(t1.Sub(t0))/float64(t3.Sub(t2)))
+		}
+		for _, a := range amounts {
+			b.ReportMetric(a.n/median(mine)*1e9, a.unit+"/s")
+		}
+		b.ReportMetric(0, "ns/op") // that of a round, of both
+		b.ReportMetric(median(mine)/float64(n), "ns/"+unit)
+		b.ReportMetric(median(ratios), "x-"+baseline)
+		b.ReportMetric(float64(mallocs)/float64(len(mine)*n), "allocs/"+unit)
+	})
+}
+
+// An amount is how much a round does, in some unit.
+type amount struct {
+	n    float64
+	unit string
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
+}
+
+// epochOf returns a function that goes through one epoch of a loader and gives each batch back.
+func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
+	loader, err := New(data, collate, opts)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return func() {
+		for batch, err := range loader.Epoch(b.Context(), 0) {
+			if err != nil {
+				b.Fatal(err)
+			}
+			loader.Recycle(batch)
+		}
+	}
+}
+
+// pool returns a function that does f(k) for 0 <= k < n in unordered workers that share a queue, at most 4 ahead: the
+// least that any loader of this shape has to do.
+func pool(n, workers int, f func(k int)) func() {
+	return func() {
+		tasks, results := make(chan int, 4), make(chan int, 4)
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() {
+				for k := range tasks {
+					f(k)
+					results <- k
+				}
+			})
+		}
+		send := 0
+		for recv := range n {
+			for send < min(n, recv+4) {
+				tasks <- send
+				send++
+			}
+			<-results
+		}
+		close(tasks)
+		all.Wait()
+	}
+}
+
+// futures returns a function that does the same in order in the way that comes to mind first: a goroutine for each
+// task and a channel of channels.
+func futures(n, workers int, f func(k int)) func() {
+	return func() {
+		queue := make(chan chan int, 2*workers)
+		go func() {
+			defer close(queue)
+			for k := range n {
+				future := make(chan int, 1)
+				queue <- future
+				go func() {
+					f(k)
+					future <- k
+				}()
+			}
+		}()
+		for future := range queue {
+			<-future
+		}
+	}
+}
+
+// BenchmarkTrivial is the loader's own cost: batches of one sample that costs nothing.
+func BenchmarkTrivial(b *testing.B) {
+	const n = 50000
+	base := pool(n, 2, func(int) {})
+	line := func(name string, run func()) { against(b, name, "batch", n, "pool", base, run) }
+	line("unordered-pool", base)
+	line("channel-of-futures", futures(n, 2, func(int) {}))
+	for workers := range 3 {
+		line(fmt.Sprintf("workers=%d", workers), epochOf(b, numbers(n), List[int], Options{Workers: workers}))
+	}
+	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
+	line("workers=2/trace", epochOf(b, numbers(n), List[int], Options{Workers: 2, Trace: func(Timing) {}}))
+}
+
+// sink keeps results from being optimized away.
+var sink atomic.Uint64
+
+// burn keeps a processor busy for about d.
+func burn(d time.Duration) func(int) {
+	spin := func(times int) (x uint64) {
+		for i := range times {
+			x = mix(x + uint64(i))
+		}
+		return x
+	}
+	const probe = 1 << 20
+	best := time.Duration(1 << 62)
+	for range 5 {
+		start := time.Now()
+		sink.Store(spin(probe))
+		best = min(best, time.Since(start))
+	}
+	times := int(probe * float64(d) / float64(best))
+	return func(int) { sink.Store(spin(times)) }
+}
+
+// BenchmarkWork is how much of two processors the loader gets to work: batches that take 20 and 200 µs to load, against
+// the loop that loads them itself.
+func BenchmarkWork(b *testing.B) {
+	for _, d := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
+		n := int(40 * time.Millisecond / d)
+		work := burn(d)
+		data := Func(n, func(_ context.Context, i int) (int, error) {
+			work(i)
+			return i, nil
+		})
+		loop := func() {
+			for i := range n {
+				work(i)
+			}
+		}
+		line := func(name string, run func()) {
+			against(b, fmt.Sprintf("%v/%s", d, name), "batch", n, "loop", loop, run)
+		}
+		line("unordered-pool", pool(n, 2, work))
+		line("channel-of-futures", futures(n, 2, work))
+		for workers := range 3 {
+			line(fmt.Sprintf("workers=%d", workers), epochOf(b, data, List[int], Options{Workers: workers}))
+		}
+	}
+}
+
+// BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64: against a
+// loop by hand that copies the rows into one buffer, and against two goroutines that copy half of them each. The copy of the
+// same bytes in one piece is the limit.
+func BenchmarkRows(b *testing.B) {
+	const n, width, size = 60000, 784, 64
+	data := make([]float32, n*width)
+	for i := range data {
+		data[i] = float32(i)
+	}
+	rows, err := Rows(Tensor[float32]{Data: data, Shape: []int{n, width}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	order := Random(n, 0)
+	byHand := func(from, to int) {
+		at, buffer := order.Order(0), make([]float32, size*width)
+		for start := from; start < to; start += size {
+			for j := range min(size, to-start) {
+				i := at(start + j)
+				copy(buffer[j*width:(j+1)*width], data[i*width:(i+1)*width])
+			}
+		}
+	}
+	loop := func() { byHand(0, n) }
+	goroutines := func() {
+		var both sync.WaitGroup
+		both.Go(func() { byHand(0, n/2) })
+		both.Go(func() { byHand(n/2, n) })
+		both.Wait()
+	}
+	epoch := func(workers int) func() {
+		return epochOf(b, rows, Stack[float32], Options{BatchSize: size, Shuffle: true, Workers: workers})
+	}
+	piece := make([]float32, size*width)
+	against(b, "limit:copy", "row", n, "loop", loop, func() {
+		for start := 0; start < n; start += size {
+			copy(piece, data[start*width:])
+		}
+	})
+	against(b, "workers=0", "row", n, "loop", loop, epoch(0))
+	against(b, "workers=2", "row", n, "two-goroutines", goroutines, epoch(2))
+	against(b, "workers=2", "row", n, "loop", loop, epoch(2))
+}
+
+// BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
+// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index.
+func BenchmarkRandom(b *testing.B) {
+	const n = 1281167 // ImageNet
+	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
+	for _, length := range []int{1000, n, 1<<40 + 1} {
+		against(b, fmt.Sprintf("n=%d", length), "index", n, "Perm", perm, func() {
+			at, sum := Random(length, 1).Order(0), 0
+			pos := 0
+			for range n {
+				sum += at(pos)
+				if pos++; pos == length {
+					pos = 0
+				}
+			}
+			sink.Store(uint64(sum))
+		})
+	}
+	against(b, "torch", "index", n, "Perm", perm, func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
+}
+
+// BenchmarkStart is what it takes to begin: the time and memory of New and of the first batch, for a data set
+// of 10^12 samples, also when it resumes in the middle, and for a small one with workers.
+func BenchmarkStart(b *testing.B) {
+	const huge = 1_000_000_000_000
+	opts := Options{BatchSize: 64, Shuffle: true}
+	begin := func(b *testing.B, loader *DataLoader[[]int], at Cursor) {
+		for _, err := range loader.Run(b.Context(), &at) {
+			if err != nil {
+				b.Fatal(err)
+			}
+			break
+		}
+	}
+	loader, err := New(numbers(huge), List[int], opts)
+	if err != nil {
+		b.Fatal(err)
+	}
+	middle := Cursor{Pos: huge / 2, State: map[string]string{"order": fmt.Sprintf("Random(%d, seed 0)", huge)}}
+	b.Run("New", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := New(numbers(huge), List[int], opts); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("first", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			begin(b, loader, Cursor{})
+		}
+	})
+	b.Run("resumed", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			begin(b, loader, middle)
+		}
+	})
+	b.Run("first/workers=4", func(b *testing.B) {
+		small, err := New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportAllocs()
+		for epoch := 0; b.Loop(); epoch++ {
+			begin(b, small, Cursor{Epoch: epoch})
+		}
+	})
+}
+
+// BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files.
+func BenchmarkGoTree(b *testing.B) {
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	src := filepath.Join(strings.TrimSpace(string(out)), "src")
+	if err != nil || len(src) <= len("/src") {
+		b.Skipf("there is no Go source tree to load: go env GOROOT says %q, %v", out, err)
+	}
+	files, err := Files(os.DirFS(src), "**/*.go")
+	if err != nil {
+		b.Skipf("there is no Go source tree to load in %s: %v", src, err)
+	}
+	n, bytes, order := files.Len(), 0, Random(files.Len(), 0).Order(0)
+	names := make([]string, n)
+	for pos := range names {
+		file, err := files.Get(b.Context(), order(pos))
+		if err != nil {
+			b.Fatal(err)
+		}
+		names[pos] = filepath.Join(src, file.Name)
+		bytes += len(file.Data)
+	}
+	loop := func() {
+		for _, name := range names {
+			if _, err := os.ReadFile(name); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for _, workers := range []int{0, 1, 2, 4} {
+		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
+		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"}, amount{float64(bytes) / 1e6, "MB"})
+	}
+}
