@@ -231,7 +231,7 @@ func BenchmarkRows(b *testing.B) {
 	})
 	against(b, "workers=0", "row", n, "loop", loop, epoch(0))
 	against(b, "workers=2", "row", n, "two-goroutines", goroutines, epoch(2))
-	against(b, "workers=2", "row", n, "loop", loop, epoch(2))
+	against(b, "workers=2/against-loop", "row", n, "loop", loop, epoch(2))
 }
 
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
