@@ -179,11 +179,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	if n < 0 {
 		return nil, fmt.Errorf("dataloader: the data set's length is %d, must not be negative", n)
 	}
-	l := &DataLoader[B]{
-		opts:   opts,
-		free:   make(chan B, opts.Workers*opts.Prefetch+2),
-		asking: make(chan struct{}, 1),
-	}
+	l := &DataLoader[B]{opts: opts, asking: make(chan struct{}, 1)}
 	var positions interface{ Len() int } = opts.BatchSampler
 	if opts.BatchSampler == nil {
 		if opts.Sampler == nil && opts.Shuffle {
@@ -199,6 +195,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative", positions, l.deal.n)
 	}
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
+	l.free = make(chan B, min(opts.Workers*opts.Prefetch, l.Len())+2)
 	l.name = describe(positions)
 	l.state = loaderState{Order: l.name, Seed: opts.Seed}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
@@ -431,6 +428,9 @@ func (f *fetcher[T, B]) choose(k int) error {
 			f.indices = append(f.indices, o.samples(pos))
 		}
 	}
+	if len(f.indices) == 0 {
+		return f.epoch.fault(k, -1, errors.New("the batch sampler gave no index"))
+	}
 	return nil
 }
 
@@ -491,9 +491,6 @@ func (f *fetcher[T, B]) refuse(b *result[B], i int, err error) error {
 
 // fetchAll fetches the batch's samples in one call.
 func (f *fetcher[T, B]) fetchAll(b *result[B]) error {
-	if len(f.indices) == 0 {
-		return nil
-	}
 	f.scope.move(f.spot(0))
 	good := f.indices[:0]
 	for _, i := range f.indices {

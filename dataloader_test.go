@@ -1865,6 +1865,12 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
+// TestEmptyBatch: a batch without samples is not passed over in silence.
+func TestEmptyBatch(t *testing.T) {
+	loader := newLoader(t, numbers(3), Options{BatchSampler: raggedBatches{{0}, {}, {2}}})
+	equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)), "[[0] error dataloader: epoch 0, batch 1: the batch sampler gave no index [2]]")
+}
+
 type negative struct{}
 
 func (negative) Len() int                              { return -5 }
