@@ -1,9 +1,11 @@
 package dataloader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -130,4 +132,85 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 		free.Put(c)
 		return dst, err
 	}
+}
+
+// Batch makes batches of size consecutive items, the last of which may be smaller. If an item failed so has its
+// batch, with the error of the first. An end of the context leaves no short batch. size must be positive.
+// Unlike a loader's, a batch is always built in memory of its own. torchdata: Batcher, with drop_last=False.
+func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
+	collated := func(samples []T) (batch B, err error) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = caught(r)
+			}
+		}()
+		return collate(batch, samples)
+	}
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+		return func(yield func(Item[B], error) bool) {
+			if err := badIf(size < 1 || collate == nil, "Batch: size is %d, must be positive, or collate is nil", size); err != nil {
+				yield(Item[B]{}, err)
+				return
+			}
+			var samples []T
+			var first error // of the items of this batch
+			flush := func(next Cursor) bool {
+				item, err := Item[B]{Next: next}, first
+				if err == nil {
+					if item.Value, err = collated(samples); err != nil {
+						item.Value, err = *new(B), failed("Batch", next, err)
+					}
+				}
+				clear(samples)
+				samples, first = samples[:0], nil
+				return yield(item, err)
+			}
+			var last Cursor
+			for item, err := range src(ctx, from) {
+				if fatal(item, err) {
+					yield(Item[B]{}, err)
+					return
+				}
+				first = cmp.Or(first, err)
+				samples, last = append(samples, item.Value), item.Next
+				if len(samples) == size && !flush(last) {
+					return
+				}
+			}
+			if len(samples) > 0 {
+				flush(last)
+			}
+		}
+	}
+}
+
+// Unbatch gives the elements of each batch one by one; an empty batch gives none, one that failed one error. A resume in the
+// middle of a batch asks for that batch again. torchdata: Unbatcher.
+func Unbatch[T any](src Stream[[]T]) Stream[T] {
+	const name = "Unbatch"
+	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		pos := from.Pos
+		for batch, err := range src(ctx, at.Source) {
+			if fatal(batch, err) {
+				return err
+			}
+			if err != nil {
+				batch.Value = make([]T, 1)
+			}
+			if at.N > len(batch.Value) {
+				return from.refused("the batch has only %d elements now, %d were given", len(batch.Value), at.N)
+			}
+			for n := at.N; n < len(batch.Value); n++ {
+				next := &stage{By: name, N: n + 1, Source: at.Source}
+				if n+1 == len(batch.Value) {
+					next = &stage{By: name, Source: batch.Next}
+				}
+				if pos++; !emit(batch.Value[n], err, pos, next) {
+					return nil
+				}
+			}
+			at = stage{Source: batch.Next}
+		}
+		return nil
+	})
 }

@@ -272,7 +272,7 @@ func BenchmarkStart(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	middle := Cursor{Pos: huge / 2, State: map[string]string{"order": fmt.Sprintf("Random(%d, seed 0)", huge)}}
+	middle := Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
 	b.Run("New", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

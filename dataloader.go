@@ -197,7 +197,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
 	l.free = make(chan B, min(opts.Workers*opts.Prefetch, l.Len())+2)
 	l.name = describe(positions)
-	l.state = loaderState{Order: l.name, Seed: opts.Seed}
+	l.state = loaderState{By: l.name, Seed: opts.Seed}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
 		f := &fetcher[T, B]{data: data, n: n, collate: collate, opts: &l.opts, epoch: e}
 		f.all, _ = data.(BatchGetter[T])
@@ -548,11 +548,11 @@ func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
 	}
 }
 
-// A loaderState is the State of a loader's cursor. Order and Seed tell loaders apart whose batches differ,
-// the seed because of Rand.
+// A loaderState is the State of a loader's cursor. By, which describes the order, and Seed tell loaders apart
+// whose batches differ, the seed because of Rand.
 type loaderState struct {
-	Order string `json:"order"`
-	Seed  uint64 `json:"seed,omitempty"`
+	By   string `json:"by"`
+	Seed uint64 `json:"seed,omitempty"`
 	// Done are the steps after Pos that were delivered already, out of order; Shard and Size, the batch
 	// size, say what a step is. Only an unordered loop makes them.
 	Done  []run  `json:"done,omitempty"`
@@ -578,38 +578,30 @@ type epoch struct {
 
 // open begins a loop at a cursor, or says why it does not fit.
 func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
-	refuse := func(format string, args ...any) (*epoch, error) {
-		at := fmt.Sprintf("dataloader: cursor {epoch %d, pos %d}: ", from.Epoch, from.Pos)
-		return nil, fmt.Errorf(at+format, args...)
+	var s loaderState
+	if err := from.open(l.name, &s.By, &s); err != nil {
+		return nil, err
 	}
-	if from.Epoch < 0 || from.Pos < 0 || from.Pos > l.deal.n {
-		return refuse("epoch and pos must not be negative, and pos at most %d", l.deal.n)
+	if !from.atStart() && s.Seed != l.opts.Seed {
+		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
 	}
-	e := &epoch{number: from.Epoch, deal: l.deal}
+	if from.Pos > l.deal.n {
+		return nil, from.refused("pos must be at most %d", l.deal.n)
+	}
+	if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
+		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
+			s.Shard, s.Size, l.deal.shard, l.deal.size)
+	}
+	e := &epoch{number: from.Epoch, deal: l.deal, ahead: s.Done}
 	e.deal.from = from.Pos
 	e.first = from.Pos / l.deal.size / l.deal.shard.Count
 	e.steps = e.deal.steps()
-	if from.Pos > 0 || from.State != nil {
-		var s loaderState
-		if err := from.Load(&s); err != nil {
-			return nil, err
+	end := 0
+	for _, r := range s.Done {
+		if r[0] <= end || r[1] <= r[0] || r[1] > e.steps {
+			return nil, from.refused("its state is damaged: %v are no steps of %d", s.Done, e.steps)
 		}
-		if s.Order != l.name || s.Seed != l.opts.Seed {
-			return refuse("it was made by %s with Options.Seed %d, this loader is %s with Options.Seed %d",
-				cmp.Or(s.Order, "another stream"), s.Seed, l.name, l.opts.Seed)
-		}
-		if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
-			return refuse("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-				s.Shard, s.Size, l.deal.shard, l.deal.size)
-		}
-		end := 0
-		for _, r := range s.Done {
-			if r[0] <= end || r[1] <= r[0] || r[1] > e.steps {
-				return refuse("its state is damaged: %v are no steps of %d", s.Done, e.steps)
-			}
-			end = r[1]
-		}
-		e.ahead = s.Done
+		end = r[1]
 	}
 	e.order = l.orders.at(e.number)
 	return e, nil

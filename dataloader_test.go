@@ -874,7 +874,7 @@ func TestTrace(t *testing.T) {
 				OnError: func(*SampleError) error { return nil }})
 			start := time.Now()
 			var samples []int
-			for batch := range loader.Run(t.Context(), &Cursor{Epoch: 3, Pos: 2, State: loaderState{Order: "Sequential(12)"}}) {
+			for batch := range loader.Run(t.Context(), &Cursor{Epoch: 3, Pos: 2, State: loaderState{By: "Sequential(12)"}}) {
 				samples = append(samples, len(batch))
 				time.Sleep(time.Second)
 			}
@@ -1174,9 +1174,9 @@ func TestCursorRefused(t *testing.T) {
 
 // FuzzCursor: arbitrary bytes as a cursor never panic, hang or repeat a batch.
 func FuzzCursor(f *testing.F) {
-	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"order":"Random(20, seed 1)","seed":1}}`))
-	f.Add([]byte(`{"epoch":1,"pos":0,"state":{"order":"Random(20, seed 1)","seed":1,"done":[[1,3],[5,6]],"shard":{"Index":0,"Count":1},"size":2}}`))
-	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"order":"Random(20, seed 1)","seed":1,"done":[[1,9223372036854775807]],"shard":{"Index":0,"Count":1},"size":2}}`))
+	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"by":"Random(20, seed 1)","seed":1}}`))
+	f.Add([]byte(`{"epoch":1,"pos":0,"state":{"by":"Random(20, seed 1)","seed":1,"done":[[1,3],[5,6]],"shard":{"Index":0,"Count":1},"size":2}}`))
+	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"by":"Random(20, seed 1)","seed":1,"done":[[1,9223372036854775807]],"shard":{"Index":0,"Count":1},"size":2}}`))
 	f.Add([]byte(`{"epoch":-1,"pos":1e99,"state":null}`))
 	f.Add([]byte(`[]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -2359,6 +2359,297 @@ func TestWorker(t *testing.T) {
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
+// Streams.
+
+// checkStream puts a stream through everything that a cursor promises, in the given epoch: it resumes after every item,
+// failed ones included, natively and through JSON, once and twice; a cursor never changes once it is handed out; two
+// iterations at once do not meet; an ended context is the last pair wherever it ends, and leaves the cursor; leaving
+// early leaves no goroutine. It returns the epoch's outcomes.
+func checkStream[T any](t *testing.T, s Stream[T], epoch int) []string {
+	t.Helper()
+	var want []string
+	synctest.Test(t, func(t *testing.T) {
+		at := Cursor{Epoch: epoch}
+		cursors, saved := []Cursor{at}, []string{}
+		save := func(c Cursor) string { return string(must(json.Marshal(c))) }
+		pos := 0
+		for item, err := range s(t.Context(), at) {
+			want = append(want, outcomes(one(item.Value, err))...)
+			cursors = append(cursors, item.Next)
+			saved = append(saved, save(item.Next))
+			if item.Next.Epoch != epoch || item.Next.Pos <= pos {
+				t.Fatalf("item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, pos)
+			}
+			pos = item.Next.Pos
+		}
+		for k, c := range cursors[1:] {
+			equal(t, "a cursor some time later", save(c), saved[k])
+		}
+		equal(t, "Epoch", outcomes(s.Epoch(t.Context(), epoch)), want)
+		for k, c := range cursors {
+			for _, at := range []Cursor{c, throughJSON(t, c)} {
+				equal(t, fmt.Sprintf("after %d items, from %s", k, save(c)), outcomes(s.Run(t.Context(), &at)), want[k:])
+				equal(t, "then", at, Cursor{Epoch: epoch + 1})
+			}
+			equal(t, "the cursor that was used", save(c), append([]string{save(cursors[0])}, saved...)[k])
+			n := 0
+			for item := range s(t.Context(), c) { // on for two, and again
+				if n++; n == 2 {
+					equal(t, "after two more", outcomes(s.Run(t.Context(), ptr(throughJSON(t, item.Next)))), want[k+2:])
+					break
+				}
+			}
+		}
+		for k := range want {
+			stopped := errors.New("stopped")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			if k == 0 {
+				cancel(stopped)
+			}
+			at, n := cursors[0], 0
+			var last error
+			for _, last = range s.Run(ctx, &at) {
+				if last != stopped {
+					if n++; n == k {
+						cancel(stopped)
+					}
+				}
+			}
+			if n != k || last != stopped {
+				t.Fatalf("stopped after %d items: %d came, and then %v", k, n, last)
+			}
+			rest := outcomes(s.Run(t.Context(), &at))
+			equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
+			cancel(nil)
+		}
+		next1, stop1 := iter.Pull2(s.Epoch(t.Context(), epoch))
+		next2, stop2 := iter.Pull2(s.Epoch(t.Context(), epoch))
+		defer stop1()
+		defer stop2()
+		for k := range want {
+			v1, err1, _ := next1()
+			v2, err2, _ := next2()
+			equal(t, "two at once", [][]string{outcomes(one(v1, err1)), outcomes(one(v2, err2))}, [][]string{{want[k]}, {want[k]}})
+		}
+	})
+	return want
+}
+
+// one is a sequence of one pair.
+func one[T any](v T, err error) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) { yield(v, err) }
+}
+
+// ptr is a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }
+
+// counting is the stream 0, 1, …, n-1, plus 100 times the epoch, from a sequence, but for the items that fail.
+func counting(n int, bad ...int) Stream[int] {
+	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for i := range n {
+				var err error
+				if slices.Contains(bad, i) {
+					err = fmt.Errorf("item %d is bad", i)
+				}
+				if !yield(100*epoch+i, err) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// double is twice a number, slowly, with some random noise, but for the multiples of 17, which fail.
+func double(ctx context.Context, i int) (int, error) {
+	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
+	if i%17 == 16 {
+		return 0, errBad
+	}
+	return 2*i + 10000*Rand(ctx).IntN(3), nil
+}
+
+// TestStreams is the table of all streams, alone and deeply composed: what an epoch gives, and the whole protocol.
+func TestStreams(t *testing.T) {
+	loader := newLoader(t, numbers(11), Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
+	sum := func(dst int, samples []int) (int, error) {
+		for _, s := range samples {
+			dst += s
+		}
+		return dst, nil
+	}
+	odd := func(i int) bool { return i%2 == 1 }
+	letters := func(s string) Stream[string] {
+		return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+	}
+	deep := func(workers int) Stream[[]int] {
+		tars := Mix(MixOptions{Stop: StopAtLast}, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8))
+		mixed := Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, Map(tars.Shuffle(4, 1), workers, double), counting(7))
+		return Batch(mixed, 3, List[int]).Prefetch(2)
+	}
+	for _, c := range []struct {
+		name string
+		s    any
+		want string // in epoch 0, if it is to be compared
+	}{
+		{"FromSeq", counting(4), "[0 1 2 3]"},
+		{"FromSeq with failures", counting(4, 0, 3), "[error item 0 is bad 1 2 error item 3 is bad]"},
+		{"FromSeq of nothing", counting(0), "[]"},
+		{"Indices", Indices(OrderFunc(3, func(e int) []int { return []int{2, e, 1} })), "[2 0 1]"},
+		{"Indices, Random", Indices(Random(20, 1)), ""},
+		{"loader", loader.Stream(), ""},
+		{"Filter", counting(9, 3).Filter(odd), "[1 error item 3 is bad 5 7]"},
+		{"Filter nothing", counting(9).Filter(func(int) bool { return false }), "[]"},
+		{"Take", counting(9, 1).Take(3), "[0 error item 1 is bad 2]"},
+		{"Take more", counting(3).Take(10), "[0 1 2]"},
+		{"Take none", counting(3).Take(0), "[]"},
+		{"Repeat", counting(2, 1).Repeat(3), "[0 error item 1 is bad 100 error item 1 is bad 200 error item 1 is bad]"},
+		{"Repeat once", counting(2).Repeat(1), "[0 1]"},
+		{"Repeat nothing", counting(0).Repeat(3), "[]"},
+		{"Repeat forever", counting(2).Repeat(0).Take(5), "[0 1 100 101 200]"},
+		{"Shard", counting(8, 4).Shard(Shard{1, 3}), "[1 error item 4 is bad 7]"},
+		{"Shard 0 of 1", counting(3).Shard(Shard{}), "[0 1 2]"},
+		{"Chain", Chain(counting(2), counting(0), counting(3, 0)), "[0 1 error item 0 is bad 1 2]"},
+		{"Chain of none", Chain[int](), "[]"},
+		{"Zip", Zip(counting(4, 1), counting(3, 2)), "[{0 0} error item 1 is bad error item 2 is bad]"},
+		{"Zip, second longer", Zip(counting(2), letters("abc")), "[{0 a} {1 b}]"},
+		{"Batch", Batch(counting(7, 4), 2, List[int]), "[[0 1] [2 3] error item 4 is bad [6]]"},
+		{"Batch, even", Batch(counting(4), 2, sum), "[1 5]"},
+		{"Batch of nothing", Batch(counting(0), 2, List[int]), "[]"},
+		{"Unbatch", Unbatch(Batch(counting(5, 2), 2, List[int])), "[0 1 error item 2 is bad 4]"},
+		{"Unbatch of empty ones", Unbatch(Map(counting(4), 0, func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil })), "[0 0 0]"},
+		{"batch, map, unbatch, batch", Batch(Unbatch(Map(Batch(counting(8), 3, List[int]), 2, func(_ context.Context, b []int) ([]int, error) { return append(b, -1), nil })), 4, List[int]), "[[0 1 2 -1] [3 4 5 -1] [6 7 -1]]"},
+		{"Map", Map(counting(20, 5), 0, double), ""},
+		{"Map, 1 worker", Map(counting(20, 5), 1, double), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 0)))},
+		{"Map, 3 workers", Map(counting(20, 5), 3, double), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 0)))},
+		{"Map of nothing", Map(counting(0), 3, double), "[]"},
+		{"Prefetch", counting(5, 2).Prefetch(2), "[0 1 error item 2 is bad 3 4]"},
+		{"Prefetch 1", counting(3).Prefetch(1), "[0 1 2]"},
+		{"Prefetch more", counting(3).Prefetch(100), "[0 1 2]"},
+		{"Prefetch of nothing", counting(0).Prefetch(3), "[]"},
+		{"Shuffle", counting(23, 7).Shuffle(5, 1), ""},
+		{"Shuffle 1", counting(4).Shuffle(1, 1), "[0 1 2 3]"},
+		{"Shuffle all", counting(9).Shuffle(100, 1), ""},
+		{"Shuffle nothing", counting(0).Shuffle(5, 1), "[]"},
+		{"Mix first", Mix(MixOptions{}, letters("a"), letters("bB"), letters("cCc")), "[a b c]"},
+		{"Mix last", Mix(MixOptions{Stop: StopAtLast}, letters("a"), letters("bB"), letters("cCx")), "[a b c B C x]"},
+		{"Mix cycle", Mix(MixOptions{Stop: CycleUntilLast}, letters("a"), letters("bB"), letters("cCx")), "[a b c a B C a b x a B]"},
+		{"Mix forever", Mix(MixOptions{Stop: CycleForever}, counting(1), counting(2)).Take(7), "[0 0 100 1 200 100 300]"},
+		{"Mix last, one empty", Mix(MixOptions{Stop: StopAtLast}, letters(""), letters("ab")), "[a b]"},
+		{"Mix by weight", Mix(MixOptions{Weights: []float64{1, 3, 2}, Seed: 1, Stop: StopAtLast}, counting(5, 1), counting(6), counting(3)), ""},
+		{"Mix by weight, first", Mix(MixOptions{Weights: []float64{1, 3}, Seed: 2}, counting(5), counting(6)), ""},
+		{"Mix by weight, cycle", Mix(MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}, counting(2), counting(6), counting(3)), ""},
+		{"a loader, mapped", Map(loader.Stream(), 2, func(_ context.Context, b []int) (int, error) { return sum(0, b) }), ""},
+		{"two loaders, mixed", Mix(MixOptions{Stop: StopAtLast}, loader.Stream(), newLoader(t, failing(5, 2), Options{}).Stream()), ""},
+		{"deep", deep(0), ""},
+		{"deep, 2 workers", deep(2), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 0)))},
+		{"repeat of take of shuffle", Indices(Random(9, 1)).Shuffle(4, 2).Take(5).Repeat(3), ""},
+		{"shuffle of repeat", Map(counting(3, 1).Repeat(4), 2, double).Shuffle(5, 9), ""},
+		{"zip of mix and chain", Zip(Mix(MixOptions{}, counting(6), counting(5, 3)), Chain(counting(3), counting(9)).Prefetch(2)), ""},
+		{"shard of unbatch", Batch(Unbatch(Batch(counting(17, 5), 4, List[int])).Shard(Shard{1, 2}), 2, List[int]).Prefetch(3), ""},
+		{"filter of map of indices", Map(Map(Indices(Random(30, 4)), 3, double).Filter(odd), 0, double).Take(6), ""},
+		{"mix of repeats", Mix(MixOptions{Weights: []float64{1, 1}, Stop: StopAtFirst}, counting(2, 1).Repeat(0), counting(3).Repeat(4)).Prefetch(4), ""},
+		{"chain of mixes", Chain(Mix(MixOptions{Stop: StopAtLast}, counting(3), counting(2)), Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(3))).Shuffle(3, 3), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			check := func(epoch int) []string {
+				switch s := c.s.(type) {
+				case Stream[int]:
+					return checkStream(t, s, epoch)
+				case Stream[[]int]:
+					return checkStream(t, s, epoch)
+				case Stream[string]:
+					return checkStream(t, s, epoch)
+				case Stream[Pair[int, int]]:
+					return checkStream(t, s, epoch)
+				case Stream[Pair[int, string]]:
+					return checkStream(t, s, epoch)
+				}
+				panic(fmt.Sprintf("%T", c.s))
+			}
+			if got := fmt.Sprint(check(0)); c.want != "" {
+				equal(t, "epoch 0", got, c.want)
+			}
+			check(3)
+		})
+	}
+}
+
+// compose builds a stream out of bytes: each pair is a stage and its argument.
+func compose(program []byte) Stream[int] {
+	next := func() (b int) {
+		if len(program) > 0 {
+			b, program = int(program[0]), program[1:]
+		}
+		return b
+	}
+	source := func() Stream[int] {
+		switch n := next(); n % 4 {
+		case 0:
+			return counting(n / 4 % 12)
+		case 1:
+			return counting(n/4%12, n/8%7, n/16%5)
+		case 2:
+			return Indices(Random(n/4%12, uint64(n)))
+		default:
+			l, err := New(numbers(n/4%12), List[int], Options{BatchSize: 1 + n%3, Shuffle: true, Workers: n % 3, Tail: UnevenTail})
+			if err != nil {
+				panic(err)
+			}
+			return Unbatch(l.Stream())
+		}
+	}
+	s := source()
+	for range 6 {
+		if len(program) == 0 {
+			break
+		}
+		stage, n := next(), next()
+		switch stage % 12 {
+		case 0:
+			s = s.Filter(func(i int) bool { return i%(n%5+1) != 1 })
+		case 1:
+			s = s.Take(n % 20)
+		case 2:
+			s = s.Repeat(n%3 + 1)
+		case 3:
+			s = s.Shard(Shard{n % 3, 3})
+		case 4:
+			s = Chain(s, source())
+		case 5:
+			s = Map(Zip(s, source()), n%3, func(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil })
+		case 6:
+			s = Unbatch(Batch(s, n%4+1, List[int]))
+		case 7:
+			s = Map(s, n%4, double)
+		case 8:
+			s = s.Prefetch(n%5 + 1)
+		case 9:
+			s = s.Shuffle(n%6+1, uint64(n))
+		case 10:
+			s = Mix(MixOptions{Stop: Stop(n % 2)}, s, source())
+		case 11:
+			s = Mix(MixOptions{Weights: []float64{1, float64(n%4) + .5}, Seed: uint64(n), Stop: Stop(n / 4 % 2)}, s, source())
+		}
+	}
+	return s.Take(60)
+}
+
+// FuzzStreams puts compositions at random through the protocol.
+func FuzzStreams(f *testing.F) {
+	random := rand.New(rand.NewPCG(3, 3))
+	for range 60 {
+		program := make([]byte, 3+random.IntN(14))
+		for i := range program {
+			program[i] = byte(random.IntN(256))
+		}
+		f.Add(program)
+	}
+	f.Fuzz(func(t *testing.T, program []byte) {
+		checkStream(t, compose(program[:min(len(program), 20)]), 1)
+	})
+}
+
 // Examples: the documentation, compiled and run. They are in package dataloader like all of this file, so the names
 // come without the package's.
 
@@ -2384,12 +2675,12 @@ func Example() {
 		}
 	}
 	// Output:
-	// [4 0 81 49] {"epoch":0,"pos":4,"state":{"order":"Random(10, seed 1)","seed":1}}
-	// [1 25 16 36] {"epoch":0,"pos":8,"state":{"order":"Random(10, seed 1)","seed":1}}
-	// [64 9] {"epoch":0,"pos":10,"state":{"order":"Random(10, seed 1)","seed":1}}
-	// [36 25 49 1] {"epoch":1,"pos":4,"state":{"order":"Random(10, seed 1)","seed":1}}
-	// [81 4 64 0] {"epoch":1,"pos":8,"state":{"order":"Random(10, seed 1)","seed":1}}
-	// [16 9] {"epoch":1,"pos":10,"state":{"order":"Random(10, seed 1)","seed":1}}
+	// [4 0 81 49] {"epoch":0,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [1 25 16 36] {"epoch":0,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [64 9] {"epoch":0,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [36 25 49 1] {"epoch":1,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [81 4 64 0] {"epoch":1,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [16 9] {"epoch":1,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
 }
 
 // The classic loader's first stage: one goroutine, the caller's, which loads a batch when the loop asks for it.
@@ -2538,7 +2829,7 @@ func ExampleCursor() {
 	// Output:
 	// rank 0 of 2: [0 2 4 6]
 	// rank 1 of 2: [1 3 5 7]
-	// {"epoch":0,"pos":8,"state":{"order":"Sequential(24)"}}
+	// {"epoch":0,"pos":8,"state":{"by":"Sequential(24)"}}
 	// rank 0 of 1: [8 9 10 11 12 13 14 15]
 	// rank 0 of 4: [8 12]
 	// rank 1 of 4: [9 13]
@@ -3127,6 +3418,206 @@ func ExampleDataLoader() {
 	var lists *DataLoader[[]int] = loader // the type of the samples is gone, that of the batches stays
 	fmt.Println(evaluate(lists))
 	// Output: 10 <nil>
+}
+
+// The RFC's three small parts, each a stage of its own: list files, load them, decode them. Loading is in workers and
+// ahead of decoding.
+func ExampleMap() {
+	fsys := fstest.MapFS{"a.txt": {Data: []byte("7")}, "b.txt": {Data: []byte("8")}, "c.txt": {Data: []byte("9")}}
+	names, err := fs.Glob(fsys, "*.txt")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	list := Map(Indices(Sequential(len(names))), 0, func(_ context.Context, i int) (string, error) { return names[i], nil })
+	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) { return fs.ReadFile(fsys, name) }).Prefetch(10)
+	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) { return strconv.Atoi(string(data)) })
+	for number, err := range decode.Epoch(context.Background(), 0) {
+		fmt.Println(number, err)
+	}
+	// Output:
+	// 7 <nil>
+	// 8 <nil>
+	// 9 <nil>
+}
+
+// The RFC's own program: three copies of one source, two of them mapped, joined in turn. A stream is a definition, so a
+// copy is to use it again.
+func ExampleMix() {
+	numbers := Indices(Sequential(3))
+	times := func(factor int) Stream[int] {
+		return Map(numbers, 0, func(_ context.Context, i int) (int, error) { return i * factor, nil })
+	}
+	for i := range Mix(MixOptions{Stop: StopAtLast}, numbers, times(100), times(111)).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ")
+	}
+	// Output: 0 0 0 1 100 111 2 200 222
+}
+
+// Data sets mixed by weight. How a mix ends is one of four rules.
+func ExampleMixOptions() {
+	letters := func(text string) Stream[string] {
+		return Map(Indices(Sequential(len(text))), 0, func(_ context.Context, i int) (string, error) { return text[i : i+1], nil })
+	}
+	var stop Stop
+	for _, stop = range []Stop{StopAtFirst, StopAtLast, CycleUntilLast, CycleForever} {
+		mix := Mix(MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, letters("abcdef"), letters("XYZ")).Take(24)
+		for letter := range mix.Epoch(context.Background(), 0) {
+			fmt.Print(letter)
+		}
+		fmt.Println()
+	}
+	// Output:
+	// abXcdef
+	// abXcdefYZ
+	// abXcdefabcYdefaZ
+	// abXcdefabcYdefaZXbcdefaY
+}
+
+// Batch sizes that differ between phases: fetch in batches of 4, shuffle the samples, train in batches of 3.
+func ExampleUnbatch() {
+	fetched := Map(Batch(Indices(Sequential(10)), 4, List[int]), 2, func(_ context.Context, rows []int) ([]string, error) {
+		samples := make([]string, len(rows)) // one query for all of them
+		for j, row := range rows {
+			samples[j] = fmt.Sprint("row ", row)
+		}
+		return samples, nil
+	})
+	for batch, err := range Batch(Unbatch(fetched), 3, List[string]).Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [row 0 row 1 row 2] <nil>
+	// [row 3 row 4 row 5] <nil>
+	// [row 6 row 7 row 8] <nil>
+	// [row 9] <nil>
+}
+
+// A pipeline of one's own gives the batches of the classic loader. Its first one comes sooner, because all workers fetch
+// the same batch. Pad makes padded batches in the same way.
+func ExampleBatch() {
+	data := Slice[string]{"a", "b", "c", "d", "e"}
+	sampler := Random(data.Len(), 1)
+	pipeline := Batch(Map(Indices(sampler), 8, data.Get), 2, List[string])
+	loader, err := New(data, List[string], Options{Sampler: sampler, BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for both := range Zip(pipeline, loader.Stream()).Epoch(context.Background(), 0) {
+		fmt.Println(both.First, both.Second)
+	}
+	// Output:
+	// [c b] [c b]
+	// [a e] [a e]
+	// [d] [d]
+}
+
+// A checkpoint in the middle of any composition: here of a shuffled, filtered and mapped sequence, read ahead.
+func ExampleFromSeq() {
+	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { // open the file here, and close it when this returns
+			for _, line := range strings.Fields("one two three four five six seven eight") {
+				if !yield(line, nil) {
+					return
+				}
+			}
+		}
+	})
+	long := lines.Shuffle(4, 1).Filter(func(s string) bool { return len(s) > 3 })
+	upper := Map(long, 2, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil }).Prefetch(3)
+
+	var at Cursor
+	for s := range upper.Run(context.Background(), &at) {
+		fmt.Print(s, " ")
+		if at.Pos >= 5 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("|", string(saved))
+	var resumed Cursor
+	if err := json.Unmarshal(saved, &resumed); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for s := range upper.Run(context.Background(), &resumed) {
+		fmt.Print(s, " ")
+	}
+	fmt.Println("| then epoch", resumed.Epoch)
+	// Output:
+	// THREE FIVE FOUR | {"epoch":0,"pos":5,"state":{"by":"Shuffle(4, seed 1)","n":2,"m":1,"source":{"epoch":0,"pos":3,"state":{"by":"FromSeq"}}}}
+	// SEVEN EIGHT | then epoch 1
+}
+
+// Streams one after the other, or side by side; repeated, cut off, and dealt to ranks.
+func ExampleChain() {
+	low := Indices(Sequential(3))
+	high := Map(low, 0, func(_ context.Context, i int) (int, error) { return 10 + i, nil })
+	show := func(s Stream[int]) {
+		var all []int
+		for i := range s.Epoch(context.Background(), 0) {
+			all = append(all, i)
+		}
+		fmt.Println(all)
+	}
+	show(Chain(low, high))
+	show(low.Repeat(2))
+	show(low.Repeat(0).Take(8)) // endless, but for Take
+	show(Chain(low, high).Shard(Shard{Index: 1, Count: 2}))
+	for pair := range Zip(low, high).Epoch(context.Background(), 0) {
+		fmt.Print(pair, " ")
+	}
+	// Output:
+	// [0 1 2 10 11 12]
+	// [0 1 2 0 1 2]
+	// [0 1 2 0 1 2 0 1]
+	// [1 10 12]
+	// {0 10} {1 11} {2 12}
+}
+
+// Sharding by the framework, which the source does not know about, and a part in a goroutine of its own. Nothing is opened before the
+// first item is asked for.
+func ExampleStream_Prefetch() {
+	source := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			fmt.Println("opened")
+			for i := range 6 {
+				if !yield(i, nil) {
+					return
+				}
+			}
+		}
+	})
+	part := source.Shard(Shard{Index: 0, Count: 2}).Prefetch(2)
+	fmt.Println("defined")
+	for i := range part.Epoch(context.Background(), 0) {
+		fmt.Println(i)
+	}
+	// Output:
+	// defined
+	// opened
+	// 0
+	// 2
+	// 4
+}
+
+// Errors tell where they come from, and the items after them come.
+func ExampleStream_Filter() {
+	parse := Map(Indices(Sequential(4)), 2, func(_ context.Context, i int) (int, error) {
+		return strconv.Atoi([]string{"7", "8", "nine", "10"}[i])
+	})
+	for n, err := range parse.Filter(func(n int) bool { return n != 8 }).Epoch(context.Background(), 0) {
+		fmt.Println(n, err)
+	}
+	// Output:
+	// 7 <nil>
+	// 0 dataloader: Map: epoch 0, the item before pos 3: strconv.Atoi: parsing "nine": invalid syntax
+	// 10 <nil>
 }
 
 // Training on images.

@@ -1,6 +1,7 @@
 package dataloader
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -527,7 +528,34 @@ func (c Cursor) Load(state any) error {
 }
 
 // isZero reports whether c is the zero cursor, which no item has: it marks an error that ends a sequence.
-func (c Cursor) isZero() bool { return c.Epoch == 0 && c.Pos == 0 && c.State == nil }
+func (c Cursor) isZero() bool { return c.Epoch == 0 && c.atStart() }
+
+// atStart reports whether c is the start of an epoch, which fits any stream.
+func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
+
+// open loads the state of a cursor that fits a stream of the given name, if it has one. by points into state, at
+// the name of the stream that made it.
+func (c Cursor) open(name string, by *string, state any) error {
+	if c.Epoch < 0 || c.Pos < 0 {
+		return c.refused("epoch and pos must not be negative")
+	}
+	if c.atStart() {
+		return nil
+	}
+	*by = ""
+	if err := c.Load(state); err != nil {
+		return err
+	}
+	if *by != name {
+		return c.refused("it was made by %s, this is %s", cmp.Or(*by, "another stream"), name)
+	}
+	return nil
+}
+
+// refused says why a cursor does not fit.
+func (c Cursor) refused(format string, args ...any) error {
+	return fmt.Errorf("dataloader: cursor {epoch %d, pos %d}: "+format, append([]any{c.Epoch, c.Pos}, args...)...)
+}
 
 // An Item is a value of a stream and the cursor just after it.
 type Item[T any] struct {
@@ -563,14 +591,294 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		epoch := at.Epoch
-		for item, err := range s(ctx, *at) {
+		for item, err := range s.guarded(ctx, *at) {
 			if err == nil {
 				*at = item.Next
 			}
-			if !yield(item.Value, err) || err != nil && item.Next.isZero() {
+			if !yield(item.Value, err) || fatal(item, err) {
 				return
 			}
 		}
 		*at = Cursor{Epoch: epoch + 1}
 	}
+}
+
+// fatal reports whether a pair of a stream is the last, an error that cannot be continued.
+func fatal[T any](item Item[T], err error) bool { return err != nil && item.Next.isZero() }
+
+// guarded is s, but for a panic in it, which becomes the last pair. A panic in the loop body, for which s is in
+// the middle of a yield, passes.
+func (s Stream[T]) guarded(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+	return func(yield func(Item[T], error) bool) {
+		outside := false
+		defer func() {
+			if outside {
+				return
+			}
+			if r := recover(); r != nil {
+				yield(Item[T]{}, fmt.Errorf("dataloader: epoch %d: the stream: %w", from.Epoch, caught(r)))
+			}
+		}()
+		s(ctx, from)(func(item Item[T], err error) bool {
+			outside = true
+			more := yield(item, err)
+			outside = false
+			return more
+		})
+	}
+}
+
+// The streams that only compose follow. They are of two kinds. What gives items one for one or drops some, as
+// Filter does, hands its source's cursors on. What counts, joins or reorders makes cursors of its own, with
+// its sources' cursors in them; it is made with staged. An argument that makes no sense is the stream's only pair.
+
+// A stage is the State of a stream that makes cursors of its own.
+type stage struct {
+	By      string   `json:"by"`          // describes the stream: with another name the cursor is refused
+	N       int      `json:"n,omitempty"` // counts of the stream's own
+	M       int      `json:"m,omitempty"`
+	Source  Cursor   `json:"source,omitzero"`
+	Sources []Cursor `json:"sources,omitempty"` // if it has several
+	Ended   []bool   `json:"ended,omitempty"`   // which of these have been read to their end
+}
+
+// An emitter hands an item over: its value or error, its place in the epoch, and the stage that follows it,
+// which must not be changed any more. It reports whether to go on.
+type emitter[T any] func(value T, err error, pos int, next *stage) bool
+
+// staged makes a stream of run, which goes through an epoch from a stage on. At the start of an epoch the stage
+// is fresh and its sources at the start of theirs, of the same number. run returns when emit reports false, at
+// the end of the epoch, or with an error that cannot be continued.
+func staged[T any](name string, sources int, bad error, run func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error) Stream[T] {
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+		return func(yield func(Item[T], error) bool) {
+			var at stage
+			err := bad
+			if err == nil {
+				err = from.open(name, &at.By, &at)
+			}
+			if from.atStart() {
+				at = stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
+			}
+			if err == nil && (at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources) {
+				err = from.refused("its state is damaged: %+v", at)
+			}
+			if err == nil {
+				ended := false
+				err = run(ctx, from, at, func(value T, err error, pos int, next *stage) bool {
+					ended = ctx.Err() != nil
+					return !ended && yield(Item[T]{value, Cursor{from.Epoch, pos, next}}, err)
+				})
+				if ended {
+					err = context.Cause(ctx)
+				}
+			}
+			if err != nil {
+				yield(Item[T]{}, err)
+			}
+		}
+	}
+}
+
+// badIf is an error about an argument of a stream, if it is bad.
+func badIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf("dataloader: "+format, args...)
+	}
+	return nil
+}
+
+// Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
+func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
+	kept := func(value T) (ok bool, err error) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = caught(r)
+			}
+		}()
+		return keep(value), nil
+	}
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+		return func(yield func(Item[T], error) bool) {
+			if err := badIf(keep == nil, "Filter: keep is nil"); err != nil {
+				yield(Item[T]{}, err)
+				return
+			}
+			for item, err := range s(ctx, from) {
+				if err == nil {
+					ok, failure := kept(item.Value)
+					if failure != nil {
+						item.Value, err = *new(T), failed("Filter", item.Next, failure)
+					} else if !ok {
+						continue
+					}
+				}
+				if !yield(item, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// failed is the error of a user's function in a stream, for the item before next.
+func failed(stage string, next Cursor, err error) error {
+	return fmt.Errorf("dataloader: %s: epoch %d, the item before pos %d: %w", stage, next.Epoch, next.Pos, err)
+}
+
+// Take ends each epoch after n items, and asks for none after them. n must not be negative. torchdata: Header.
+func (s Stream[T]) Take(n int) Stream[T] {
+	name := fmt.Sprintf("Take(%d)", n)
+	return staged(name, 0, badIf(n < 0, "Take: n is %d, must not be negative", n), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		pos := from.Pos
+		if pos >= n {
+			return nil
+		}
+		for item, err := range s(ctx, at.Source) {
+			if fatal(item, err) {
+				return err
+			}
+			pos++
+			if !emit(item.Value, err, pos, &stage{By: name, Source: item.Next}) || pos == n {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
+// Repeat makes one epoch of several of s: epoch e covers the epochs e×times to e×times + times-1 of s. With times
+// <= 0 it never ends, from epoch e of s on; an epoch without items is then an error. torchdata: Cycler.
+func (s Stream[T]) Repeat(times int) Stream[T] {
+	name := fmt.Sprintf("Repeat(%d)", max(times, 0))
+	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		if from.atStart() {
+			at.Source.Epoch *= max(times, 1)
+		}
+		pos := from.Pos
+		for round := at.N; times <= 0 || round < times; round++ {
+			empty := at.Source.atStart()
+			for item, err := range s(ctx, at.Source) {
+				if fatal(item, err) {
+					return err
+				}
+				empty = false
+				pos++
+				if !emit(item.Value, err, pos, &stage{By: name, N: round, Source: item.Next}) {
+					return nil
+				}
+			}
+			if empty && times <= 0 {
+				return fmt.Errorf("dataloader: Repeat: the stream gave nothing in epoch %d", at.Source.Epoch)
+			}
+			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
+		}
+		return nil
+	})
+}
+
+// Shard takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard itself.
+// All ranks must read the same items in the same order, so what drops or reorders them at random (Filter, Shuffle,
+// Mix) belongs before Shard; after it go one-for-one stages and Batch. Then any rank's cursor, taken after the same
+// number of steps, resumes every rank, of any number of ranks. An end that cannot be dealt out evenly is left uneven.
+func (s Stream[T]) Shard(shard Shard) Stream[T] {
+	shard, bad := shard.check()
+	if bad != nil {
+		bad = fmt.Errorf("dataloader: Stream.Shard: %w", bad)
+	}
+	return staged("Shard", 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		// Pos is the number of items of s up to this rank's; N says how many more make the step complete.
+		pos, mine := from.Pos, from.Pos+at.N+shard.Index+1
+		for item, err := range s(ctx, at.Source) {
+			if fatal(item, err) {
+				return err
+			}
+			if pos++; pos < mine {
+				continue
+			}
+			if !emit(item.Value, err, pos, &stage{By: "Shard", N: shard.Count - 1 - shard.Index, Source: item.Next}) {
+				return nil
+			}
+			mine += shard.Count
+		}
+		return nil
+	})
+}
+
+// FromSeq makes a stream of a sequence: seq(ctx, epoch) returns the items of an epoch, the same each time, and
+// stops early only when ctx has ended. Its errors are items that failed. A resume reads past what came before.
+// Nothing is called before the range. torchdata: IterableWrapper.
+func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
+	name := "FromSeq" // what the sequence is nobody knows
+	at := &stage{By: name}
+	return staged(name, 0, badIf(seq == nil, "FromSeq: seq is nil"), func(ctx context.Context, from Cursor, _ stage, emit emitter[T]) error {
+		pos := 0
+		for value, err := range seq(ctx, from.Epoch) {
+			if err != nil {
+				value = *new(T)
+			}
+			if pos++; pos > from.Pos && !emit(value, err, pos, at) {
+				return nil
+			}
+		}
+		if ctx.Err() != nil { // which may be why it has stopped
+			return context.Cause(ctx)
+		}
+		if pos < from.Pos {
+			return from.refused("the sequence has only %d items", pos)
+		}
+		return nil
+	})
+}
+
+// Chain puts streams one after the other, each with the epoch of the same number. PyTorch: ChainDataset.
+func Chain[T any](srcs ...Stream[T]) Stream[T] {
+	srcs = slices.Clone(srcs)
+	name := fmt.Sprintf("Chain(%d)", len(srcs))
+	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		pos := from.Pos
+		for n := at.N; n < len(srcs); n++ {
+			for item, err := range srcs[n](ctx, at.Source) {
+				if fatal(item, err) {
+					return err
+				}
+				pos++
+				if !emit(item.Value, err, pos, &stage{By: name, N: n, Source: item.Next}) {
+					return nil
+				}
+			}
+			at.Source = Cursor{Epoch: from.Epoch}
+		}
+		return nil
+	})
+}
+
+// Zip joins two streams item by item and ends with the shorter. If one of the two items failed, so has the pair.
+func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
+	return staged("Zip", 2, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[Pair[A, B]]) error {
+		pos := from.Pos
+		next, stop := iter.Pull2(b(ctx, at.Sources[1]))
+		defer stop()
+		for x, err := range a(ctx, at.Sources[0]) {
+			if fatal(x, err) {
+				return err
+			}
+			y, errB, ok := next()
+			if !ok {
+				return nil
+			}
+			if fatal(y, errB) {
+				return errB
+			}
+			var pair Pair[A, B]
+			if err = errors.Join(err, errB); err == nil {
+				pair = Pair[A, B]{x.Value, y.Value}
+			}
+			pos++
+			if !emit(pair, err, pos, &stage{By: "Zip", Sources: []Cursor{x.Next, y.Next}, Ended: at.Ended}) {
+				return nil
+			}
+		}
+		return nil
+	})
 }

@@ -2,7 +2,10 @@ package dataloader
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"math/bits"
 	"os"
@@ -531,6 +534,235 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 			return indices
 		}
 	}}, nil
+}
+
+// Indices is the stream of a sampler's indices, and the beginning of a pipeline of one's own: Map fetches them
+// and Batch makes batches. A resume at any position is immediate. torchdata: SamplerWrapper.
+func Indices(s Sampler) Stream[int] {
+	bad := badIf(s == nil, "Indices: the sampler is nil")
+	var at *stage // the same for all cursors
+	orders := &epochs[order]{order: orderOf(s, nil)}
+	if bad == nil {
+		at = &stage{By: describe(s)}
+	} else {
+		at = &stage{}
+	}
+	return staged(at.By, 0, bad, func(ctx context.Context, from Cursor, _ stage, emit emitter[int]) error {
+		order := orders.at(from.Epoch)
+		if order.err != nil {
+			return failed("Indices", from, order.err)
+		}
+		if from.Pos > s.Len() {
+			return from.refused("pos must be at most %d", s.Len())
+		}
+		for pos := from.Pos; pos < s.Len(); pos++ {
+			if !emit(order.samples(pos), nil, pos+1, at) {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
+// Shuffle gives the items in a random order within windows of the given size, which is all it keeps in memory. Windows
+// are consecutive; the first of an epoch is shorter, by a random number, so that their edges move from epoch to epoch. A
+// resume reads one window again at most. For a source with indices, Random shuffles the whole epoch, at no cost.
+// PyTorch: the shuffle of an IterableDataset, a shuffle buffer.
+func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
+	name := fmt.Sprintf("Shuffle(%d, seed %d)", window, seed)
+	bad := badIf(window < 1, "Shuffle: the window is %d, must be at least 1", window)
+	return staged(name, 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		type drawn struct {
+			value T
+			err   error
+		}
+		var items []drawn
+		pos, h := from.Pos, hash(seed, uint64(from.Epoch))
+		// give hands over the window, but for the first at.N, of which the stage says that they were before. at.M is
+		// the number of the window, end the source's cursor after it.
+		give := func(end Cursor) bool {
+			order := permutation(len(items), counter(h, uint64(at.M)))
+			for n := at.N; n < len(items); n++ {
+				next := &stage{By: name, N: n + 1, M: at.M, Source: at.Source}
+				if n+1 == len(items) {
+					next = &stage{By: name, M: at.M + 1, Source: end}
+				}
+				item := items[order(n)]
+				items[order(n)] = drawn{} // so that it can be collected
+				if pos++; !emit(item.value, item.err, pos, next) {
+					return false
+				}
+			}
+			at = stage{M: at.M + 1, Source: end}
+			items = items[:0]
+			return true
+		}
+		last := at.Source
+		for item, err := range s(ctx, at.Source) {
+			if fatal(item, err) {
+				return err
+			}
+			items = append(items, drawn{item.Value, err})
+			last = item.Next
+			if size := window; len(items) == size || at.M == 0 && len(items) == 1+below(uint64(size), h, 0) {
+				if !give(last) {
+					return nil
+				}
+			}
+		}
+		give(last)
+		return nil
+	})
+}
+
+// Stop says when a Mix ends. A source has ended when it is its turn and it has nothing more.
+type Stop int
+
+const (
+	// StopAtFirst ends the mix when the first source has ended.
+	StopAtFirst Stop = iota
+	// StopAtLast leaves out sources that have ended and ends with the last: every item comes exactly once.
+	StopAtLast
+	// CycleUntilLast begins an ended source again, with its next epoch, until all have ended once.
+	CycleUntilLast
+	// CycleForever begins an ended source again and never ends.
+	CycleForever
+)
+
+// MixOptions say how a Mix draws. The zero value takes the sources in turn and ends with the first.
+type MixOptions struct {
+	Weights []float64 // the chance of each source, relative to the others; nil: in turn
+	Seed    uint64    // for Weights
+	Stop    Stop
+}
+
+// Mix takes items from several sources, in turn or at random by weight. In epoch e every source starts at its epoch
+// e; one that is begun again goes on with its epochs e+1, e+2, …. One that has nothing at all in an epoch cannot
+// be: that is an error. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
+func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
+	srcs, opts.Weights = slices.Clone(srcs), slices.Clone(opts.Weights)
+	name := fmt.Sprintf("Mix(%d in turn, stop %d)", len(srcs), opts.Stop)
+	if opts.Weights != nil {
+		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, opts.Stop)
+	}
+	return staged(name, len(srcs), opts.check(len(srcs)), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, at: at, seed: hash(opts.Seed, uint64(from.Epoch)), pulls: make([]pull[T], len(srcs))}
+		defer m.stop()
+		for pos := from.Pos + 1; ; pos++ {
+			item, err, ok := m.next()
+			if !ok || fatal(item, err) {
+				return err
+			}
+			if !emit(item.Value, err, pos, &stage{By: name, N: m.at.N, Sources: slices.Clone(m.at.Sources), Ended: m.at.Ended}) {
+				return nil
+			}
+		}
+	})
+}
+
+// check says what is wrong with the options for so many sources.
+func (o MixOptions) check(sources int) error {
+	if sources == 0 {
+		return errors.New("dataloader: Mix: there is no source")
+	}
+	if o.Stop < StopAtFirst || o.Stop > CycleForever {
+		return fmt.Errorf("dataloader: Mix: Stop is %d, must be StopAtFirst, StopAtLast, CycleUntilLast or CycleForever", o.Stop)
+	}
+	if o.Weights != nil && len(o.Weights) != sources {
+		return fmt.Errorf("dataloader: Mix: there are %d weights for %d sources", len(o.Weights), sources)
+	}
+	for i, w := range o.Weights {
+		if !(w > 0) || math.IsInf(w, 0) {
+			return fmt.Errorf("dataloader: Mix: Weights[%d] is %v, must be positive and finite", i, w)
+		}
+	}
+	return nil
+}
+
+// A mixer goes through one epoch of a Mix.
+type mixer[T any] struct {
+	ctx   context.Context
+	opts  *MixOptions
+	srcs  []Stream[T]
+	at    stage // N counts the turns, or draws; Sources are where the sources stand
+	seed  uint64
+	pulls []pull[T]
+}
+
+// A pull is a source being read, if its functions are not nil.
+type pull[T any] struct {
+	next func() (Item[T], error, bool)
+	stop func()
+}
+
+// next returns the next item, or reports that the mix has ended, or why it cannot go on.
+func (m *mixer[T]) next() (item Item[T], err error, ok bool) {
+	for {
+		i := m.choose()
+		m.at.N++
+		if m.at.Ended[i] && m.opts.Stop == StopAtLast {
+			continue // it is in turn, and has ended
+		}
+		for {
+			p := &m.pulls[i]
+			if p.next == nil {
+				p.next, p.stop = iter.Pull2(m.srcs[i](m.ctx, m.at.Sources[i]))
+			}
+			if item, err, ok = p.next(); ok {
+				if !fatal(item, err) {
+					m.at.Sources[i] = item.Next
+				}
+				return item, err, true
+			}
+			if m.opts.Stop >= CycleUntilLast && m.at.Sources[i].atStart() {
+				return item, fmt.Errorf("dataloader: Mix: source %d gave nothing in epoch %d", i, m.at.Sources[i].Epoch), false
+			}
+			m.at.Ended = slices.Clone(m.at.Ended) // cursors that were handed out have the old one
+			m.at.Ended[i] = true
+			if m.opts.Stop == StopAtFirst || m.opts.Stop != CycleForever && !slices.Contains(m.at.Ended, false) {
+				return item, nil, false
+			}
+			if m.opts.Stop == StopAtLast {
+				break // choose another
+			}
+			m.at.Sources[i] = Cursor{Epoch: m.at.Sources[i].Epoch + 1}
+			*p = pull[T]{}
+		}
+	}
+}
+
+// choose returns the number of the source whose turn it is. By weight, those that are left out have no chance.
+func (m *mixer[T]) choose() int {
+	if m.opts.Weights == nil {
+		return m.at.N % len(m.srcs)
+	}
+	out := func(i int) bool { return m.opts.Stop == StopAtLast && m.at.Ended[i] }
+	largest, total := slices.Max(m.opts.Weights), 0.0
+	for i, w := range m.opts.Weights {
+		if !out(i) {
+			total += w / largest
+		}
+	}
+	draw, last := unit(counter(m.seed, uint64(m.at.N)))*total, 0
+	for i, w := range m.opts.Weights {
+		if out(i) {
+			continue
+		}
+		if draw -= w / largest; draw < 0 {
+			return i
+		}
+		last = i // and if rounding has left something over
+	}
+	return last
+}
+
+// stop ends the reading of all sources.
+func (m *mixer[T]) stop() {
+	for _, p := range m.pulls {
+		if p.stop != nil {
+			p.stop()
+		}
+	}
 }
 
 // A Shard is one part of Count: the share of this rank, process or machine. The zero value is the only

@@ -3,6 +3,8 @@ package dataloader
 import (
 	"context"
 	"errors"
+	"iter"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
@@ -12,7 +14,7 @@ import (
 // are one value of type S, which goes round in a slot:
 //
 //	              tasks                        results
-//	caller ─────────────────> worker, … ─────────────────> caller ──> loop body
+//	caller ─── [reader] ───> worker, … ─────────────────> caller ──> loop body
 //	  ^                                                      │ ^
 //	  │                                                   cache[k % window], if not k == recv
 //	  └──────────────── an empty slot, refilled ─────────────┘
@@ -37,6 +39,11 @@ type engine[S any] struct {
 
 	// next makes *S, which is zero, the next task, or reports that there is none. Called by the caller.
 	next func(*S) bool
+	// read, if not nil, runs in a goroutine of its own between the caller and the tasks, for what only one
+	// goroutine can read. What the caller sends are then permits: read takes one, which is nil when there are no
+	// more, for each task that it makes of it and puts. So the caller never waits for the source, and a result
+	// that is ready never for the source's next item.
+	read func(ctx context.Context, take func() *S, put func())
 	// load returns the function in which the given worker turns a task into its result. That function must
 	// leave a result in *S even if user code in it panics or calls runtime.Goexit.
 	load func(ctx context.Context, worker int) func(*S)
@@ -60,15 +67,20 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 		return
 	}
 	tasks, results := make(chan *slot[S], e.window), make(chan *slot[S], e.window)
-	defer close(tasks) // second: the workers empty the queue, without running what is in it
-	defer cancel()     // first
+	permits := tasks
+	if e.read != nil {
+		permits = make(chan *slot[S], e.window)
+		workers.Go(func() { e.reader(ctx, permits, tasks) })
+	}
+	defer close(permits) // second: the workers empty the queue, without running what is in it
+	defer cancel()       // first
 
 	send, recv, more := 0, 0, true
 	refill := func(s *slot[S]) {
 		if more = more && e.next(&s.task); more {
 			s.k = send
 			send++
-			tasks <- s
+			permits <- s
 		}
 	}
 	for more && send < e.window {
@@ -100,17 +112,46 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 	}
 }
 
+// reader is the life of the goroutine that reads.
+func (e *engine[S]) reader(ctx context.Context, permits <-chan *slot[S], tasks chan<- *slot[S]) {
+	defer close(tasks)
+	var s *slot[S]
+	take := func() *S {
+		if s = <-permits; s == nil { // the caller has gone
+			return nil
+		}
+		if ctx.Err() != nil {
+			tasks <- s // the caller may be waiting for this one
+			return nil
+		}
+		return &s.task
+	}
+	e.read(ctx, take, func() { tasks <- s })
+}
+
 // inline is run without goroutines: the specification of it.
 func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
 	load := e.load(ctx, -1)
 	var task, empty S
-	for ; e.next(&task); task = empty {
+	more := true
+	one := func() {
 		if ctx.Err() == nil {
 			load(&task)
 		}
-		if !yield(&task) {
-			return
-		}
+		more = yield(&task)
+		task = empty
+	}
+	if e.read != nil {
+		e.read(ctx, func() *S {
+			if !more {
+				return nil
+			}
+			return &task
+		}, one)
+		return
+	}
+	for more && e.next(&task) {
+		one()
 	}
 }
 
@@ -232,3 +273,144 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 // Worker returns the number of the worker that runs the call ctx was passed to, 0 … Workers-1, or -1 where
 // there is none: in the caller's goroutine. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
+
+// Map applies f to every item. With workers, f runs in that many goroutines and the source is read in one more, at
+// most 8×workers items ahead of the one handed over; the items come in order, each as soon as it is there. With 0
+// workers f runs when the item is asked for. The error of f is the item's, and so is a panic. f is not called again for
+// items before the cursor of a resume. Its random numbers come from Rand(ctx), with the seed of WithSeed, by the
+// epoch and the place of the item. torchdata: Mapper, ParallelMapper.
+func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
+	bad := badIf(workers < 0 || workers > math.MaxInt32/8 || f == nil, "Map: workers is %d, must not be negative, or f is nil", workers)
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
+		return func(yield func(Item[U], error) bool) {
+			if bad != nil {
+				yield(Item[U]{}, bad)
+				return
+			}
+			e := engine[mapping[T, U]]{
+				workers: workers,
+				window:  8 * workers,
+				ordered: true,
+				next:    func(*mapping[T, U]) bool { return true },
+				read: func(ctx context.Context, take func() *mapping[T, U], put func()) {
+					readMappings(src.guarded(ctx, from), workers > 0, take, put)
+				},
+				load: func(ctx context.Context, w int) func(*mapping[T, U]) {
+					ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
+					return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
+				},
+			}
+			e.run(ctx, func(m *mapping[T, U]) bool {
+				if ctx.Err() != nil {
+					yield(Item[U]{}, context.Cause(ctx))
+					return false
+				}
+				item := Item[U]{m.out, m.in.Next}
+				return !m.end && yield(item, m.err) && !fatal(item, m.err)
+			})
+		}
+	}
+}
+
+// A mapping is an item on its way through Map.
+type mapping[T, U any] struct {
+	in  Item[T]
+	out U
+	err error // of the item, and then of f
+	end bool  // there are no more items
+}
+
+// readMappings makes a mapping of each pair of seq, and one of its end: also if seq, read in a goroutine of its
+// own, ends that goroutine.
+func readMappings[T, U any](seq iter.Seq2[Item[T], error], apart bool, take func() *mapping[T, U], put func()) {
+	over := false
+	m := take()
+	if m == nil {
+		return
+	}
+	defer func() {
+		if apart && !over && m != nil {
+			m.err = errGoexit
+			put()
+		}
+	}()
+	for item, err := range seq {
+		m.in, m.err = item, err
+		put()
+		if m = take(); m == nil {
+			break
+		}
+	}
+	over = true
+	if m != nil {
+		m.end = true
+		put()
+	}
+}
+
+// apply calls f.
+func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Context, T) (U, error)) {
+	if m.err != nil || m.end {
+		return
+	}
+	over := false
+	defer func() {
+		if !over {
+			m.err = caught(recover())
+		}
+		if m.err != nil {
+			m.out, m.err = *new(U), failed("Map", m.in.Next, m.err)
+		}
+	}()
+	s.move(spot{epoch: uint64(m.in.Next.Epoch), pos: uint64(m.in.Next.Pos)})
+	m.out, m.err = f(ctx, m.in.Value)
+	over = true
+}
+
+// Prefetch reads up to n items ahead, in a goroutine of its own that lives as long as the range. It is a queue
+// between exactly two ends, of which neither waits while there is room or an item: delivery and order are
+// guaranteed, and nothing comes twice. n must be at least 1. torchdata: Prefetcher.
+func (s Stream[T]) Prefetch(n int) Stream[T] {
+	type pair struct {
+		item Item[T]
+		err  error
+	}
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+		return func(yield func(Item[T], error) bool) {
+			if err := badIf(n < 1, "Prefetch: n is %d, must be at least 1", n); err != nil {
+				yield(Item[T]{}, err)
+				return
+			}
+			reading, cancel := context.WithCancel(ctx)
+			ahead := make(chan pair, n-1) // and one more that waits to be sent
+			var reader sync.WaitGroup
+			defer reader.Wait()
+			defer cancel()
+			complete := false // written before ahead is closed, and read after
+			reader.Go(func() {
+				defer close(ahead)
+				for item, err := range s.guarded(reading, from) {
+					select {
+					case ahead <- pair{item, err}:
+					case <-reading.Done():
+						return
+					}
+				}
+				complete = true
+			})
+			for p := range ahead {
+				if ctx.Err() != nil {
+					break
+				}
+				if !yield(p.item, p.err) || fatal(p.item, p.err) {
+					return
+				}
+			}
+			if ctx.Err() != nil {
+				yield(Item[T]{}, context.Cause(ctx))
+			} else if !complete {
+				yield(Item[T]{}, errGoexit)
+			}
+		}
+	}
+}
