@@ -2650,6 +2650,592 @@ func FuzzStreams(f *testing.F) {
 	})
 }
 
+// TestPrefetchQueue: the six properties that the RFC asks of its queue, by name. (That it is between exactly two ends
+// is how a range is made; between machines there are shards instead.)
+func TestPrefetchQueue(t *testing.T) {
+	const n = 20
+	run := func(t *testing.T, length int, produce, consume func(i int)) (got []int, ahead int) {
+		synctest.Test(t, func(t *testing.T) {
+			read := 0
+			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+				return func(yield func(int, error) bool) {
+					for i := range n {
+						produce(i)
+						read++
+						if !yield(i, nil) {
+							return
+						}
+					}
+				}
+			})
+			for i, err := range source.Prefetch(length).Epoch(t.Context(), 0) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				consume(i)
+				synctest.Wait()
+				got = append(got, i)
+				ahead = max(ahead, read-len(got))
+			}
+		})
+		return got, ahead
+	}
+	idle := func(int) {}
+	pause := func(i int) { time.Sleep(time.Duration(mix(uint64(i)) % 1000)) }
+	t.Run("guaranteed delivery, no duplicates, order", func(t *testing.T) {
+		for length := range 5 {
+			for _, c := range [][2]func(int){{idle, idle}, {pause, idle}, {idle, pause}, {pause, pause}} {
+				got, _ := run(t, length+1, c[0], c[1])
+				equal(t, "items", got, positions(Sequential(n), 0))
+			}
+		}
+	})
+	t.Run("customizable length", func(t *testing.T) {
+		for _, length := range []int{1, 2, 7, 100} {
+			_, ahead := run(t, length, idle, func(int) { time.Sleep(time.Second) })
+			equal(t, "ahead", ahead, min(length, n-1))
+		}
+	})
+	t.Run("non-blocking", func(t *testing.T) { // neither end waits while there is room, or an item
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			source := Map(Indices(Sequential(n)), 0, func(_ context.Context, i int) (int, error) {
+				time.Sleep(time.Second)
+				return i, nil
+			})
+			for range source.Prefetch(1).Epoch(t.Context(), 0) {
+				time.Sleep(time.Second)
+			}
+			equal(t, "a second to make and a second to use", time.Since(start), (n+1)*time.Second)
+		})
+	})
+	t.Run("between two ends", func(t *testing.T) { // a queue used twice is two queues
+		queue := counting(3).Prefetch(2)
+		var got []string
+		for a := range queue.Epoch(t.Context(), 0) {
+			for b := range queue.Epoch(t.Context(), 0) {
+				got = append(got, fmt.Sprint(a, b))
+			}
+		}
+		equal(t, "pairs", got, "[0 0 0 1 0 2 1 0 1 1 1 2 2 0 2 1 2 2]")
+	})
+}
+
+// TestReadyIsHandedOver: an item leaves Map and Prefetch as soon as it is done, not with the source's next item.
+func TestReadyIsHandedOver(t *testing.T) {
+	for name, stage := range map[string]func(Stream[int]) Stream[int]{
+		"Prefetch":      func(s Stream[int]) Stream[int] { return s.Prefetch(5) },
+		"Map":           func(s Stream[int]) Stream[int] { return Map(s, 3, quick) },
+		"Map, inline":   func(s Stream[int]) Stream[int] { return Map(s, 0, quick) },
+		"Map, Prefetch": func(s Stream[int]) Stream[int] { return Map(s.Prefetch(2), 2, quick).Prefetch(3) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+				return func(yield func(int, error) bool) {
+					for i := range 10 {
+						time.Sleep(time.Second)
+						if !yield(i, nil) {
+							return
+						}
+					}
+				}
+			})
+			start := time.Now()
+			var times []int
+			for range stage(source).Epoch(t.Context(), 0) {
+				times = append(times, int(time.Since(start)/time.Second))
+			}
+			equal(t, name, times, "[1 2 3 4 5 6 7 8 9 10]")
+		})
+	}
+}
+
+func quick(_ context.Context, i int) (int, error) { return i, nil }
+
+// TestReadAhead: no stage reads further ahead of the loop than it says.
+func TestReadAhead(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		stage func(Stream[int]) Stream[int]
+		want  []int // read with each of the first items in hand
+	}{
+		{"Map inline", func(s Stream[int]) Stream[int] { return Map(s, 0, quick) }, []int{1, 2, 3}},
+		{"Map", func(s Stream[int]) Stream[int] { return Map(s, 1, quick) }, []int{9, 10, 11}},
+		{"Map 3", func(s Stream[int]) Stream[int] { return Map(s, 3, quick) }, []int{25, 26, 27}},
+		{"Prefetch", func(s Stream[int]) Stream[int] { return s.Prefetch(4) }, []int{5, 6, 7}},
+		{"Take", func(s Stream[int]) Stream[int] { return s.Take(2) }, []int{1, 2}},
+		{"Shard", func(s Stream[int]) Stream[int] { return s.Shard(Shard{1, 3}) }, []int{2, 5, 8}},
+		{"Filter", func(s Stream[int]) Stream[int] { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}},
+		{"Repeat", func(s Stream[int]) Stream[int] { return s.Repeat(2) }, []int{1, 2, 3}},
+		{"Chain", func(s Stream[int]) Stream[int] { return Chain(s, s) }, []int{1, 2, 3}},
+		{"Mix", func(s Stream[int]) Stream[int] { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}},
+		{"Batch", func(s Stream[int]) Stream[int] { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}},
+		{"Shuffle", func(s Stream[int]) Stream[int] { return s.Shuffle(1, 0) }, []int{1, 2, 3}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var read, gone atomic.Int64
+			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+				return func(yield func(int, error) bool) {
+					defer gone.Add(1)
+					for i := range 100 {
+						read.Add(1)
+						if !yield(i, nil) {
+							return
+						}
+					}
+				}
+			})
+			s := c.stage(source)
+			equal(t, c.name+": read before the range", read.Load(), 0)
+			var got []int
+			for _, err := range s.Epoch(t.Context(), 0) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if got = append(got, int(read.Load())); len(got) == len(c.want) {
+					break
+				}
+			}
+			equal(t, c.name, got, c.want)
+			equal(t, c.name+": the source has been left", gone.Load(), 1)
+		})
+	}
+}
+
+// TestShuffleStream: every item once, another order in every epoch and seed, no more than a window of items in memory,
+// and no more than a window read again.
+func TestShuffleStream(t *testing.T) {
+	const n, window = 100, 8
+	read := 0
+	source := FromSeq(func(_ context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for i := range n {
+				read++
+				if !yield(i, nil) {
+					return
+				}
+			}
+		}
+	})
+	seen := map[string]bool{}
+	firsts := map[int]bool{}
+	for epoch := range 20 {
+		var got []int
+		read = 0
+		for i := range source.Shuffle(window, 1).Epoch(t.Context(), epoch) {
+			got = append(got, i)
+			if read-len(got) >= window {
+				t.Fatalf("%d items in memory", read-len(got)+1)
+			}
+			if len(got) == 1 {
+				firsts[read] = true
+			}
+		}
+		seen[fmt.Sprint(got)] = true
+		slices.Sort(got)
+		equal(t, "items", got, positions(Sequential(n), 0))
+	}
+	seen[fmt.Sprint(collect(t, source.Shuffle(window, 2).Epoch(t.Context(), 0)))] = true
+	equal(t, "different orders", len(seen), 21)
+	if len(firsts) < window/2 {
+		t.Errorf("the first window has only the lengths %v", firsts)
+	}
+	base := Indices(Sequential(n)) // whose own resume costs nothing
+	for item := range Map(base, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1)(t.Context(), Cursor{}) {
+		read = 0
+		for range Map(base, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1).Run(t.Context(), ptr(item.Next)) {
+			break
+		}
+		if read > 2*window { // what is read again, and perhaps the window after it
+			t.Fatalf("after a resume %d items are read", read)
+		}
+	}
+}
+
+// TestMixCounts: the closed forms of how many items come in turn, the shares by weight, and what each rule promises.
+func TestMixCounts(t *testing.T) {
+	count := func(opts MixOptions, epoch int, sizes ...int) (total int, each []int) {
+		var srcs []Stream[int]
+		for i, n := range sizes {
+			srcs = append(srcs, Map(Indices(Sequential(n)), 0, func(context.Context, int) (int, error) { return i, nil }))
+		}
+		each = make([]int, len(sizes))
+		for _, i := range collect(t, Mix(opts, srcs...).Epoch(t.Context(), epoch)) {
+			each[i]++
+			total++
+		}
+		return total, each
+	}
+	for _, sizes := range [][]int{{1}, {4}, {1, 2}, {3, 1}, {4, 4}, {1, 2, 3}, {3, 2, 1}, {4, 4, 4}, {2, 4, 1, 3}} {
+		first, last, all := math.MaxInt, 0, 0
+		for i, n := range sizes {
+			first, last, all = min(first, n*len(sizes)+i), max(last, n*len(sizes)+i), all+n
+		}
+		for stop, want := range map[Stop]int{StopAtFirst: first, StopAtLast: all, CycleUntilLast: last} {
+			got, _ := count(MixOptions{Stop: stop}, 0, sizes...)
+			equal(t, fmt.Sprint(sizes, " stop ", stop), got, want)
+		}
+		for epoch := range 5 {
+			weights := slices.Repeat([]float64{.5}, len(sizes))
+			_, each := count(MixOptions{Weights: weights, Seed: 1, Stop: StopAtLast}, epoch, sizes...)
+			equal(t, "by weight, all", each, sizes)
+			_, each = count(MixOptions{Weights: weights, Seed: 1, Stop: StopAtFirst}, epoch, sizes...)
+			full := 0
+			for i, n := range sizes {
+				if each[i] == n {
+					full++
+				}
+				if each[i] > n {
+					t.Errorf("%v gave %v", sizes, each)
+				}
+			}
+			if full == 0 {
+				t.Errorf("%v gave %v and stopped", sizes, each)
+			}
+			_, each = count(MixOptions{Weights: weights, Seed: 1, Stop: CycleUntilLast}, epoch, sizes...)
+			for i, n := range sizes {
+				if each[i] < n {
+					t.Errorf("%v gave %v", sizes, each)
+				}
+			}
+		}
+	}
+	_, each := count(MixOptions{Weights: []float64{1, 2, 5}, Seed: 3}, 0, 8000, 8000, 4000)
+	if r := float64(each[1]) / float64(each[0]); math.Abs(r-2) > .2 {
+		t.Errorf("weights 1, 2, 5 gave %v", each)
+	}
+	if r := float64(each[2]) / float64(each[0]); math.Abs(r-5) > .5 {
+		t.Errorf("weights 1, 2, 5 gave %v", each)
+	}
+	orders := map[string]bool{}
+	for epoch := range 3 {
+		for seed := range uint64(3) {
+			orders[fmt.Sprint(collect(t, Mix(MixOptions{Weights: []float64{1, 1}, Seed: seed}, Indices(Sequential(20)), Map(Indices(Sequential(20)), 0, quick)).Epoch(t.Context(), epoch)))] = true
+		}
+	}
+	if len(orders) < 5 {
+		t.Errorf("3 epochs of 3 seeds have %d orders", len(orders))
+	}
+	for _, opts := range []MixOptions{{Stop: CycleForever}, {Stop: CycleUntilLast}, {Stop: CycleForever, Weights: []float64{1, 1}}} {
+		got := outcomes(Mix(opts, counting(3), counting(0)).Epoch(t.Context(), 2))
+		equal(t, "an empty source", got[len(got)-1], "error dataloader: Mix: source 1 gave nothing in epoch 2")
+	}
+}
+
+// TestStreamsThatDie: a panic in the source or in a function, and in a goroutine of a stage a Goexit, is an error and
+// joins everything.
+func TestStreamsThatDie(t *testing.T) {
+	die := func(i int) func() {
+		return func() {
+			if i == 0 {
+				panic("ouch")
+			}
+			runtime.Goexit()
+		}
+	}
+	for i, what := range []string{"panic: ouch", "runtime.Goexit was called"} {
+		source := FromSeq(func(_ context.Context, _ int) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				if yield(7, nil) {
+					die(i)()
+				}
+			}
+		})
+		f := func(_ context.Context, n int) (int, error) {
+			if n == 1 {
+				die(i)()
+			}
+			return n, nil
+		}
+		for workers := range 3 {
+			synctest.Test(t, func(t *testing.T) {
+				if i == 0 || workers > 0 {
+					got := outcomes(Map(source, workers, quick).Epoch(t.Context(), 4))
+					equal(t, "source", len(got), 2)
+					if !strings.HasSuffix(got[1], what) || got[0] != "7" {
+						t.Errorf("source: %s", got)
+					}
+					got = outcomes(Map(counting(3), workers, f).Epoch(t.Context(), 0))
+					equal(t, "f", got, "[0 error dataloader: Map: epoch 0, the item before pos 2: "+what+" 2]")
+				}
+				got := outcomes(source.Prefetch(workers+1).Epoch(t.Context(), 0))
+				if len(got) != 2 || !strings.HasSuffix(got[1], what) {
+					t.Errorf("Prefetch: %s", got)
+				}
+			})
+		}
+	}
+	dead := "panic: ouch"
+	equal(t, "source", outcomes(FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }).Epoch(t.Context(), 3)), "[error dataloader: epoch 3: the stream: "+dead+"]")
+	equal(t, "Filter", outcomes(counting(3).Filter(func(i int) bool {
+		if i == 1 {
+			panic("ouch")
+		}
+		return true
+	}).Epoch(t.Context(), 0)), "[0 error dataloader: Filter: epoch 0, the item before pos 2: "+dead+" 2]")
+	equal(t, "Batch", outcomes(Batch(counting(3), 2, func(_ []int, samples []int) ([]int, error) {
+		if len(samples) == 2 {
+			panic("ouch")
+		}
+		return List(nil, samples)
+	}).Epoch(t.Context(), 0)), "[error dataloader: Batch: epoch 0, the item before pos 2: "+dead+" [2]]")
+	equal(t, "Indices", outcomes(Indices(OrderFunc(2, func(int) []int { panic("ouch") })).Epoch(t.Context(), 0)), "[error dataloader: Indices: epoch 0, the item before pos 0: "+dead+"]")
+	for _, s := range []Stream[int]{counting(3), Map(counting(3), 2, quick), counting(3).Prefetch(2), counting(3).Shuffle(2, 1), Mix(MixOptions{}, counting(3))} {
+		mustPanic(t, func() { // that of the loop body is its own
+			for range s.Epoch(t.Context(), 0) {
+				panic("of the body")
+			}
+		}, "of the body")
+	}
+}
+
+// TestHealedStreams: items that fail in the first run and have healed by the resume change nothing else.
+func TestHealedStreams(t *testing.T) {
+	sick := true
+	source := FromSeq(func(_ context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for i := range 30 {
+				var err error
+				if sick && i%4 == 1 {
+					err = errBad
+				}
+				if !yield(i, err) {
+					return
+				}
+			}
+		}
+	})
+	for name, s := range map[string]Stream[int]{
+		"Take": source.Take(20), "Shuffle": source.Shuffle(5, 1), "Shard": source.Shard(Shard{1, 2}), "Repeat": source.Repeat(2), "Prefetch": source.Prefetch(3),
+		"Mix": Mix(MixOptions{Weights: []float64{1, 2}, Stop: StopAtLast}, source, source), "Chain": Chain(source, source),
+		"Unbatch": Unbatch(Batch(source, 1, List[int])), "Map": Map(source, 3, double),
+		"Zip": Map(Zip(source, source.Shuffle(3, 3)), 0, func(_ context.Context, p Pair[int, int]) (int, error) { return 100*p.First + p.Second, nil }),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sick = false
+			want := outcomes(s.Epoch(t.Context(), 0))
+			sick = true
+			var cursors []Cursor
+			var first []string
+			for item, err := range s(t.Context(), Cursor{}) {
+				first = append(first, outcomes(one(item.Value, err))...)
+				cursors = append(cursors, throughJSON(t, item.Next))
+			}
+			equal(t, name+": items", len(first), len(want))
+			sick = false
+			for k, at := range cursors {
+				equal(t, fmt.Sprintf("%s: after %d", name, k+1), outcomes(s.Run(t.Context(), &at)), want[k+1:])
+			}
+		})
+	}
+}
+
+// TestStreamRanks: after a stop in lock-step another number of ranks goes on, without loss or repeat.
+func TestStreamRanks(t *testing.T) {
+	const n, global = 50, 12
+	part := func(rank, ranks int) Stream[[]int] {
+		source := counting(n).Shuffle(5, 1) // before Shard
+		return Batch(Map(source.Shard(Shard{rank, ranks}), 0, quick), global/ranks, List[int]).Prefetch(2)
+	}
+	all := collect(t, counting(n).Shuffle(5, 1).Epoch(t.Context(), 0))
+	for _, before := range []int{1, 2, 3, 4, 6} {
+		for _, after := range []int{1, 2, 3, 4, 12} {
+			for stop := range n / global {
+				var at Cursor
+				var got []int
+				for rank := range before {
+					at = Cursor{}
+					k := 0
+					for batch := range part(rank, before).Run(t.Context(), &at) {
+						got = append(got, batch...)
+						if k++; k > stop {
+							break
+						}
+					}
+				}
+				for rank := range after {
+					got = append(got, slices.Concat(collect(t, part(rank, after).Run(t.Context(), ptr(throughJSON(t, at))))...)...)
+				}
+				slices.Sort(got)
+				want := slices.Clone(all)
+				slices.Sort(want)
+				equal(t, fmt.Sprintf("%d ranks, after %d steps %d ranks", before, stop+1, after), got, want)
+			}
+		}
+	}
+}
+
+// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
+func TestPipelineIsLoader(t *testing.T) {
+	for n := range 12 {
+		sampler := Random(n, 5)
+		pipeline := Batch(Map(Indices(sampler), 3, failing(n, 4).Get), 3, List[int])
+		loader := newLoader(t, failing(n, 4), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
+		for epoch := range 3 {
+			a, b := outcomes(pipeline.Epoch(t.Context(), epoch)), outcomes(loader.Epoch(t.Context(), epoch))
+			equal(t, "batches", len(a), len(b))
+			for k := range a {
+				if strings.HasPrefix(a[k], "error") != strings.HasPrefix(b[k], "error") || a[k][0] == '[' && a[k] != b[k] {
+					t.Errorf("batch %d: %s, the loader has %s", k, a[k], b[k])
+				}
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		slow := func(_ context.Context, i int) (int, error) { time.Sleep(time.Second); return i, nil }
+		start := time.Now()
+		for range Batch(Map(Indices(Sequential(64)), 8, slow), 16, List[int]).Epoch(t.Context(), 0) {
+			equal(t, "pipeline's first batch", time.Since(start), 2*time.Second)
+			break
+		}
+		start = time.Now()
+		for range newLoader(t, Func(64, slow), Options{BatchSize: 16, Workers: 8}).Epoch(t.Context(), 0) {
+			equal(t, "loader's first batch", time.Since(start), 16*time.Second)
+			break
+		}
+	})
+}
+
+// TestResumeCallsNothingTwice: f is not called for the items before the cursor.
+func TestResumeCallsNothingTwice(t *testing.T) {
+	for workers := range 3 {
+		var calls [40]atomic.Int64
+		s := Batch(Map(Indices(Random(40, 1)).Prefetch(3), workers, func(_ context.Context, i int) (int, error) {
+			calls[i].Add(1)
+			return i, nil
+		}), 4, List[int])
+		var at Cursor
+		done := map[int]bool{}
+		for batch := range s.Run(t.Context(), &at) {
+			for _, i := range batch {
+				done[i] = true
+			}
+			if len(done) == 20 {
+				break
+			}
+		}
+		for i := range calls {
+			calls[i].Store(0)
+		}
+		collect(t, s.Run(t.Context(), &at))
+		for i := range calls {
+			want := 1
+			if done[i] {
+				want = 0
+			}
+			equal(t, fmt.Sprint("calls for ", i), calls[i].Load(), want)
+		}
+	}
+}
+
+// TestRandInStreams: by the place of the item and the seed of the context, for any number of workers.
+func TestRandInStreams(t *testing.T) {
+	s := func(workers int) Stream[uint64] {
+		return Map(counting(20), workers, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil })
+	}
+	want := collect(t, s(0).Epoch(t.Context(), 1))
+	equal(t, "workers", collect(t, s(3).Epoch(t.Context(), 1)), want)
+	seen := map[uint64]bool{}
+	for _, ctx := range []context.Context{t.Context(), WithSeed(t.Context(), 1)} {
+		for epoch := range 3 {
+			for _, v := range collect(t, s(2).Epoch(ctx, epoch)) {
+				seen[v] = true
+			}
+		}
+	}
+	equal(t, "different numbers", len(seen), 2*3*20)
+	var ranks []uint64 // not the same numbers on each rank
+	for rank := range 2 {
+		ranks = append(ranks, collect(t, Map(counting(20).Shard(Shard{rank, 2}), 0, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil }).Epoch(t.Context(), 1))...)
+	}
+	slices.Sort(ranks)
+	slices.Sort(want)
+	equal(t, "ranks", ranks, want)
+}
+
+// TestBadStreams: arguments that make no sense are the stream's only pair, wherever it stands in a pipeline.
+func TestBadStreams(t *testing.T) {
+	s := counting(3)
+	check := func(seq iter.Seq2[int, error], parts ...string) {
+		t.Helper()
+		n := 0
+		for _, err := range seq {
+			saysAll(t, err, append(parts, "dataloader: ")...)
+			n++
+		}
+		equal(t, "pairs", n, 1)
+	}
+	for _, c := range []struct {
+		s     Stream[int]
+		parts []string
+	}{
+		{s.Filter(nil), []string{"Filter", "nil"}},
+		{s.Take(-1), []string{"Take", "n is -1"}},
+		{s.Shard(Shard{2, 2}), []string{"Stream.Shard", "Index: 2", "0 to 1"}},
+		{s.Shuffle(0, 1), []string{"Shuffle", "window is 0", "at least 1"}},
+		{s.Prefetch(0), []string{"Prefetch", "n is 0", "at least 1"}},
+		{FromSeq[int](nil), []string{"FromSeq", "nil"}},
+		{Indices(nil), []string{"Indices", "nil"}},
+		{Map(s, -1, quick), []string{"Map", "workers is -1"}},
+		{Map[int, int](s, 1, nil), []string{"Map", "f is nil"}},
+		{Unbatch(Batch(s, 0, List[int])), []string{"Batch", "size is 0", "positive"}},
+		{Unbatch(Batch[int, []int](s, 1, nil)), []string{"Batch", "nil"}},
+		{Mix[int](MixOptions{}), []string{"Mix", "no source"}},
+		{Mix(MixOptions{Weights: []float64{1}}, s, s), []string{"Mix", "1 weights for 2 sources"}},
+		{Mix(MixOptions{Weights: []float64{1, 0}}, s, s), []string{"Mix", "Weights[1] is 0", "positive and finite"}},
+		{Mix(MixOptions{Weights: []float64{math.NaN()}}, s), []string{"Mix", "Weights[0] is NaN"}},
+		{Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s), []string{"Mix", "Weights[0] is +Inf"}},
+		{Mix(MixOptions{Stop: 9}, s), []string{"Mix", "Stop is 9"}},
+		{counting(0).Repeat(0), []string{"Repeat", "nothing in epoch 0"}},
+	} {
+		check(c.s.Epoch(t.Context(), 0), c.parts...)
+		deep := Map(Chain(Mix(MixOptions{Stop: StopAtLast}, c.s).Prefetch(2), counting(2)).Repeat(2).Shuffle(2, 0), 2, quick)
+		check(deep.Epoch(t.Context(), 0), c.parts...)
+	}
+}
+
+// TestForeignCursors: a cursor of another pipeline is refused and both are named, also deep inside.
+func TestForeignCursors(t *testing.T) {
+	after := func(s Stream[int]) Cursor {
+		for item := range s(t.Context(), Cursor{}) {
+			return item.Next
+		}
+		panic("empty")
+	}
+	s := counting(9)
+	for _, c := range []struct {
+		made, used Stream[int]
+		parts      []string
+	}{
+		{s.Take(3), s.Take(4), []string{"Take(3)", "Take(4)"}},
+		{s.Repeat(2), s.Take(4), []string{"Repeat(2)", "Take(4)"}},
+		{s.Shuffle(3, 1), s.Shuffle(3, 2), []string{"Shuffle(3, seed 1)", "Shuffle(3, seed 2)"}},
+		{Chain(s, s), Chain(s, s, s), []string{"Chain(2)", "Chain(3)"}},
+		{Mix(MixOptions{Weights: []float64{1, 2}, Seed: 3}, s, s), Mix(MixOptions{Weights: []float64{2, 1}, Seed: 3}, s, s), []string{"Mix(seed 3, weights [1 2]", "Mix(seed 3, weights [2 1]"}},
+		{Mix(MixOptions{}, s, s), Mix(MixOptions{}, s), []string{"Mix(2 in turn", "Mix(1 in turn"}},
+		{Indices(Random(9, 1)), Indices(Random(8, 1)), []string{"Random(9, seed 1)", "Random(8, seed 1)"}},
+		{Indices(Random(9, 1)), s, []string{"Random(9, seed 1)", "FromSeq"}},
+		{Indices(Random(9, 1)).Take(5).Repeat(2), s.Take(5).Repeat(2), []string{"Random(9, seed 1)", "FromSeq"}},
+		{counting(9).Filter(func(i int) bool { return i > 5 }), counting(3), []string{"pos 7", "only 3 items"}},
+	} {
+		for _, at := range []Cursor{after(c.made), throughJSON(t, after(c.made))} {
+			n := 0
+			for _, err := range Map(Batch(c.used, 2, List[int]).Prefetch(2), 1, func(_ context.Context, b []int) ([]int, error) { return b, nil }).Run(t.Context(), &at) {
+				saysAll(t, err, c.parts...)
+				n++
+			}
+			equal(t, fmt.Sprint(c.parts, ": pairs"), n, 1)
+		}
+	}
+	for _, err := range s.Take(3).Run(t.Context(), &Cursor{Pos: -1}) {
+		saysAll(t, err, "must not be negative")
+	}
+	for _, err := range s.Take(3).Run(t.Context(), &Cursor{Pos: 1, State: stage{By: "Take(3)", N: -1}}) {
+		saysAll(t, err, "damaged")
+	}
+}
+
 // Examples: the documentation, compiled and run. They are in package dataloader like all of this file, so the names
 // come without the package's.
 
