@@ -3,6 +3,7 @@ package dataloader
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -336,5 +337,137 @@ func BenchmarkGoTree(b *testing.B) {
 	for _, workers := range []int{0, 1, 2, 4} {
 		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
 		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"}, amount{float64(bytes) / 1e6, "MB"})
+	}
+}
+
+// BenchmarkStreams is what a stage adds to an item of the stream under it: the difference is in added-ns/item, and the
+// baseline is that stream alone.
+func BenchmarkStreams(b *testing.B) {
+	const n = 100000
+	count := func(n int) Stream[int] { // as cheap as a stream can be
+		return func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				for pos := from.Pos; pos < n; pos++ {
+					if !yield(Item[int]{pos, Cursor{from.Epoch, pos + 1, nil}}, nil) {
+						return
+					}
+				}
+			}
+		}
+	}
+	ints := count(n)
+	drain := func(s Stream[int]) func() {
+		return func() {
+			for _, err := range s(b.Context(), Cursor{}) {
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	base := drain(ints)
+	line := func(name string, s Stream[int]) {
+		run := drain(s)
+		b.Run(name, func(b *testing.B) {
+			base()
+			run()
+			var added []float64
+			mallocs := uint64(0)
+			var before, after runtime.MemStats
+			for b.Loop() {
+				t0 := time.Now()
+				base()
+				t1 := time.Now()
+				runtime.ReadMemStats(&before)
+				t2 := time.Now()
+				run()
+				t3 := time.Now()
+				runtime.ReadMemStats(&after)
+				mallocs += after.Mallocs - before.Mallocs
+				added = append(added, float64(t3.Sub(t2)-t1.Sub(t0)))
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(median(added)/n, "added-ns/item")
+			b.ReportMetric(float64(mallocs)/float64(len(added)*n), "allocs/item")
+		})
+	}
+	line("Map/inline", Map(ints, 0, quick))
+	line("Filter", ints.Filter(func(i int) bool { return i >= 0 }))
+	line("Take", ints.Take(n))
+	line("Repeat", ints.Repeat(1))
+	line("Shard", ints.Shard(Shard{}))
+	line("Chain", Chain(ints))
+	line("Shuffle", ints.Shuffle(1000, 1))
+	line("Unbatch.Batch", Unbatch(Batch(ints, 64, List[int])))
+	line("Prefetch", ints.Prefetch(64))
+	line("Map/workers=2", Map(ints, 2, quick))
+
+	pulled := func() {
+		next, stop := iter.Pull2(ints(b.Context(), Cursor{}))
+		defer stop()
+		for {
+			if _, _, ok := next(); !ok {
+				return
+			}
+		}
+	}
+	pair := Zip(ints, ints)
+	against(b, "Zip", "item", n, "Pull2", pulled, func() {
+		for range pair(b.Context(), Cursor{}) {
+		}
+	})
+	half := count(n / 2)
+	against(b, "Mix/in-turn", "item", n, "Pull2", pulled, drain(Mix(MixOptions{Stop: StopAtLast}, half, half)))
+	against(b, "Mix/weights", "item", n, "Pull2", pulled, drain(Mix(MixOptions{Weights: []float64{1, 1}, Stop: StopAtLast}, half, half)))
+
+	work := burn(20 * time.Microsecond)
+	const few = 2000
+	two := func() {
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				for i := range few / 2 {
+					work(i)
+				}
+			})
+		}
+		both.Wait()
+	}
+	busy := drain(Map(count(few), 2, func(_ context.Context, i int) (int, error) { work(i); return i, nil }))
+	against(b, "Map/20µs", "item", few, "two-goroutines", two, busy)
+}
+
+// BenchmarkFirstBatch is the time to the first batch of 32 samples of 100 µs: the classic loader has one worker load it, a
+// pipeline all.
+func BenchmarkFirstBatch(b *testing.B) {
+	work := burn(100 * time.Microsecond)
+	get := func(_ context.Context, i int) (int, error) { work(i); return i, nil }
+	first := func(s Stream[[]int]) func() {
+		return func() {
+			for range s.Epoch(b.Context(), 0) {
+				return
+			}
+		}
+	}
+	loader, err := New(Func(4096, get), List[int], Options{BatchSize: 32, Workers: 2})
+	if err != nil {
+		b.Fatal(err)
+	}
+	against(b, "pipeline", "batch", 1, "loader", first(loader.Stream()), first(Batch(Map(Indices(Sequential(4096)), 2, get), 32, List[int])))
+}
+
+// BenchmarkResume is the time to the first item of a pipeline that resumes in the middle of 10^9.
+func BenchmarkResume(b *testing.B) {
+	const n = 1_000_000_000
+	s := Batch(Map(Indices(Random(n, 1)), 2, quick), 64, List[int])
+	at := Cursor{Pos: n / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 1)", n)}}
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, err := range s.Run(b.Context(), &Cursor{Epoch: at.Epoch, Pos: at.Pos, State: at.State}) {
+			if err != nil {
+				b.Fatal(err)
+			}
+			break
+		}
 	}
 }

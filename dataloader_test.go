@@ -2656,12 +2656,12 @@ func TestPrefetchQueue(t *testing.T) {
 	const n = 20
 	run := func(t *testing.T, length int, produce, consume func(i int)) (got []int, ahead int) {
 		synctest.Test(t, func(t *testing.T) {
-			read := 0
+			var read atomic.Int64
 			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
 				return func(yield func(int, error) bool) {
 					for i := range n {
 						produce(i)
-						read++
+						read.Add(1)
 						if !yield(i, nil) {
 							return
 						}
@@ -2675,7 +2675,7 @@ func TestPrefetchQueue(t *testing.T) {
 				consume(i)
 				synctest.Wait()
 				got = append(got, i)
-				ahead = max(ahead, read-len(got))
+				ahead = max(ahead, int(read.Load())-len(got))
 			}
 		})
 		return got, ahead

@@ -39,7 +39,7 @@ type engine[S any] struct {
 
 	// next makes *S, which is zero, the next task, or reports that there is none. Called by the caller.
 	next func(*S) bool
-	// read, if not nil, runs in a goroutine of its own between the caller and the tasks, for what only one
+	// read, if not nil, needs workers and runs in a goroutine of its own between the caller and the tasks, for what only one
 	// goroutine can read. What the caller sends are then permits: read takes one, which is nil when there are no
 	// more, for each task that it makes of it and puts. So the caller never waits for the source, and a result
 	// that is ready never for the source's next item.
@@ -133,25 +133,13 @@ func (e *engine[S]) reader(ctx context.Context, permits <-chan *slot[S], tasks c
 func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
 	load := e.load(ctx, -1)
 	var task, empty S
-	more := true
-	one := func() {
+	for ; e.next(&task); task = empty {
 		if ctx.Err() == nil {
 			load(&task)
 		}
-		more = yield(&task)
-		task = empty
-	}
-	if e.read != nil {
-		e.read(ctx, func() *S {
-			if !more {
-				return nil
-			}
-			return &task
-		}, one)
-		return
-	}
-	for more && e.next(&task) {
-		one()
+		if !yield(&task) {
+			return
+		}
 	}
 }
 
@@ -287,27 +275,40 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 				yield(Item[U]{}, bad)
 				return
 			}
-			e := engine[mapping[T, U]]{
-				workers: workers,
-				window:  8 * workers,
-				ordered: true,
-				next:    func(*mapping[T, U]) bool { return true },
-				read: func(ctx context.Context, take func() *mapping[T, U], put func()) {
-					readMappings(src.guarded(ctx, from), workers > 0, take, put)
-				},
-				load: func(ctx context.Context, w int) func(*mapping[T, U]) {
-					ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
-					return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
-				},
+			mapper := func(ctx context.Context, w int) func(*mapping[T, U]) {
+				ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
+				return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
 			}
-			e.run(ctx, func(m *mapping[T, U]) bool {
+			deliver := func(m *mapping[T, U]) bool {
 				if ctx.Err() != nil {
 					yield(Item[U]{}, context.Cause(ctx))
 					return false
 				}
 				item := Item[U]{m.out, m.in.Next}
 				return !m.end && yield(item, m.err) && !fatal(item, m.err)
-			})
+			}
+			if workers > 0 {
+				e := engine[mapping[T, U]]{
+					workers: workers,
+					window:  8 * workers,
+					ordered: true,
+					next:    func(*mapping[T, U]) bool { return true },
+					read: func(ctx context.Context, take func() *mapping[T, U], put func()) {
+						readMappings(src.guarded(ctx, from), take, put)
+					},
+					load: mapper,
+				}
+				e.run(ctx, deliver)
+				return
+			}
+			var m mapping[T, U]
+			apply := mapper(ctx, -1)
+			for item, err := range src(ctx, from) {
+				m.in, m.err = item, err
+				if apply(&m); !deliver(&m) {
+					return
+				}
+			}
 		}
 	}
 }
@@ -320,16 +321,14 @@ type mapping[T, U any] struct {
 	end bool  // there are no more items
 }
 
-// readMappings makes a mapping of each pair of seq, and one of its end: also if seq, read in a goroutine of its
-// own, ends that goroutine.
-func readMappings[T, U any](seq iter.Seq2[Item[T], error], apart bool, take func() *mapping[T, U], put func()) {
-	over := false
-	m := take()
+// readMappings makes a mapping of each pair of seq, and one of its end: also when seq ends its goroutine.
+func readMappings[T, U any](seq iter.Seq2[Item[T], error], take func() *mapping[T, U], put func()) {
+	m, over := take(), false
 	if m == nil {
 		return
 	}
 	defer func() {
-		if apart && !over && m != nil {
+		if !over && m != nil {
 			m.err = errGoexit
 			put()
 		}
@@ -351,6 +350,7 @@ func readMappings[T, U any](seq iter.Seq2[Item[T], error], apart bool, take func
 // apply calls f.
 func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Context, T) (U, error)) {
 	if m.err != nil || m.end {
+		m.out = *new(U)
 		return
 	}
 	over := false
