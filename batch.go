@@ -138,14 +138,6 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // batch, with the error of the first. An end of the context leaves no short batch. size must be positive.
 // Unlike a loader's, a batch is always built in memory of its own. torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	collated := func(samples []T) (batch B, err error) {
-		defer func() {
-			if r := recover(); r != nil {
-				err = caught(r)
-			}
-		}()
-		return collate(batch, samples)
-	}
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		return func(yield func(Item[B], error) bool) {
 			if err := badIf(size < 1 || collate == nil, "Batch: size is %d, must be positive, or collate is nil", size); err != nil {
@@ -157,7 +149,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 			flush := func(next Cursor) bool {
 				item, err := Item[B]{Next: next}, first
 				if err == nil {
-					if item.Value, err = collated(samples); err != nil {
+					if item.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
 						item.Value, err = *new(B), failed("Batch", next, err)
 					}
 				}

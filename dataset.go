@@ -690,14 +690,6 @@ func badIf(bad bool, format string, args ...any) error {
 
 // Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	kept := func(value T) (ok bool, err error) {
-		defer func() {
-			if r := recover(); r != nil {
-				err = caught(r)
-			}
-		}()
-		return keep(value), nil
-	}
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
 			if err := badIf(keep == nil, "Filter: keep is nil"); err != nil {
@@ -706,7 +698,7 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 			}
 			for item, err := range s(ctx, from) {
 				if err == nil {
-					ok, failure := kept(item.Value)
+					ok, failure := try(func() (bool, error) { return keep(item.Value), nil })
 					if failure != nil {
 						item.Value, err = *new(T), failed("Filter", item.Next, failure)
 					} else if !ok {

@@ -176,6 +176,16 @@ func caught(recovered any) error {
 	return &PanicError{recovered, debug.Stack()}
 }
 
+// try calls f, and makes an error of its panic.
+func try[T any](f func() (T, error)) (value T, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = caught(r)
+		}
+	}()
+	return f()
+}
+
 // apart runs f in a goroutine of its own and waits for it, so that a runtime.Goexit in it ends no other.
 func apart(f func()) {
 	var g sync.WaitGroup
