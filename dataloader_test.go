@@ -3097,6 +3097,52 @@ func TestPipelineIsLoader(t *testing.T) {
 	})
 }
 
+// TestEndOfEpoch: a cursor taken after the last item gives an empty rest and then the next epoch, in which the
+// cursors are live again; two epochs, a resume and two more are four epochs.
+func TestEndOfEpoch(t *testing.T) {
+	loader := newLoader(t, numbers(7), Options{BatchSize: 2, Shuffle: true, Workers: 2})
+	for name, s := range map[string]Stream[[]int]{
+		"loader":   loader.Stream(),
+		"pipeline": Batch(Map(Indices(Random(7, 0)), 2, quick).Shuffle(3, 1), 2, List[int]).Prefetch(2),
+		"mix":      Mix(MixOptions{Stop: StopAtLast}, loader.Stream(), Batch(counting(3), 2, List[int])),
+	} {
+		epochs := func(at *Cursor, until int) (all []string) {
+			for at.Epoch < until {
+				all = append(all, outcomes(s.Run(t.Context(), at))...)
+			}
+			return all
+		}
+		var at Cursor
+		want := epochs(&at, 4)
+		at = Cursor{}
+		got := epochs(&at, 2)
+		at = throughJSON(t, at)
+		equal(t, name+": 2 and 2 epochs", append(got, epochs(&at, 4)...), want)
+
+		var last Cursor
+		n := 0
+		for item := range s(t.Context(), Cursor{Epoch: 1}) {
+			last = item.Next
+			n++
+		}
+		at = throughJSON(t, last)
+		equal(t, name+": after the last", outcomes(s.Run(t.Context(), &at)), "[]")
+		equal(t, name+": then", at, Cursor{Epoch: 2})
+		for k := range n {
+			back := at
+			for range s.Run(t.Context(), &back) {
+				break
+			}
+			if back.Epoch != 2 && k < n-1 || back.Epoch == at.Epoch && back.Pos <= at.Pos {
+				t.Fatalf("%s: item %d of epoch 2: the cursor stays at %v", name, k, back)
+			}
+			at = throughJSON(t, back)
+		}
+	}
+	each := collect(t, Mix(MixOptions{Stop: StopAtLast}, Batch(counting(1), 1, List[int]), Batch(counting(2), 2, List[int]), Batch(counting(3), 3, List[int])).Epoch(t.Context(), 0))
+	equal(t, "a batch from each source", each, "[[0] [0 1] [0 1 2]]")
+}
+
 // TestResumeCallsNothingTwice: f is not called for the items before the cursor.
 func TestResumeCallsNothingTwice(t *testing.T) {
 	for workers := range 3 {
@@ -4093,10 +4139,18 @@ func ExampleBatch() {
 	for both := range Zip(pipeline, loader.Stream()).Epoch(context.Background(), 0) {
 		fmt.Println(both.First, both.Second)
 	}
+	words := Map(Indices(Sequential(3)), 0, func(_ context.Context, i int) ([]rune, error) {
+		return []rune([]string{"pad", "to", "longest"}[i]), nil
+	})
+	for padded := range Batch(words, 2, Pad('.')).Epoch(context.Background(), 0) {
+		fmt.Println(padded.Shape, padded.Lengths, string(padded.Data))
+	}
 	// Output:
 	// [c b] [c b]
 	// [a e] [a e]
 	// [d] [d]
+	// [2 3] [3 2] padto.
+	// [1 7] [7] longest
 }
 
 // A checkpoint in the middle of any composition: here of a shuffled, filtered and mapped sequence, read ahead.
