@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -138,42 +137,37 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // batch, with the error of the first. An end of the context leaves no short batch. size must be positive.
 // Unlike a loader's, a batch is always built in memory of its own. torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-		return func(yield func(Item[B], error) bool) {
-			if err := badIf(size < 1 || collate == nil, "Batch: size is %d, must be positive, or collate is nil", size); err != nil {
-				yield(Item[B]{}, err)
-				return
-			}
-			var samples []T
-			var first error // of the items of this batch
-			flush := func(next Cursor) bool {
-				item, err := Item[B]{Next: next}, first
-				if err == nil {
-					if item.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
-						item.Value, err = *new(B), failed("Batch", next, err)
-					}
-				}
-				clear(samples)
-				samples, first = samples[:0], nil
-				return yield(item, err)
-			}
-			var last Cursor
-			for item, err := range src(ctx, from) {
-				if fatal(item, err) {
-					yield(Item[B]{}, err)
-					return
-				}
-				first = cmp.Or(first, err)
-				samples, last = append(samples, item.Value), item.Next
-				if len(samples) == size && !flush(last) {
-					return
+	bad := badIf(size < 1 || collate == nil, "Batch: size is %d, must be positive, or collate is nil", size)
+	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[B], error) bool) error {
+		var samples []T
+		var first error // of the items of this batch
+		var last Cursor
+		flush := func() bool {
+			item, err := Item[B]{Next: last}, first
+			if err == nil {
+				if item.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
+					item.Value, err = *new(B), failed("Batch", last, err)
 				}
 			}
-			if len(samples) > 0 {
-				flush(last)
+			clear(samples)
+			samples, first = samples[:0], nil
+			return yield(item, err)
+		}
+		for item, err := range src(ctx, from) {
+			if fatal(item, err) {
+				return err
+			}
+			first = cmp.Or(first, err)
+			samples, last = append(samples, item.Value), item.Next
+			if len(samples) == size && !flush() {
+				return nil
 			}
 		}
-	}
+		if len(samples) > 0 {
+			flush()
+		}
+		return nil
+	})
 }
 
 // Unbatch gives the elements of each batch one by one; an empty batch gives none, one that failed one error. A resume in the

@@ -240,7 +240,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 }
 
 // Stream returns the loader as a stream, to go on with: to map its batches, or to mix it with another.
-func (l *DataLoader[B]) Stream() Stream[B] { return l.stream }
+func (l *DataLoader[B]) Stream() Stream[B] { return streamOf(nil, l.run) }
 
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the one that a loop over the
 // epoch gives at its k-th turn. It disturbs no loop that is under way, and is not traced.
@@ -278,40 +278,40 @@ func (l *DataLoader[B]) Recycle(b B) {
 	}
 }
 
-// stream is the loader's Stream.
-func (l *DataLoader[B]) stream(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-	return func(yield func(Item[B], error) bool) {
-		e, err := l.open(from)
-		if err != nil {
-			yield(Item[B]{}, err)
-			return
-		}
-		loading := engine[result[B]]{
-			workers: l.opts.Workers,
-			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, e.steps)),
-			ordered: !l.opts.Unordered,
-			next:    func(b *result[B]) bool { return l.next(e, b) },
-			load:    func(ctx context.Context, w int) func(*result[B]) { return l.worker(ctx, w, e) },
-		}
-		clock := l.now()
-		loading.run(ctx, func(b *result[B]) bool {
-			if ctx.Err() != nil {
-				yield(Item[B]{}, context.Cause(ctx))
-				return false
-			}
-			received := l.now()
-			l.judge(e, b)
-			e.delivered(b.step)
-			if l.opts.Trace != nil {
-				l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
-					b.sent, b.start, b.done, received, received.Sub(clock)})
-			}
-			ok := b.err == nil && b.samples == 0 || // all dropped: there is nothing to hand over
-				yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
-			clock = l.now()
-			return ok
-		})
+// run is one loop over the rest of an epoch.
+func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B], error) bool) error {
+	e, err := l.open(from)
+	if err != nil {
+		return err
 	}
+	loading := engine[result[B]]{
+		workers: l.opts.Workers,
+		window:  max(1, min(l.opts.Workers*l.opts.Prefetch, e.steps)),
+		ordered: !l.opts.Unordered,
+		next:    func(b *result[B]) bool { return l.next(e, b) },
+		load:    func(ctx context.Context, w int) func(*result[B]) { return l.worker(ctx, w, e) },
+	}
+	ended, clock := false, l.now()
+	loading.run(ctx, func(b *result[B]) bool {
+		if ended = ctx.Err() != nil; ended {
+			return false
+		}
+		received := l.now()
+		l.judge(e, b)
+		e.delivered(b.step)
+		if l.opts.Trace != nil {
+			l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
+				b.sent, b.start, b.done, received, received.Sub(clock)})
+		}
+		ok := b.err == nil && b.samples == 0 || // all dropped: there is nothing to hand over
+			yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
+		clock = l.now()
+		return ok
+	})
+	if ended {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // now is the time, if anybody wants to know.

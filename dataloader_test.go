@@ -2575,6 +2575,13 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// TestRepeatEpochs: outer epoch e covers inner epochs from e×times on, or from e on without end.
+func TestRepeatEpochs(t *testing.T) {
+	equal(t, "3 times", collect(t, counting(2).Repeat(3).Epoch(t.Context(), 2)), "[600 601 700 701 800 801]")
+	equal(t, "forever", collect(t, counting(2).Repeat(0).Take(5).Epoch(t.Context(), 2)), "[200 201 300 301 400]")
+	equal(t, "mixed", collect(t, Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2)).Epoch(t.Context(), 2)), "[200 200 300 201 400]")
+}
+
 // compose builds a stream out of bytes: each pair is a stage and its argument.
 func compose(program []byte) Stream[int] {
 	next := func() (b int) {

@@ -632,46 +632,14 @@ func (s Stream[T]) guarded(ctx context.Context, from Cursor) iter.Seq2[Item[T], 
 // Filter does, hands its source's cursors on. What counts, joins or reorders makes cursors of its own, with
 // its sources' cursors in them; it is made with staged. An argument that makes no sense is the stream's only pair.
 
-// A stage is the State of a stream that makes cursors of its own.
-type stage struct {
-	By      string   `json:"by"`          // describes the stream: with another name the cursor is refused
-	N       int      `json:"n,omitempty"` // counts of the stream's own
-	M       int      `json:"m,omitempty"`
-	Source  Cursor   `json:"source,omitzero"`
-	Sources []Cursor `json:"sources,omitempty"` // if it has several
-	Ended   []bool   `json:"ended,omitempty"`   // which of these have been read to their end
-}
-
-// An emitter hands an item over: its value or error, its place in the epoch, and the stage that follows it,
-// which must not be changed any more. It reports whether to go on.
-type emitter[T any] func(value T, err error, pos int, next *stage) bool
-
-// staged makes a stream of run, which goes through an epoch from a stage on. At the start of an epoch the stage
-// is fresh and its sources at the start of theirs, of the same number. run returns when emit reports false, at
-// the end of the epoch, or with an error that cannot be continued.
-func staged[T any](name string, sources int, bad error, run func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error) Stream[T] {
+// streamOf makes a stream of run, which hands out pairs with yield until that reports false or the epoch has
+// ended, or returns an error that cannot be continued. Of bad arguments that is all there is.
+func streamOf[T any](bad error, run func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
-			var at stage
 			err := bad
 			if err == nil {
-				err = from.open(name, &at.By, &at)
-			}
-			if from.atStart() {
-				at = stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
-			}
-			if err == nil && (at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources) {
-				err = from.refused("its state is damaged: %+v", at)
-			}
-			if err == nil {
-				ended := false
-				err = run(ctx, from, at, func(value T, err error, pos int, next *stage) bool {
-					ended = ctx.Err() != nil
-					return !ended && yield(Item[T]{value, Cursor{from.Epoch, pos, next}}, err)
-				})
-				if ended {
-					err = context.Cause(ctx)
-				}
+				err = run(ctx, from, yield)
 			}
 			if err != nil {
 				yield(Item[T]{}, err)
@@ -688,29 +656,62 @@ func badIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
+// A stage is the State of a stream that makes cursors of its own.
+type stage struct {
+	By      string   `json:"by"`          // describes the stream: with another name the cursor is refused
+	N       int      `json:"n,omitempty"` // counts of the stream's own
+	M       int      `json:"m,omitempty"`
+	Source  Cursor   `json:"source,omitzero"`
+	Sources []Cursor `json:"sources,omitempty"` // if it has several
+	Ended   []bool   `json:"ended,omitempty"`   // which of these have been read to their end
+}
+
+// An emitter hands an item over: its value or error, its place in the epoch, and the stage that follows it,
+// which must not be changed any more. It reports whether to go on.
+type emitter[T any] func(value T, err error, pos int, next *stage) bool
+
+// staged is streamOf for a stream that makes cursors of its own: run goes on from a stage, which at the start of an
+// epoch is fresh, with its sources at the start of theirs, of the same number.
+func staged[T any](name string, sources int, bad error, run func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error) Stream[T] {
+	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
+		var at stage
+		if err := from.open(name, &at.By, &at); err != nil {
+			return err
+		}
+		if from.atStart() {
+			at = stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
+		}
+		if at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources {
+			return from.refused("its state is damaged: %+v", at)
+		}
+		ended := false
+		err := run(ctx, from, at, func(value T, err error, pos int, next *stage) bool {
+			ended = ctx.Err() != nil
+			return !ended && yield(Item[T]{value, Cursor{from.Epoch, pos, next}}, err)
+		})
+		if ended {
+			err = context.Cause(ctx)
+		}
+		return err
+	})
+}
+
 // Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
-		return func(yield func(Item[T], error) bool) {
-			if err := badIf(keep == nil, "Filter: keep is nil"); err != nil {
-				yield(Item[T]{}, err)
-				return
+	return streamOf(badIf(keep == nil, "Filter: keep is nil"), func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
+		for item, err := range s(ctx, from) {
+			kept := true
+			if err == nil {
+				if kept, err = try(func() (bool, error) { return keep(item.Value), nil }); err != nil {
+					item.Value, err = *new(T), failed("Filter", item.Next, err)
+				}
 			}
-			for item, err := range s(ctx, from) {
-				if err == nil {
-					ok, failure := try(func() (bool, error) { return keep(item.Value), nil })
-					if failure != nil {
-						item.Value, err = *new(T), failed("Filter", item.Next, failure)
-					} else if !ok {
-						continue
-					}
-				}
-				if !yield(item, err) {
-					return
-				}
+			if (kept || err != nil) && !yield(item, err) {
+				return nil
 			}
 		}
-	}
+		return nil
+	})
 }
 
 // failed is the error of a user's function in a stream, for the item before next.

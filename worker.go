@@ -3,6 +3,7 @@ package dataloader
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -279,48 +280,44 @@ func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 // epoch and the place of the item. torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	bad := badIf(workers < 0 || workers > math.MaxInt32/8 || f == nil, "Map: workers is %d, must not be negative, or f is nil", workers)
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
-		return func(yield func(Item[U], error) bool) {
-			if bad != nil {
-				yield(Item[U]{}, bad)
-				return
-			}
-			mapper := func(ctx context.Context, w int) func(*mapping[T, U]) {
-				ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
-				return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
-			}
-			deliver := func(m *mapping[T, U]) bool {
-				if ctx.Err() != nil {
-					yield(Item[U]{}, context.Cause(ctx))
-					return false
-				}
-				item := Item[U]{m.out, m.in.Next}
-				return !m.end && yield(item, m.err) && !fatal(item, m.err)
-			}
-			if workers > 0 {
-				e := engine[mapping[T, U]]{
-					workers: workers,
-					window:  8 * workers,
-					ordered: true,
-					next:    func(*mapping[T, U]) bool { return true },
-					read: func(ctx context.Context, take func() *mapping[T, U], put func()) {
-						readMappings(src.guarded(ctx, from), take, put)
-					},
-					load: mapper,
-				}
-				e.run(ctx, deliver)
-				return
-			}
-			var m mapping[T, U]
+	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[U], error) bool) error {
+		mapper := func(ctx context.Context, w int) func(*mapping[T, U]) {
+			ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
+			return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
+		}
+		ended := false
+		deliver := func(m *mapping[T, U]) bool {
+			ended = ctx.Err() != nil
+			item := Item[U]{m.out, m.in.Next}
+			return !ended && !m.end && yield(item, m.err) && !fatal(item, m.err)
+		}
+		if workers == 0 {
 			apply := mapper(ctx, -1)
+			var m mapping[T, U]
 			for item, err := range src(ctx, from) {
 				m.in, m.err = item, err
 				if apply(&m); !deliver(&m) {
-					return
+					break
 				}
 			}
+		} else {
+			e := engine[mapping[T, U]]{
+				workers: workers,
+				window:  8 * workers,
+				ordered: true,
+				next:    func(*mapping[T, U]) bool { return true },
+				read: func(ctx context.Context, take func() *mapping[T, U], put func()) {
+					readMappings(src.guarded(ctx, from), take, put)
+				},
+				load: mapper,
+			}
+			e.run(ctx, deliver)
 		}
-	}
+		if ended {
+			return context.Cause(ctx)
+		}
+		return nil
+	})
 }
 
 // A mapping is an item on its way through Map.
@@ -385,42 +382,39 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 		item Item[T]
 		err  error
 	}
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
-		return func(yield func(Item[T], error) bool) {
-			if err := badIf(n < 1, "Prefetch: n is %d, must be at least 1", n); err != nil {
-				yield(Item[T]{}, err)
-				return
-			}
-			reading, cancel := context.WithCancel(ctx)
-			ahead := make(chan pair, n-1) // and one more that waits to be sent
-			var reader sync.WaitGroup
-			defer reader.Wait()
-			defer cancel()
-			complete := false // written before ahead is closed, and read after
-			reader.Go(func() {
-				defer close(ahead)
-				for item, err := range s.guarded(reading, from) {
-					select {
-					case ahead <- pair{item, err}:
-					case <-reading.Done():
-						return
-					}
-				}
-				complete = true
-			})
-			for p := range ahead {
-				if ctx.Err() != nil {
-					break
-				}
-				if !yield(p.item, p.err) || fatal(p.item, p.err) {
+	bad := badIf(n < 1, "Prefetch: n is %d, must be at least 1", n)
+	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
+		reading, cancel := context.WithCancel(ctx)
+		ahead := make(chan pair, n-1) // and one more that waits to be sent
+		var reader sync.WaitGroup
+		defer reader.Wait()
+		defer cancel()
+		complete := false // written before ahead is closed, and read after
+		reader.Go(func() {
+			defer close(ahead)
+			for item, err := range s.guarded(reading, from) {
+				select {
+				case ahead <- pair{item, err}:
+				case <-reading.Done():
 					return
 				}
 			}
+			complete = true
+		})
+		for p := range ahead {
 			if ctx.Err() != nil {
-				yield(Item[T]{}, context.Cause(ctx))
-			} else if !complete {
-				yield(Item[T]{}, errGoexit)
+				break
+			}
+			if !yield(p.item, p.err) || fatal(p.item, p.err) {
+				return nil
 			}
 		}
-	}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !complete {
+			return fmt.Errorf("dataloader: Prefetch: epoch %d: the stream: %w", from.Epoch, errGoexit)
+		}
+		return nil
+	})
 }
