@@ -2582,6 +2582,39 @@ func TestRepeatEpochs(t *testing.T) {
 	equal(t, "mixed", collect(t, Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2)).Epoch(t.Context(), 2)), "[200 200 300 201 400]")
 }
 
+// TestStreamEpochs: every source is read in the epoch that is asked for.
+func TestStreamEpochs(t *testing.T) {
+	a, b := counting(2), counting(1)
+	equal(t, "Chain", collect(t, Chain(a, b, a).Epoch(t.Context(), 2)), "[200 201 200 200 201]")
+	equal(t, "Zip", collect(t, Zip(a, b).Epoch(t.Context(), 2)), "[{200 200}]")
+	equal(t, "Shuffle", collect(t, b.Shuffle(3, 1).Epoch(t.Context(), 2)), "[200]")
+	equal(t, "Unbatch", collect(t, Unbatch(Batch(a, 2, List[int])).Take(9).Shard(Shard{}).Epoch(t.Context(), 2)), "[200 201]")
+}
+
+// TestFromSeq: what comes with an error is not handed on, and a sequence that stops because its context has ended has not
+// reached the end of its epoch.
+func TestFromSeq(t *testing.T) {
+	for value, err := range FromSeq(func(context.Context, int) iter.Seq2[int, error] { return one(7, errBad) }).Epoch(t.Context(), 0) {
+		equal(t, "value and error", fmt.Sprint(value, err), "0 bad sample")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				if yield(7, nil) {
+					<-ctx.Done()
+				}
+			}
+		})
+		for _, s := range []Stream[int]{source, source.Prefetch(2), Map(source, 1, quick), source.Shuffle(1, 0), source.Repeat(2), Unbatch(Batch(source, 1, List[int]))} {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+			var at Cursor
+			equal(t, "outcomes", outcomes(s.Run(ctx, &at)), "[7 error "+io.ErrNoProgress.Error()+"]")
+			equal(t, "epoch and pos", []int{at.Epoch, at.Pos}, []int{0, 1})
+			cancel()
+		}
+	})
+}
+
 // compose builds a stream out of bytes: each pair is a stage and its argument.
 func compose(program []byte) Stream[int] {
 	next := func() (b int) {
