@@ -34,6 +34,7 @@ import (
 	"testing/fstest"
 	"testing/synctest"
 	"time"
+	"weak"
 )
 
 // numbers is the data set 0, 1, …, n-1.
@@ -2881,6 +2882,45 @@ func TestShuffleStream(t *testing.T) {
 	if len(firsts) < window/2 {
 		t.Errorf("the first window has only the lengths %v", firsts)
 	}
+	patterns := map[string]bool{} // of windows in full
+	order := collect(t, Indices(Sequential(n)).Shuffle(window, 1).Epoch(t.Context(), 0))
+	first := slices.Max(order[:1]) // the first window has the items 0 to some number below window
+	for len(order) > 0 && slices.Max(order[:first+1]) != first {
+		first++
+	}
+	for order = order[first+1:]; len(order) >= window; order = order[window:] {
+		low := slices.Min(order[:window])
+		pattern := make([]int, window)
+		for j := range pattern {
+			pattern[j] = order[j] - low
+		}
+		patterns[fmt.Sprint(pattern)] = true
+	}
+	if len(patterns) < 5 {
+		t.Errorf("the windows have only the orders %v", patterns)
+	}
+
+	var alive []weak.Pointer[[4096]byte] // what was handed over is not kept
+	large := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
+		p := new([4096]byte)
+		alive = append(alive, weak.Make(p))
+		return p, nil
+	})
+	given := 0
+	for range large.Shuffle(window, 1).Epoch(t.Context(), 0) {
+		runtime.GC()
+		given++
+		live := 0
+		for _, p := range alive {
+			if p.Value() != nil {
+				live++
+			}
+		}
+		if most := len(alive) - given + 1; live > most+1 {
+			t.Fatalf("with item %d in hand %d are alive, want at most %d", given, live, most+1)
+		}
+	}
+
 	base := Indices(Sequential(n)) // whose own resume costs nothing
 	for item := range Map(base, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1)(t.Context(), Cursor{}) {
 		read = 0
@@ -3276,6 +3316,8 @@ func TestBadStreams(t *testing.T) {
 		{counting(0).Repeat(0), []string{"Repeat", "nothing in epoch 0"}},
 	} {
 		check(c.s.Epoch(t.Context(), 0), c.parts...)
+		pairs := Zip(counting(2), c.s)
+		check(Map(pairs, 0, func(_ context.Context, p Pair[int, int]) (int, error) { return p.First, nil }).Epoch(t.Context(), 0), c.parts...)
 		deep := Map(Chain(Mix(MixOptions{Stop: StopAtLast}, c.s).Prefetch(2), counting(2)).Repeat(2).Shuffle(2, 0), 2, quick)
 		check(deep.Epoch(t.Context(), 0), c.parts...)
 	}

@@ -533,8 +533,8 @@ func (c Cursor) isZero() bool { return c.Epoch == 0 && c.atStart() }
 // atStart reports whether c is the start of an epoch, which fits any stream.
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
-// open loads the state of a cursor that fits a stream of the given name, if it has one. by points into state, at
-// the name of the stream that made it.
+// open loads the state of a cursor that fits a stream of the given name, if it has one. state is empty, and by points
+// into it, at the name of the stream that made it.
 func (c Cursor) open(name string, by *string, state any) error {
 	if c.Epoch < 0 || c.Pos < 0 {
 		return c.refused("epoch and pos must not be negative")
@@ -542,7 +542,6 @@ func (c Cursor) open(name string, by *string, state any) error {
 	if c.atStart() {
 		return nil
 	}
-	*by = ""
 	if err := c.Load(state); err != nil {
 		return err
 	}
