@@ -170,7 +170,7 @@ type DataLoader[B any] struct {
 	opts   Options
 	deal   deal // of a whole epoch
 	name   string
-	state  any // a loaderState with nothing Done, shared by all cursors: to box it anew would allocate
+	state  any // a *loaderState with nothing Done, shared by all cursors
 	worker func(ctx context.Context, number int, e *epoch) func(*result[B])
 
 	orders epochs[order]
@@ -214,7 +214,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
 	l.free = make(chan B, min(opts.Workers*opts.Prefetch, l.Len())+2)
 	l.name = describe(positions)
-	l.state = loaderState{By: l.name, Seed: opts.Seed}
+	l.state = &loaderState{By: l.name, Seed: opts.Seed}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
 		f := &fetcher[T, B]{data: data, n: n, collate: collate, opts: &l.opts, epoch: e}
 		f.all, _ = data.(BatchGetter[T])
@@ -658,13 +658,13 @@ func (e *epoch) delivered(k int) {
 func (e *epoch) cursor(plain any) Cursor {
 	c := Cursor{e.number, e.deal.after(e.mark), plain}
 	if len(e.ahead) > 0 {
-		s := plain.(loaderState)
+		s := *plain.(*loaderState)
 		s.Done, s.Shard, s.Size = slices.Clone(e.ahead), &e.deal.shard, e.deal.size
 		for i := range s.Done {
 			s.Done[i][0] -= e.mark
 			s.Done[i][1] -= e.mark
 		}
-		c.State = s
+		c.State = &s
 	}
 	return c
 }

@@ -381,7 +381,7 @@ func (d batchData) Get(context.Context, int) (int, error) { panic("Get is not to
 
 func (d batchData) GetBatch(_ context.Context, indices []int) ([]int, error) {
 	*d.calls = append(*d.calls, fmt.Sprint(indices))
-	return slices.Clone(indices)[:len(indices)-d.short], d.err
+	return append(slices.Clone(indices), 0)[:len(indices)-d.short], d.err
 }
 
 func TestBatchGetter(t *testing.T) {
@@ -401,6 +401,9 @@ func TestBatchGetter(t *testing.T) {
 	data.short = 1
 	got := outcomes(newLoader(t, Dataset[int](data), Options{BatchSize: 2}).Epoch(t.Context(), 0))
 	equal(t, "one sample missing", got[0], "error dataloader: epoch 0, batch 0: GetBatch returned 1 samples for 2 indices")
+	data.short = -1
+	got = outcomes(newLoader(t, Dataset[int](data), Options{BatchSize: 2}).Epoch(t.Context(), 0))
+	equal(t, "one sample more", got[0], "error dataloader: epoch 0, batch 0: GetBatch returned 3 samples for 2 indices")
 	data.short, data.err = 0, io.EOF
 	for _, err := range newLoader(t, Dataset[int](data), Options{BatchSize: 2}).Epoch(t.Context(), 0) {
 		var sample *SampleError
@@ -412,6 +415,10 @@ func TestBatchGetter(t *testing.T) {
 	outside := OrderFunc(3, func(int) []int { return []int{1, 99, 2} })
 	got = outcomes(newLoader(t, Dataset[int](data), Options{BatchSize: 3, Sampler: outside, OnError: func(*SampleError) error { return nil }}).Epoch(t.Context(), 0))
 	equal(t, "without the sample that there is not", got, "[[1 2]]")
+	calls = nil
+	nothing := OrderFunc(1, func(int) []int { return []int{99} })
+	got = outcomes(newLoader(t, Dataset[int](data), Options{Sampler: nothing, OnError: func(*SampleError) error { return nil }}).Epoch(t.Context(), 0))
+	equal(t, "with nothing left", fmt.Sprint(got, calls), "[] []")
 	got = outcomes(newLoader(t, Dataset[int](data), Options{BatchSize: 3, Sampler: outside}).Epoch(t.Context(), 0))
 	equal(t, "with it", got, "[error dataloader: epoch 0, batch 0, sample 99: index 99 is outside the data set, which has 5 samples]")
 }
@@ -653,6 +660,27 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
+// TestLeavingDeafGets: a Get that does not look at its context is waited for, and no other begins, not even for the batch
+// that it belongs to.
+func TestLeavingDeafGets(t *testing.T) {
+	for _, workers := range []int{0, 1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			var begun atomic.Int64
+			data := Func(40, func(context.Context, int) (int, error) {
+				begun.Add(1)
+				time.Sleep(time.Second)
+				return 0, errBad
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(3500*time.Millisecond, cancel)
+			loader := newLoader(t, data, Options{Workers: workers, BatchSize: 10, OnError: func(*SampleError) error { return nil }})
+			for range loader.Epoch(ctx, 0) {
+			}
+			equal(t, "Gets", begun.Load(), 4*max(workers, 1))
+		})
+	}
+}
+
 // TestCancelWhileWaiting: a Get that honours its context ends the loop as soon as the context does.
 func TestCancelWhileWaiting(t *testing.T) {
 	for _, workers := range []int{0, 2} {
@@ -849,6 +877,56 @@ func TestOnError(t *testing.T) {
 		}
 	}
 }
+
+// TestOnErrorStops: once it has failed a batch it hears no more of that batch, and a batch of which nothing is left
+// is not collated.
+func TestOnErrorStops(t *testing.T) {
+	for _, workers := range []int{0, 2} {
+		heard, collated := []int{}, atomic.Int64{}
+		var traced []string
+		collate := func(dst, samples []int) ([]int, error) {
+			collated.Add(1)
+			return nil, errors.New("collate")
+		}
+		loader := must(New(failing(8, 0, 1, 2, 3, 4, 7), collate, Options{BatchSize: 2, Workers: workers,
+			OnError: func(e *SampleError) error {
+				heard = append(heard, e.Index)
+				if e.Index == 0 {
+					return errBad
+				}
+				return nil
+			},
+			Trace: func(tm Timing) { traced = append(traced, fmt.Sprint(tm.Batch, tm.Samples, tm.Dropped)) },
+		}))
+		equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)),
+			"[error bad sample error dataloader: epoch 0, batch 2: collating samples [5]: collate error dataloader: epoch 0, batch 3: collating samples [6]: collate]")
+		equal(t, "heard", heard, "[0 2 3 4 7]")
+		equal(t, "collated", collated.Load(), 2)
+		equal(t, "traced", traced, "[0 0 0 1 0 2 2 0 0 3 0 0]")
+	}
+}
+
+// TestFaultsAreNotMixedUp: a fault of the sampler is not put down to the sample before it.
+func TestFaultsAreNotMixedUp(t *testing.T) {
+	sampler := samplerFunc{3, func(int) func(int) int {
+		return func(pos int) int {
+			if pos == 1 {
+				panic("ouch")
+			}
+			return pos
+		}
+	}}
+	got := outcomes(newLoader(t, failing(3, 0), Options{Sampler: sampler}).Epoch(t.Context(), 0))
+	equal(t, "outcomes", got, "[error dataloader: epoch 0, batch 0, sample 0: bad sample error dataloader: epoch 0, batch 1: panic: ouch [2]]")
+	var careless carelessData // whose Get does not look at the index
+	equal(t, "index outside", outcomes(newLoader[int](t, careless, Options{Sampler: OrderFunc(2, func(int) []int { return []int{0, 5} })}).Epoch(t.Context(), 0)),
+		"[[0] error dataloader: epoch 0, batch 1, sample 5: index 5 is outside the data set, which has 3 samples]")
+}
+
+type carelessData struct{}
+
+func (carelessData) Len() int                                  { return 3 }
+func (carelessData) Get(_ context.Context, i int) (int, error) { return i, nil }
 
 func TestCollateErrors(t *testing.T) {
 	data := Slice[Tensor[int]]{{[]int{1, 2}, []int{2}}, {[]int{1, 2}, []int{2}}, {[]int{1}, []int{1}}}
@@ -1152,6 +1230,9 @@ func TestCursorRefused(t *testing.T) {
 		{"negative", 20, base, Cursor{Epoch: -1}, []string{"epoch -1", "must not be negative"}},
 		{"out of order, other shard", 20, other(func(o *Options) { o.Shard = Shard{0, 2} }), ahead, []string{"out of order", "{0 1}", "{0 2}"}},
 		{"out of order, other size", 20, other(func(o *Options) { o.BatchSize = 3 }), ahead, []string{"out of order", "batches of 2", "batches of 3"}},
+		{"beyond the steps", 20, base, Cursor{Pos: 2, State: loaderState{"Random(20, seed 1)", 1, []run{{5, 10}}, &Shard{0, 1}, 2}}, []string{"damaged", "steps of 9"}},
+		{"touching the mark", 20, base, Cursor{Pos: 2, State: loaderState{"Random(20, seed 1)", 1, []run{{0, 2}}, &Shard{0, 1}, 2}}, []string{"damaged"}},
+		{"touching each other", 20, base, Cursor{Pos: 2, State: loaderState{"Random(20, seed 1)", 1, []run{{1, 2}, {2, 3}}, &Shard{0, 1}, 2}}, []string{"damaged"}},
 		{"damaged", 20, base, Cursor{Pos: 2, State: loaderState{"Random(20, seed 1)", 1, []run{{5, 4}}, &Shard{0, 1}, 2}}, []string{"damaged", "[5 4]"}},
 	} {
 		for _, at := range []Cursor{test.at, throughJSON(t, test.at)} {
@@ -1208,6 +1289,7 @@ func FuzzDeal(f *testing.F) {
 	f.Add(10, 0, 3, 2, 0)
 	f.Add(1, 1, 4, 1, 1)
 	f.Add(0, 0, 1, 1, 2)
+	f.Add(10, 2, 2, 0, 1) // 8 positions for 3 shards
 	f.Fuzz(func(t *testing.T, n, from, count, size, tail int) {
 		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
 		from = int(uint(from) % uint(n+1))
@@ -1246,6 +1328,12 @@ func FuzzDeal(f *testing.F) {
 }
 
 func TestCursorLoad(t *testing.T) {
+	var at Cursor
+	for range newLoader(t, numbers(3), Options{}).Run(t.Context(), &at) {
+		if before := at; before != at { // can be compared
+			t.Error("a cursor is not itself")
+		}
+	}
 	type state struct {
 		Big   int64
 		Huge  uint64
@@ -1588,6 +1676,34 @@ func TestDistributed(t *testing.T) {
 	equal(t, "padded and dropped", total, 8)
 }
 
+// TestHuge: lengths and batch sizes near the largest int.
+func TestHuge(t *testing.T) {
+	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+		loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}, Tail: tail})
+		equal(t, "one batch of all", collect(t, loader.Epoch(t.Context(), 0)), map[Tail]string{PadTail: "[[1 3 0]]", DropTail: "[[1 3]]", UnevenTail: "[[1 3]]"}[tail])
+	}
+	const n = 1 << 62
+	loader := newLoader(t, numbers(n), Options{BatchSize: n / 4, Shard: Shard{2, 3}})
+	equal(t, "batches", loader.Len(), 2)
+	equal(t, "after one", loader.deal.after(1), 3*(n/4))
+	equal(t, "after two", loader.deal.after(2), n)
+	at := Cursor{Pos: n - 7, State: loaderState{By: "Sequential(4611686018427387904)"}}
+	equal(t, "the end", collect(t, newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2}).Run(t.Context(), &at)), "[[4611686018427387899 4611686018427387902] [1]]")
+}
+
+// TestOrderFuncCopies: a caller that shuffles one slice in place does not disturb an epoch under way.
+func TestOrderFuncCopies(t *testing.T) {
+	indices := []int{0, 1, 2}
+	s := OrderFunc(3, func(epoch int) []int {
+		slices.Sort(indices)
+		indices[0], indices[epoch] = indices[epoch], indices[0]
+		return indices
+	})
+	first := s.Order(0)
+	s.Order(2)
+	equal(t, "epoch 0", []int{first(0), first(1), first(2)}, "[0 1 2]")
+}
+
 func TestCounts(t *testing.T) {
 	count := func(s Sampler, epoch int) map[int]int {
 		counts := map[int]int{}
@@ -1706,8 +1822,9 @@ func TestBuckets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orders := map[string]bool{}
+	orders, contents, sizes := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for epoch := range 3 {
+		var all, longests []string
 		seen := make([]int, len(lengths))
 		batches := s.Batches(epoch)
 		padded, real := 0, 0
@@ -1723,14 +1840,23 @@ func TestBuckets(t *testing.T) {
 				t.Fatalf("batch %d of length %d with %d samples", k, longest, len(batch))
 			}
 			padded += longest * len(batch)
+			longests = append(longests, fmt.Sprint(longest))
+			slices.Sort(batch)
+			all = append(all, fmt.Sprint(batch))
 		}
+		sizes[fmt.Sprint(longests)] = true
+		slices.Sort(all)
+		contents[fmt.Sprint(all)] = true
 		equal(t, "every sample once", slices.Max(seen)*10+slices.Min(seen), 11)
 		if waste := 1 - float64(real)/float64(padded); waste > .1 {
 			t.Errorf("%.0f %% of the batches is padding", 100*waste)
 		}
 		orders[fmt.Sprint(batches(0))] = true
 	}
-	equal(t, "different first batches", len(orders), 3)
+	equal(t, "different first batches, orders of batches, and batches", []int{len(orders), len(sizes), len(contents)}, "[3 3 3]")
+	if describe(s) == describe(must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))) {
+		t.Error("other lengths have the same description")
+	}
 	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
 	for _, c := range []struct {
@@ -1753,6 +1879,7 @@ func TestShardFromEnv(t *testing.T) {
 		{"SLURM_PROCID=3 SLURM_NTASKS=8", "{3 8}"},
 		{"JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "{5 6}"},
 		{"RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_NTASKS=8", "{0 2}"},
+		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
 		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
 		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
@@ -2027,8 +2154,9 @@ func TestCache(t *testing.T) {
 		synctest.Wait()
 		impatient, cancel2 := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
 		defer cancel2()
+		start := time.Now()
 		_, err := data.Get(impatient, 0) // waits for the first
-		equal(t, "impatient", err, io.ErrNoProgress)
+		equal(t, "impatient", fmt.Sprint(err, time.Since(start)), fmt.Sprint(io.ErrNoProgress, time.Second))
 		v, err := data.Get(t.Context(), 0) // waits for it too, and then fetches it itself
 		equal(t, "patient", fmt.Sprint(v, err), "7 <nil>")
 		all.Wait()
@@ -2046,17 +2174,21 @@ func TestRetry(t *testing.T) {
 			return Rand(ctx).IntN(1000), nil
 		}), 4, time.Second)
 		ctx, s := withScope(t.Context(), 0, 1, spot{})
+		Rand(ctx).Uint64() // drawn before Retry is called, and then
 		Rand(ctx).Uint64()
 		second := Rand(ctx).IntN(1000)
 		s.move(spot{})
+		Rand(ctx).Uint64()
 		start := time.Now()
 		v, err := data.Get(ctx, 0)
 		equal(t, "at the fourth attempt, with the random numbers of a first", fmt.Sprint(v, err), fmt.Sprint(second, " <nil>"))
 		if d := time.Since(start); d < 3500*time.Millisecond || d > 7*time.Second {
 			t.Errorf("waited %v, want 1, 2 and 4 seconds less up to a half", d)
 		}
-		data = Retry(failing(1, 0), 3, 0)
+		calls = 0
+		data = Retry(Func(1, func(context.Context, int) (int, error) { calls++; return 0, errBad }), 3, 0)
 		_, err = data.Get(t.Context(), 0)
+		equal(t, "calls", calls, 3)
 		if !errors.Is(err, errBad) {
 			t.Error(err)
 		}
@@ -2171,6 +2303,8 @@ func TestFolder(t *testing.T) {
 	}
 	equal(t, "samples", got, "[cat/1.png=0 cat/2.png=0 cat/old/0.png=0 dog/1.png=1 dog/x/y/z.txt=1]")
 
+	data, _, err = Folder(fstest.MapFS{"cat/.old/1": {}, "cat/2": {}, "cat/.3": {}})
+	equal(t, "hidden ones", fmt.Sprint(data.Len(), err), "1 <nil>")
 	_, _, err = Folder(fstest.MapFS{"a.txt": {}})
 	saysAll(t, err, "Folder", "no folder")
 	_, _, err = Folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}})
@@ -2324,6 +2458,7 @@ func TestRandBatchGetter(t *testing.T) {
 	data := randomBatches{make(Slice[uint64], 10)}
 	want := collect(t, newLoader(t, Dataset[uint64](data), Options{BatchSize: 3}).Epoch(t.Context(), 0))
 	equal(t, "workers", collect(t, newLoader(t, Dataset[uint64](data), Options{BatchSize: 3, Workers: 2}).Epoch(t.Context(), 0)), want)
+	equal(t, "Batch", must(newLoader(t, Dataset[uint64](data), Options{BatchSize: 3}).Batch(t.Context(), 0, 2)), want[2])
 	flat := slices.Concat(want...)
 	slices.Sort(flat)
 	equal(t, "different numbers", len(slices.Compact(flat)), 10)
@@ -3061,6 +3196,16 @@ func TestStreamsThatDie(t *testing.T) {
 		return List(nil, samples)
 	}).Epoch(t.Context(), 0)), "[error dataloader: Batch: epoch 0, the item before pos 2: "+dead+" [2]]")
 	equal(t, "Indices", outcomes(Indices(OrderFunc(2, func(int) []int { panic("ouch") })).Epoch(t.Context(), 0)), "[error dataloader: Indices: epoch 0, the item before pos 0: "+dead+"]")
+	mustPanic(t, func() { // nor is that of a source which is being left an item's
+		for range FromSeq(func(context.Context, int) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				defer panic("on closing")
+				yield(1, nil)
+			}
+		}).Epoch(t.Context(), 0) {
+			break
+		}
+	}, "on closing")
 	for _, s := range []Stream[int]{counting(3), Map(counting(3), 2, quick), counting(3).Prefetch(2), counting(3).Shuffle(2, 1), Mix(MixOptions{}, counting(3))} {
 		mustPanic(t, func() { // that of the loop body is its own
 			for range s.Epoch(t.Context(), 0) {

@@ -621,7 +621,7 @@ func (s Stream[T]) guarded(ctx context.Context, from Cursor) iter.Seq2[Item[T], 
 		s(ctx, from)(func(item Item[T], err error) bool {
 			outside = true
 			more := yield(item, err)
-			outside = false
+			outside = !more // what it does when the loop has been left is no item's error
 			return more
 		})
 	}

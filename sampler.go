@@ -700,9 +700,6 @@ func (m *mixer[T]) next() (item Item[T], err error, ok bool) {
 	for {
 		i := m.choose()
 		m.at.N++
-		if m.at.Ended[i] && m.opts.Stop == StopAtLast {
-			continue // it is in turn, and has ended
-		}
 		for {
 			p := &m.pulls[i]
 			if p.next == nil {
