@@ -212,6 +212,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative", positions, l.deal.n)
 	}
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
+	l.deal = l.deal.start(0)
 	l.free = make(chan B, min(opts.Workers*opts.Prefetch, l.Len())+2)
 	l.name = describe(positions)
 	l.state = &loaderState{By: l.name, Seed: opts.Seed}
@@ -605,8 +606,7 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
 			s.Shard, s.Size, l.deal.shard, l.deal.size)
 	}
-	e := &epoch{number: from.Epoch, deal: l.deal, ahead: s.Done}
-	e.deal.from = from.Pos
+	e := &epoch{number: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
 	e.first = from.Pos / l.deal.size / l.deal.shard.Count
 	e.steps = e.deal.steps()
 	end := 0

@@ -1296,8 +1296,8 @@ func FuzzDeal(f *testing.F) {
 		seen := make([]int, n)
 		shares := map[int]bool{}
 		for rank := range count {
-			d := deal{from: from, n: n, size: min(size, n+1), shard: Shard{rank, count}, tail: Tail(tail)}
-			shares[d.share()] = true
+			d := deal{n: n, size: min(size, n+1), shard: Shard{rank, count}, tail: Tail(tail)}.start(from)
+			shares[d.mine] = true
 			last := from
 			for k := range d.steps() {
 				for _, pos := range d.positions(nil, k) {

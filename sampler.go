@@ -832,33 +832,36 @@ type deal struct {
 	shard    Shard // Count is at least 1
 	tail     Tail
 	dropLast bool
+
+	mine, most int // how many positions are this shard's, and the first shard's, which has the most
 }
 
-// share is the number of positions that are this shard's.
-func (d *deal) share() int {
-	left := d.n - d.from
+// start returns the deal of the positions from … n-1.
+func (d deal) start(from int) deal {
+	left := d.n - from
+	d.from, d.most = from, ceil(left, d.shard.Count)
 	switch d.tail {
 	case DropTail:
-		return left / d.shard.Count
+		d.mine = left / d.shard.Count
 	case UnevenTail:
-		return ceil(max(0, left-d.shard.Index), d.shard.Count)
+		d.mine = ceil(max(0, left-d.shard.Index), d.shard.Count)
 	default:
-		return ceil(left, d.shard.Count)
+		d.mine = d.most
 	}
+	return d
 }
 
 // steps is the number of batches that are this shard's.
 func (d *deal) steps() int {
 	if d.dropLast {
-		return d.share() / d.size
+		return d.mine / d.size
 	}
-	return ceil(d.share(), d.size)
+	return ceil(d.mine, d.size)
 }
 
 // positions appends the positions of this shard's batch at step k, which PadTail may take beyond n.
 func (d *deal) positions(dst []int, k int) []int {
-	end := min((k+1)*d.size, d.share())
-	for i := k * d.size; i < end; i++ {
+	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
 		dst = append(dst, d.from+d.shard.Index+i*d.shard.Count)
 	}
 	return dst
@@ -867,6 +870,5 @@ func (d *deal) positions(dst []int, k int) []int {
 // after is the position at which all shards stand when k steps are over. It depends on no shard's Index,
 // so the cursor of any rank resumes every rank.
 func (d *deal) after(k int) int {
-	each := min(k*d.size, ceil(d.n-d.from, d.shard.Count))
-	return min(d.n, d.from+each*d.shard.Count)
+	return min(d.n, d.from+min(k*d.size, d.most)*d.shard.Count)
 }
