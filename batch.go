@@ -31,19 +31,26 @@ func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	if len(t.Shape) == 0 {
 		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
 	}
-	n, size, ok := t.Shape[0], 1, true // size is that of a row; a shape from a file may overflow a product
-	for _, d := range t.Shape[1:] {
-		if ok = ok && d >= 0 && (d == 0 || size <= math.MaxInt/d); ok {
-			size *= d
-		}
-	}
-	if !ok || n < 0 || size == 0 && len(t.Data) > 0 || size > 0 && (len(t.Data)%size != 0 || len(t.Data)/size != n) {
+	n, size := t.Shape[0], elements(t.Shape[1:])
+	if elements(t.Shape) != len(t.Data) || size < 0 {
 		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v", len(t.Data), t.Shape)
 	}
 	shape := slices.Clone(t.Shape[1:])
 	return Func(n, func(_ context.Context, i int) (Tensor[E], error) {
 		return Tensor[E]{t.Data[i*size : (i+1)*size : (i+1)*size], shape}, nil
 	}), nil
+}
+
+// elements returns the number of elements of a shape, or -1 if there is no such shape.
+func elements(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		if d < 0 || d > 0 && n > math.MaxInt/d {
+			return -1
+		}
+		n *= d
+	}
+	return n
 }
 
 // List is the Collate that makes a batch a slice of its samples.
@@ -60,6 +67,9 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	}
 	first := samples[0]
 	size := len(first.Data)
+	if elements(first.Shape) != size {
+		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements", first.Shape, size)
+	}
 	dst.Data = slices.Grow(dst.Data[:0], size*len(samples))[:size*len(samples)]
 	for i, s := range samples {
 		if !slices.Equal(s.Shape, first.Shape) || len(s.Data) != size {

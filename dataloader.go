@@ -76,6 +76,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -117,9 +118,10 @@ type Options struct {
 	// what it returns. It is asked when the batch is about to be handed over, so for any number of workers in the
 	// same order, and never twice at once. Errors that are not a single sample's (Index -1: collate,
 	// GetBatch, the sampler) fail the batch without it. A batch of which nothing is left is not delivered.
+	// OnError must not use the loader.
 	OnError func(*SampleError) error
 	// Trace, if not nil, is called in the loop's goroutine for every batch, just before it is handed over. A
-	// failed batch counts too, and one whose samples were all dropped, with Samples 0.
+	// failed batch counts too, and one whose samples were all dropped, with Samples 0. A panic in it ends the loop.
 	Trace func(Timing)
 }
 
@@ -174,8 +176,10 @@ type DataLoader[B any] struct {
 	worker func(ctx context.Context, number int, e *epoch) func(*result[B])
 
 	orders epochs[order]
-	free   chan B        // batches given back by Recycle
 	asking chan struct{} // holds a token while OnError runs
+
+	mu   sync.Mutex // guards free; never held while user code runs
+	free []B        // batches given back by Recycle, no more than its capacity
 }
 
 // New makes a loader of data, whose samples collate makes into batches. It keeps data.Len() as it is now.
@@ -208,12 +212,12 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	}
 	l.orders.order = orderOf(opts.Sampler, opts.BatchSampler)
 	l.deal = deal{n: positions.Len(), shard: opts.Shard, tail: opts.Tail, dropLast: opts.DropLast}
-	if l.deal.n < 0 {
-		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative", positions, l.deal.n)
+	if l.deal.n < 0 || l.deal.n > math.MaxInt/2 {
+		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative, and at most %d", positions, l.deal.n, math.MaxInt/2)
 	}
 	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
 	l.deal = l.deal.start(0)
-	l.free = make(chan B, min(opts.Workers*opts.Prefetch, l.Len())+2)
+	l.free = make([]B, 0, min(opts.Workers*opts.Prefetch, l.Len())+2)
 	l.name = describe(positions)
 	l.state = &loaderState{By: l.name, Seed: opts.Seed}
 	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
@@ -258,11 +262,10 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 		b.step = k
 		l.worker(ctx, -1, e)(&b)
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || !l.judge(ctx, e, &b) {
 		var none B
 		return none, context.Cause(ctx)
 	}
-	l.judge(e, &b)
 	if b.err == nil && b.samples == 0 {
 		b.err = e.fault(k, -1, errors.New("all samples were dropped"))
 	}
@@ -273,9 +276,10 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // and what it refers to, must not be used again. It is optional, and worth it for large batches. If more is
 // given back than can be of use, the garbage collector gets it.
 func (l *DataLoader[B]) Recycle(b B) {
-	select {
-	case l.free <- b:
-	default:
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.free) < cap(l.free) {
+		l.free = append(l.free, b)
 	}
 }
 
@@ -294,20 +298,23 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 	}
 	ended, clock := false, l.now()
 	loading.run(ctx, func(b *result[B]) bool {
-		if ended = ctx.Err() != nil; ended {
+		received := l.now()
+		if ended = ctx.Err() != nil || !l.judge(ctx, e, b); ended {
 			return false
 		}
-		received := l.now()
-		l.judge(e, b)
 		e.delivered(b.step)
 		if l.opts.Trace != nil {
 			l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
 				b.sent, b.start, b.done, received, received.Sub(clock)})
 		}
-		ok := b.err == nil && b.samples == 0 || // all dropped: there is nothing to hand over
-			yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
+		more := true
+		if b.err == nil && b.samples == 0 { // all dropped: there is nothing to hand over
+			l.Recycle(b.batch)
+		} else {
+			more = yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
+		}
 		clock = l.now()
-		return ok
+		return more
 	})
 	if ended {
 		return context.Cause(ctx)
@@ -340,19 +347,27 @@ func (l *DataLoader[B]) next(e *epoch, b *result[B]) bool {
 	if b.step = e.next(); b.step >= e.steps {
 		return false
 	}
-	select {
-	case b.batch = <-l.free:
-	default:
+	l.mu.Lock()
+	if last := len(l.free) - 1; last >= 0 {
+		var none B
+		b.batch, l.free[last] = l.free[last], none
+		l.free = l.free[:last]
 	}
+	l.mu.Unlock()
 	b.sent = l.now()
 	return true
 }
 
-// judge asks OnError about the samples of b that failed, one loop at a time. What may wait here is user code, so it is a
-// channel that others wait for, not a mutex. With workers, user code that ends its goroutine must not take the caller's.
-func (l *DataLoader[B]) judge(e *epoch, b *result[B]) {
+// judge asks OnError about the samples of b that failed, one loop at a time. Others wait for user code here, so it is
+// at a channel, not a mutex; it reports false if ctx has ended meanwhile. With workers, user code that ends its
+// goroutine must not end the caller's.
+func (l *DataLoader[B]) judge(ctx context.Context, e *epoch, b *result[B]) bool {
 	if len(b.failed) > 0 {
-		l.asking <- struct{}{}
+		select {
+		case l.asking <- struct{}{}:
+		case <-ctx.Done():
+			return false
+		}
 		defer func() { <-l.asking }()
 		ask := func() {
 			asked, done := 0, false
@@ -380,6 +395,7 @@ func (l *DataLoader[B]) judge(e *epoch, b *result[B]) {
 		var none B
 		b.batch, b.samples, b.failed = none, 0, nil
 	}
+	return true
 }
 
 // A fetcher loads batches in one goroutine. Its slices are used again for each.
@@ -447,7 +463,7 @@ func (f *fetcher[T, B]) choose(k int) error {
 		}
 	}
 	if len(f.indices) == 0 {
-		return f.epoch.fault(k, -1, errors.New("the batch sampler gave no index"))
+		return f.epoch.fault(k, -1, errors.New("the sampler gave no index"))
 	}
 	return nil
 }
@@ -551,14 +567,10 @@ type order struct {
 // orderOf returns the function that asks one of the two samplers, whichever is not nil.
 func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
 	return func(epoch int) order {
-		o, err := try(func() (order, error) {
-			if b != nil {
-				return order{batches: b.Batches(epoch)}, nil
-			}
-			return order{samples: s.Order(epoch)}, nil
-		})
-		o.err = err
-		return o
+		if b != nil {
+			return order{batches: b.Batches(epoch)}
+		}
+		return order{samples: s.Order(epoch)}
 	}
 }
 
@@ -616,7 +628,7 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 		}
 		end = r[1]
 	}
-	e.order = l.orders.at(e.number)
+	e.order, e.order.err = try(func() (order, error) { return l.orders.at(e.number), nil })
 	return e, nil
 }
 

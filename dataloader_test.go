@@ -878,6 +878,30 @@ func TestOnError(t *testing.T) {
 	}
 }
 
+// TestOnErrorElsewhere: a loop whose context ends while it waits for another loop's OnError ends.
+func TestOnErrorElsewhere(t *testing.T) {
+	for _, workers := range []int{0, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			loader := newLoader(t, failing(3, 0, 1, 2), Options{Workers: workers, OnError: func(*SampleError) error {
+				time.Sleep(time.Hour)
+				return nil
+			}})
+			var other sync.WaitGroup
+			other.Go(func() {
+				for range loader.Epoch(t.Context(), 0) {
+				}
+			})
+			time.Sleep(time.Second)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+			defer cancel()
+			start := time.Now()
+			equal(t, "outcome", outcomes(loader.Epoch(ctx, 0)), "[error "+io.ErrNoProgress.Error()+"]")
+			equal(t, "time", time.Since(start), time.Second)
+			other.Wait()
+		})
+	}
+}
+
 // TestOnErrorStops: once it has failed a batch it hears no more of that batch, and a batch of which nothing is left
 // is not collated.
 func TestOnErrorStops(t *testing.T) {
@@ -1420,18 +1444,28 @@ func undo(f *feistel, x uint64) uint64 {
 	}
 }
 
-// zScore says by how many standard deviations a chi-square statistic of counts misses its mean, when each count
-// is expected to be the same.
-func zScore(counts []int, freedom int) float64 {
-	sum := 0
-	for _, c := range counts {
-		sum += c
+// zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count is
+// expected to be in proportion to its weight, or all the same; what has weight 0 must not occur.
+func zScore(t testing.TB, counts []int, weights ...float64) float64 {
+	if weights == nil {
+		weights = slices.Repeat([]float64{1}, len(counts))
 	}
-	mean, chi := float64(sum)/float64(len(counts)), 0.0
-	for _, c := range counts {
+	n, total, chi, freedom := 0.0, 0.0, 0.0, -1.0
+	for i, c := range counts {
+		n, total = n+float64(c), total+weights[i]
+	}
+	for i, c := range counts {
+		if weights[i] == 0 {
+			if c > 0 {
+				t.Error("something has occurred that cannot")
+			}
+			continue
+		}
+		mean := n * weights[i] / total
 		chi += (float64(c) - mean) * (float64(c) - mean) / mean
+		freedom++
 	}
-	return (chi - float64(freedom)) / math.Sqrt(2*float64(freedom))
+	return (chi - freedom) / math.Sqrt(2*freedom)
 }
 
 // TestRandomIsUniform: over the seeds, and the epochs, that people use, all permutations of few samples come equally
@@ -1457,28 +1491,28 @@ func TestRandomIsUniform(t *testing.T) {
 				}
 				counts[rank]++
 			}
-			if z := zScore(counts, permutations-1); math.Abs(z) > 4 {
+			if z := zScore(t, counts); math.Abs(z) > 4 {
 				t.Errorf("by %s, n %d: the permutations miss by %.1f standard deviations", by, n, z)
 			}
 		}
-		for _, n := range []int{10, 100, 300, maxTable + 1, 1 << 16, 65537, 1281167} {
+		for _, n := range []int{10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
 			bins := min(n, 16)
+			size := func(bin int) float64 { return float64((bin+1)*n/bins - bin*n/bins) }
+			weights := make([]float64, bins*bins)
+			for x := range bins {
+				for y := range bins {
+					weights[x*bins+y] = size(x) * size(y)
+				}
+				weights[x*bins+x] -= size(x) // a value does not come twice
+			}
+			bin := func(value int) int { return ((value+1)*bins - 1) / n }
 			for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
 				counts := make([]int, bins*bins)
 				for key := range 20000 {
 					at := order(n, key)
-					counts[at(pair[0])*bins/n*bins+at(pair[1])*bins/n]++
+					counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
 				}
-				freedom := bins*bins - 1
-				if n == bins { // a value does not come twice
-					for i := n - 1; i >= 0; i-- {
-						counts = slices.Delete(counts, i*n+i, i*n+i+1)
-					}
-					freedom = len(counts) - 1
-				} else if n <= 300 {
-					continue // bins of unequal size
-				}
-				if z := zScore(counts, freedom); math.Abs(z) > 4 {
+				if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
 					t.Errorf("by %s, n %d: pairs at %v miss by %.1f standard deviations", by, n, pair, z)
 				}
 			}
@@ -1682,13 +1716,15 @@ func TestHuge(t *testing.T) {
 		loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}, Tail: tail})
 		equal(t, "one batch of all", collect(t, loader.Epoch(t.Context(), 0)), map[Tail]string{PadTail: "[[1 3 0]]", DropTail: "[[1 3]]", UnevenTail: "[[1 3]]"}[tail])
 	}
-	const n = 1 << 62
+	_, err := New(numbers(math.MaxInt), List[int], Options{})
+	saysAll(t, err, "length", strconv.Itoa(math.MaxInt), "at most")
+	const n = 1 << 61
 	loader := newLoader(t, numbers(n), Options{BatchSize: n / 4, Shard: Shard{2, 3}})
 	equal(t, "batches", loader.Len(), 2)
 	equal(t, "after one", loader.deal.after(1), 3*(n/4))
 	equal(t, "after two", loader.deal.after(2), n)
-	at := Cursor{Pos: n - 7, State: loaderState{By: "Sequential(4611686018427387904)"}}
-	equal(t, "the end", collect(t, newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2}).Run(t.Context(), &at)), "[[4611686018427387899 4611686018427387902] [1]]")
+	at := Cursor{Pos: n - 7, State: loaderState{By: fmt.Sprintf("Sequential(%d)", n)}}
+	equal(t, "the end", collect(t, newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2}).Run(t.Context(), &at)), fmt.Sprint([][]int{{n - 5, n - 2}, {1}}))
 }
 
 // TestOrderFuncCopies: a caller that shuffles one slice in place does not disturb an epoch under way.
@@ -1702,6 +1738,55 @@ func TestOrderFuncCopies(t *testing.T) {
 	first := s.Order(0)
 	s.Order(2)
 	equal(t, "epoch 0", []int{first(0), first(1), first(2)}, "[0 1 2]")
+}
+
+// TestAllocations: a batch of an epoch under way costs none, with List and Recycle, for any number of workers.
+func TestAllocations(t *testing.T) {
+	for workers := range 3 {
+		loader := newLoader(t, numbers(4000), Options{BatchSize: 4, Shuffle: true, Workers: workers})
+		each := testing.AllocsPerRun(5, func() {
+			for batch := range loader.Epoch(t.Context(), 0) {
+				loader.Recycle(batch)
+			}
+		})
+		if each > 150 { // of the epoch, and of the memory for the first batches
+			t.Errorf("%d workers: an epoch of 1000 batches has %v allocations", workers, each)
+		}
+	}
+}
+
+// TestLargeBatchType: a batch may be an array of any size. (The element of a channel may not.)
+func TestLargeBatchType(t *testing.T) {
+	loader, err := New(numbers(6), func(dst [20000]int, samples []int) ([20000]int, error) {
+		copy(dst[:], samples)
+		return dst, nil
+	}, Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := 0
+	for batch, err := range loader.Stream().Prefetch(2).Epoch(t.Context(), 0) {
+		equal(t, "batch", fmt.Sprint(batch[:2], err), fmt.Sprint([]int{k, k + 1}, nil))
+		loader.Recycle(batch)
+		k += 2
+	}
+	equal(t, "samples", k, 6)
+}
+
+// TestOrderHeals: an order that could not be computed is asked for again.
+func TestOrderHeals(t *testing.T) {
+	calls := 0
+	s := OrderFunc(2, func(int) []int {
+		if calls++; calls == 1 {
+			panic("not yet")
+		}
+		return []int{1, 0}
+	})
+	loader := newLoader(t, numbers(2), Options{Sampler: s})
+	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 2)
+	equal(t, "then", outcomes(loader.Epoch(t.Context(), 0)), "[[1] [0]]")
+	must(loader.Batch(t.Context(), 0, 1))
+	equal(t, "calls", calls, 2)
 }
 
 func TestCounts(t *testing.T) {
@@ -1738,7 +1823,7 @@ func TestCounts(t *testing.T) {
 	for i, c := range count(Resize(RandomWithReplacement(100, 10, 5), 100000), 0) {
 		counts[i] = c
 	}
-	if z := zScore(counts, 99); math.Abs(z) > 4 {
+	if z := zScore(t, counts); math.Abs(z) > 4 {
 		t.Errorf("with replacement: %.1f standard deviations from uniform", z)
 	}
 }
@@ -1775,6 +1860,13 @@ func TestWeighted(t *testing.T) {
 	perm := positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)
 	slices.Sort(perm)
 	equal(t, "all without replacement", perm, "[0 1 2 3]")
+	tiny := map[string]bool{} // weights so small that a waiting time would be infinite
+	for epoch := range 20 {
+		tiny[fmt.Sprint(positions(must(Weighted([]float64{1e-310, 1e-310, 1e-310}, 3, false, 2)), epoch))] = true
+	}
+	if len(tiny) < 4 {
+		t.Errorf("tiny weights have only the orders %v", tiny)
+	}
 	first, then := 0, 0 // 3 of 4 come first; of the others, 2 of 3
 	for epoch := range 20000 {
 		order := must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)).Order(epoch)
@@ -1858,6 +1950,7 @@ func TestBuckets(t *testing.T) {
 		t.Error("other lengths have the same description")
 	}
 	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
+	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
 	for _, c := range []struct {
 		lengths []int
@@ -1996,7 +2089,7 @@ func TestBadOptions(t *testing.T) {
 // TestEmptyBatch: a batch without samples is not passed over in silence.
 func TestEmptyBatch(t *testing.T) {
 	loader := newLoader(t, numbers(3), Options{BatchSampler: raggedBatches{{0}, {}, {2}}})
-	equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)), "[[0] error dataloader: epoch 0, batch 1: the batch sampler gave no index [2]]")
+	equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)), "[[0] error dataloader: epoch 0, batch 1: the sampler gave no index [2]]")
 }
 
 type negative struct{}
@@ -2249,6 +2342,17 @@ func TestFiles(t *testing.T) {
 	_, err := Files(nil)
 	saysAll(t, err, "Files", "nil")
 	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
+	closed := closedFS{tree(t)} // folders that a pattern cannot match are not read
+	for _, pattern := range []string{"*.png", "cat/*.png", "c*/*.png"} {
+		if _, err := Files(closed, pattern); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, pattern := range []string{"*/*.png", "**/*.png", "dog/*"} {
+		if _, err := Files(closed, pattern); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%s: %v", pattern, err)
+		}
+	}
 
 	// On disk: lazily, through links to files, and a file that is gone is an error in its place.
 	dir := t.TempDir()
@@ -2290,7 +2394,27 @@ func TestFiles(t *testing.T) {
 	equal(t, "zip", values(t, must(Files(zipped, "cat/*.png"))), values(t, must(Files(tree(t), "cat/*.png"))))
 }
 
+// closedFS is a file system of which the folder dog cannot be read.
+type closedFS struct{ fs.FS }
+
+func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == "dog" {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+	}
+	return fs.ReadDir(c.FS, name)
+}
+
 func TestFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"root/cat/1", "elsewhere/2"} {
+		os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700)
+		os.WriteFile(filepath.Join(dir, name), nil, 0o600)
+	}
+	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // a class may be a link
+		data, classes, err := Folder(os.DirFS(filepath.Join(dir, "root")))
+		equal(t, "with a link", fmt.Sprint(data.Len(), classes, err), "2 [cat dog] <nil>")
+		equal(t, "its file", must(data.Get(t.Context(), 1)).First.Name, "dog/2")
+	}
 	data, classes, err := Folder(tree(t))
 	if err != nil {
 		t.Fatal(err)
@@ -2337,7 +2461,10 @@ func TestCollates(t *testing.T) {
 		_, err := Stack(Tensor[int]{}, samples)
 		saysAll(t, err, "sample 1", fmt.Sprint(samples[0].Shape), fmt.Sprint(samples[1].Shape))
 	}
-	_, err := Stack(Tensor[int]{}, nil)
+	wrong := Tensor[int]{[]int{1, 2, 3}, []int{2}}
+	_, err := Stack(Tensor[int]{}, []Tensor[int]{wrong, wrong})
+	saysAll(t, err, "sample 0", "shape [2]", "3 elements")
+	_, err = Stack(Tensor[int]{}, nil)
 	saysAll(t, err, "no samples")
 
 	pad := Pad(-1)
@@ -2384,6 +2511,19 @@ func TestRecycle(t *testing.T) {
 			t.Errorf("%d batches in %d places, want at most %d", k, len(memory), most)
 		}
 	}
+}
+
+// TestRecycleDropped: the memory of a batch of which nothing was left serves the next.
+func TestRecycleDropped(t *testing.T) {
+	bad := positions(Sequential(100), 0)
+	bad = slices.DeleteFunc(bad, func(i int) bool { return i%2 == 0 })
+	loader := newLoader(t, failing(100, bad...), Options{OnError: func(*SampleError) error { return nil }})
+	memory := map[*int]bool{}
+	for batch := range loader.Epoch(t.Context(), 0) {
+		memory[&batch[0]] = true
+		loader.Recycle(batch)
+	}
+	equal(t, "places", len(memory), 1)
 }
 
 // Randomness.

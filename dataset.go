@@ -335,8 +335,8 @@ type File struct {
 //
 // A pattern is matched as by fs.Glob, against the whole name, and "**" stands for any number of folders:
 // "*.png" is at the top only, "train/*/*.png" two folders down, "**/*.png" anywhere. A pattern that matches
-// no file is an error, and so is a folder that cannot be read. Links to files are followed, links to folders
-// are not.
+// no file is an error, and so is a folder that cannot be read. Links to files are followed; links to folders
+// only where the pattern spells their names out.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	if fsys == nil {
 		return nil, errors.New("dataloader: Files: the file system is nil")
@@ -397,7 +397,15 @@ func glob(fsys fs.FS, pattern string) ([]string, error) {
 			return nil // no file matches
 		case err != nil:
 			return err
-		case d.IsDir() || !matchPath(parts, strings.Split(name, "/")):
+		}
+		elements := strings.Split(name, "/")
+		if d.IsDir() {
+			if name != root && !matchBelow(parts, elements) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !matchPath(parts, elements) {
 			return nil
 		}
 		mode := d.Type()
@@ -414,6 +422,19 @@ func glob(fsys fs.FS, pattern string) ([]string, error) {
 		return nil
 	})
 	return names, err
+}
+
+// matchBelow reports whether files in the folder of this name may match the pattern.
+func matchBelow(pattern, name []string) bool {
+	for i, element := range name {
+		if pattern[i] == "**" {
+			return true
+		}
+		if ok, _ := path.Match(pattern[i], element); !ok || i == len(pattern)-1 {
+			return false
+		}
+	}
+	return true
 }
 
 // matchPath reports whether the folders and file of name match those of pattern, which is well formed.
@@ -453,7 +474,14 @@ func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err er
 	var names []string
 	var labels Slice[int]
 	for _, entry := range entries {
-		if !entry.IsDir() || strings.HasPrefix(entry.Name(), ".") {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		info, err := fs.Stat(fsys, entry.Name()) // it may be a link to a folder
+		if err != nil {
+			return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+		}
+		if !info.IsDir() {
 			continue
 		}
 		sub, err := fs.Sub(fsys, entry.Name())

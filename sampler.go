@@ -299,9 +299,9 @@ func aliasTable(weights []float64) func(seed uint64) func(pos int) int {
 
 // race draws without replacement: count items in the order in which their waiting times end.
 func race(weights []float64, count int, seed uint64) func(pos int) int {
-	times, order := make([]float64, len(weights)), make([]int, len(weights))
+	times, order, largest := make([]float64, len(weights)), make([]int, len(weights)), slices.Max(weights)
 	for j, w := range weights {
-		times[j] = -math.Log1p(-unit(counter(seed, uint64(j)))) / w
+		times[j] = -math.Log1p(-unit(counter(seed, uint64(j)))) / (w / largest)
 		order[j] = j
 	}
 	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(times[i], times[j]), i-j) })
@@ -506,7 +506,7 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	var of []int // the bucket that each batch is cut from
 	for len(items) > 0 {
 		shortest, n := lengths[items[0]], 0
-		for n < len(items) && lengths[items[n]] <= shortest+shortest/8 {
+		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
 		size := budget / max(1, lengths[items[n-1]])
@@ -548,9 +548,9 @@ func Indices(s Sampler) Stream[int] {
 		at = &stage{}
 	}
 	return staged(at.By, 0, bad, func(ctx context.Context, from Cursor, _ stage, emit emitter[int]) error {
-		order := orders.at(from.Epoch)
-		if order.err != nil {
-			return failed("Indices", from, order.err)
+		order, err := try(func() (order, error) { return orders.at(from.Epoch), nil })
+		if err != nil {
+			return failed("Indices", from, err)
 		}
 		if from.Pos > s.Len() {
 			return from.refused("pos must be at most %d", s.Len())

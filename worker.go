@@ -385,26 +385,36 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 	bad := badIf(n < 1, "Prefetch: n is %d, must be at least 1", n)
 	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
 		reading, cancel := context.WithCancel(ctx)
-		ahead := make(chan pair, n-1) // and one more that waits to be sent
+		// The pairs are in a ring, of which the channel counts those that are ready: n-1 in the channel, one that waits
+		// to be sent, and one in the hands of the loop. A channel of pairs would not take values of more than 64 kB.
+		ring := make([]pair, n+1)
+		ahead := make(chan struct{}, n-1)
 		var reader sync.WaitGroup
 		defer reader.Wait()
 		defer cancel()
 		complete := false // written before ahead is closed, and read after
 		reader.Go(func() {
 			defer close(ahead)
+			write := 0
 			for item, err := range s.guarded(reading, from) {
+				ring[write] = pair{item, err}
+				write = (write + 1) % len(ring)
 				select {
-				case ahead <- pair{item, err}:
+				case ahead <- struct{}{}:
 				case <-reading.Done():
 					return
 				}
 			}
 			complete = true
 		})
-		for p := range ahead {
+		read := 0
+		for range ahead {
 			if ctx.Err() != nil {
 				break
 			}
+			p := ring[read]
+			ring[read] = pair{}
+			read = (read + 1) % len(ring)
 			if !yield(p.item, p.err) || fatal(p.item, p.err) {
 				return nil
 			}
