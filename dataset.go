@@ -207,7 +207,8 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. It runs in the worker that
 // fetches the sample, so f must be safe for concurrent use; its random numbers come from Rand(ctx). An
-// error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the transform of a Dataset.
+// error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the
+// transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	if data == nil || f == nil {
 		panic("dataloader: Transform: the data set or the function is nil")

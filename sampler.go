@@ -636,9 +636,10 @@ type MixOptions struct {
 	Stop    Stop
 }
 
-// Mix takes items from several sources, in turn or at random by weight. In epoch e every source starts at its epoch
-// e; one that is begun again goes on with its epochs e+1, e+2, …. One that has nothing at all in an epoch cannot
-// be: that is an error. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
+// Mix takes items from several sources, in turn or at random by weight. In epoch e every source starts at its
+// epoch e; one that is begun again goes on with its epochs e+1, e+2, …. If such an epoch has no items at all,
+// that is an error which names the source. With StopAtLast, the weights are those of the sources that are left.
+// torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
 func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	srcs, opts.Weights = slices.Clone(srcs), slices.Clone(opts.Weights)
 	name := fmt.Sprintf("Mix(%d in turn, stop %d)", len(srcs), opts.Stop)

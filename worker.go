@@ -40,10 +40,10 @@ type engine[S any] struct {
 
 	// next makes *S, which is zero, the next task, or reports that there is none. Called by the caller.
 	next func(*S) bool
-	// read, if not nil, needs workers and runs in a goroutine of its own between the caller and the tasks, for what only one
-	// goroutine can read. What the caller sends are then permits: read takes one, which is nil when there are no
-	// more, for each task that it makes of it and puts. So the caller never waits for the source, and a result
-	// that is ready never for the source's next item.
+	// read, if not nil, needs workers, and runs in a goroutine of its own between the caller and the tasks, for
+	// what only one goroutine can read. What the caller sends are then permits: read takes one, which is nil
+	// when there are no more, makes a task of it, and puts that. So the caller never waits for the source, and a
+	// result that is ready never waits for the source's next item.
 	read func(ctx context.Context, take func() *S, put func())
 	// load returns the function in which the given worker turns a task into its result. That function must
 	// leave a result in *S even if user code in it panics or calls runtime.Goexit.
