@@ -25,32 +25,40 @@ import (
 // More metrics may be given as amounts, to be reported by the second.
 func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
 	b.Run(name, func(b *testing.B) {
-		base()
-		run()
-		var mine, ratios []float64
-		var before, after runtime.MemStats
-		mallocs := uint64(0)
-		for b.Loop() {
-			t0 := time.Now()
-			base()
-			t1 := time.Now()
-			runtime.ReadMemStats(&before)
-			t2 := time.Now()
-			run()
-			t3 := time.Now()
-			runtime.ReadMemStats(&after)
-			mallocs += after.Mallocs - before.Mallocs
-			mine = append(mine, float64(t3.Sub(t2)))
-			ratios = append(ratios, float64(t1.Sub(t0))/float64(t3.Sub(t2)))
+		theirs, mine, allocs := rounds(b, base, run)
+		ratios := make([]float64, len(mine))
+		for i := range mine {
+			ratios[i] = theirs[i] / mine[i]
 		}
 		for _, a := range amounts {
 			b.ReportMetric(a.n/median(mine)*1e9, a.unit+"/s")
 		}
-		b.ReportMetric(0, "ns/op") // that of a round, of both
 		b.ReportMetric(median(mine)/float64(n), "ns/"+unit)
 		b.ReportMetric(median(ratios), "x-"+baseline)
-		b.ReportMetric(float64(mallocs)/float64(len(mine)*n), "allocs/"+unit)
+		b.ReportMetric(allocs/float64(n), "allocs/"+unit)
 	})
+}
+
+// rounds runs base and run in turn and returns how long each round of theirs took, in ns, and how often run allocates.
+func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs float64) {
+	base()
+	run()
+	var before, after runtime.MemStats
+	for b.Loop() {
+		t0 := time.Now()
+		base()
+		t1 := time.Now()
+		runtime.ReadMemStats(&before)
+		t2 := time.Now()
+		run()
+		t3 := time.Now()
+		runtime.ReadMemStats(&after)
+		allocs += float64(after.Mallocs - before.Mallocs)
+		theirs = append(theirs, float64(t1.Sub(t0)))
+		mine = append(mine, float64(t3.Sub(t2)))
+	}
+	b.ReportMetric(0, "ns/op") // that of a round, of both
+	return theirs, mine, allocs / float64(len(mine))
 }
 
 // An amount is how much a round does, in some unit.
@@ -367,28 +375,13 @@ func BenchmarkStreams(b *testing.B) {
 	}
 	base := drain(ints)
 	line := func(name string, s Stream[int]) {
-		run := drain(s)
 		b.Run(name, func(b *testing.B) {
-			base()
-			run()
-			var added []float64
-			mallocs := uint64(0)
-			var before, after runtime.MemStats
-			for b.Loop() {
-				t0 := time.Now()
-				base()
-				t1 := time.Now()
-				runtime.ReadMemStats(&before)
-				t2 := time.Now()
-				run()
-				t3 := time.Now()
-				runtime.ReadMemStats(&after)
-				mallocs += after.Mallocs - before.Mallocs
-				added = append(added, float64(t3.Sub(t2)-t1.Sub(t0)))
+			theirs, mine, allocs := rounds(b, base, drain(s))
+			for i := range mine {
+				mine[i] -= theirs[i]
 			}
-			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(median(added)/n, "added-ns/item")
-			b.ReportMetric(float64(mallocs)/float64(len(added)*n), "allocs/item")
+			b.ReportMetric(median(mine)/n, "added-ns/item")
+			b.ReportMetric(allocs/n, "allocs/item")
 		})
 	}
 	line("Map/inline", Map(ints, 0, quick))

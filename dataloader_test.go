@@ -4520,6 +4520,24 @@ func ExampleBatch() {
 	// [1 7] [7] longest
 }
 
+// Collate as a stage of its own, after a stage that only makes lists: here in workers.
+func ExampleBatch_collate() {
+	lists := Batch(Indices(Sequential(5)), 2, List[int])
+	sums := Map(lists, 2, func(_ context.Context, list []int) (sum int, err error) {
+		for _, i := range list {
+			sum += i
+		}
+		return sum, nil
+	})
+	for sum, err := range sums.Epoch(context.Background(), 0) {
+		fmt.Println(sum, err)
+	}
+	// Output:
+	// 1 <nil>
+	// 5 <nil>
+	// 4 <nil>
+}
+
 // A checkpoint in the middle of any composition: here of a shuffled, filtered and mapped sequence, read ahead.
 func ExampleFromSeq() {
 	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
