@@ -3508,6 +3508,33 @@ func TestEndOfEpoch(t *testing.T) {
 	equal(t, "a batch from each source", each, "[[0] [0 1] [0 1 2]]")
 }
 
+// TestFailedValues: what comes with an error is the zero value, whatever was returned with it or came before.
+func TestFailedValues(t *testing.T) {
+	for workers := range 3 {
+		f := func(_ context.Context, i int) (int, error) {
+			if i == 2 {
+				return 7, errBad
+			}
+			return i + 10, nil
+		}
+		var got []int
+		for value := range Map(counting(5, 1, 3), workers, f).Epoch(t.Context(), 0) {
+			got = append(got, value)
+		}
+		equal(t, "Map", got, "[10 0 0 0 14]")
+		for batch := range Batch(Map(counting(2, 1), workers, f), 2, List[int]).Epoch(t.Context(), 0) {
+			equal(t, "Batch", batch, "[]")
+		}
+		collate := func([]int, []int) ([]int, error) { return []int{7}, errBad }
+		for batch := range must(New(numbers(2), collate, Options{Workers: workers})).Epoch(t.Context(), 0) {
+			equal(t, "loader", batch, "[]")
+		}
+		for batch := range Batch(counting(2), 2, collate).Epoch(t.Context(), 0) {
+			equal(t, "Batch's collate", batch, "[]")
+		}
+	}
+}
+
 // TestResumeCallsNothingTwice: f is not called for the items before the cursor.
 func TestResumeCallsNothingTwice(t *testing.T) {
 	for workers := range 3 {
