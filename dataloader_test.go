@@ -3535,6 +3535,20 @@ func TestFailedValues(t *testing.T) {
 	}
 }
 
+// TestBatchEndsWithCause: an ended context is not hidden by an item that failed before it in the same batch.
+func TestBatchEndsWithCause(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := Map(counting(5), 0, func(_ context.Context, i int) (int, error) {
+		if i == 4 {
+			cancel(io.ErrNoProgress)
+		}
+		return i, errBad
+	})
+	got := outcomes(Batch(s, 3, List[int]).Epoch(ctx, 0))
+	equal(t, "outcomes", got[len(got)-1], "error "+io.ErrNoProgress.Error())
+	equal(t, "pairs", len(got), 2)
+}
+
 // TestResumeCallsNothingTwice: f is not called for the items before the cursor.
 func TestResumeCallsNothingTwice(t *testing.T) {
 	for workers := range 3 {

@@ -288,8 +288,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 		ended := false
 		deliver := func(m *mapping[T, U]) bool {
 			ended = ctx.Err() != nil
-			item := Item[U]{m.out, m.in.Next}
-			return !ended && !m.end && yield(item, m.err) && !fatal(item, m.err)
+			return !ended && !m.end && yield(Item[U]{m.out, m.in.Next}, m.err)
 		}
 		if workers == 0 {
 			apply := mapper(ctx, -1)
