@@ -147,7 +147,7 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // batch, with the error of the first. An end of the context leaves no short batch. size must be positive.
 // Unlike a loader's, a batch is always built in memory of its own. torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	bad := badIf(size < 1 || collate == nil, "Batch: size is %d, must be positive, or collate is nil", size)
+	bad := cmp.Or(badNil("Batch", src), badIf(collate == nil, "Batch: the Collate is nil"), badIf(size < 1, "Batch: size is %d, must be positive", size))
 	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[B], error) bool) error {
 		var samples []T
 		var first error // of the items of this batch
@@ -184,7 +184,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // middle of a batch asks for that batch again. torchdata: Unbatcher.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	const name = "Unbatch"
-	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	return staged(name, 0, badNil(name, src), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		pos := from.Pos
 		for batch, err := range src(ctx, at.Source) {
 			if fatal(batch, err) {

@@ -1551,8 +1551,8 @@ func TestRandomBatches(t *testing.T) {
 	}
 }
 
-// TestSeedsAndEpochs: (seed, epoch) and (seed+1, epoch-1) agree no more than chance: in one position on average. Nor do
-// the orders for Shuffle and the numbers of Rand.
+// TestSeedsAndEpochs: (seed, epoch) and (seed+1, epoch-1) agree no more than chance: in one position on
+// average.
 func TestSeedsAndEpochs(t *testing.T) {
 	for _, n := range []int{1000, 100000} {
 		agree := 0
@@ -2294,7 +2294,7 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// tree is a file system with folders at two depths; it counts what is opened.
+// tree is a file system with folders at two depths.
 func tree(t *testing.T) fs.FS {
 	files := fstest.MapFS{}
 	for _, name := range []string{"a.txt", "b.png", "cat/1.png", "cat/2.png", "cat/old/0.png", "cat/.hidden", "dog/1.png", "dog/x/y/z.txt", ".git/config"} {
@@ -3640,6 +3640,18 @@ func TestBadStreams(t *testing.T) {
 		{Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s), []string{"Mix", "Weights[0] is +Inf"}},
 		{Mix(MixOptions{Stop: 9}, s), []string{"Mix", "Stop is 9"}},
 		{counting(0).Repeat(0), []string{"Repeat", "nothing in epoch 0"}},
+		{Stream[int](nil).Filter(func(int) bool { return true }), []string{"Filter: stream 0 is nil"}},
+		{Stream[int](nil).Take(1), []string{"Take: stream 0 is nil"}},
+		{Stream[int](nil).Repeat(2), []string{"Repeat: stream 0 is nil"}},
+		{Stream[int](nil).Shard(Shard{}), []string{"Stream.Shard: stream 0 is nil"}},
+		{Stream[int](nil).Shuffle(2, 1), []string{"Shuffle: stream 0 is nil"}},
+		{Stream[int](nil).Prefetch(2), []string{"Prefetch: stream 0 is nil"}},
+		{Chain(s, nil), []string{"Chain: stream 1 is nil"}},
+		{Mix(MixOptions{}, s, nil), []string{"Mix: stream 1 is nil"}},
+		{Map(nil, 1, quick), []string{"Map: stream 0 is nil"}},
+		{Unbatch[int](nil), []string{"Unbatch: stream 0 is nil"}},
+		{Unbatch(Batch(nil, 1, List[int])), []string{"Batch: stream 0 is nil"}},
+		{Map(Zip[int, int](s, nil), 0, func(_ context.Context, p Pair[int, int]) (int, error) { return 0, nil }), []string{"Zip, second: stream 0 is nil"}},
 	} {
 		check(c.s.Epoch(t.Context(), 0), c.parts...)
 		pairs := Zip(counting(2), c.s)

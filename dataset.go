@@ -210,8 +210,11 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 // error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the
 // transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
-	if data == nil || f == nil {
-		panic("dataloader: Transform: the data set or the function is nil")
+	if data == nil {
+		panic("dataloader: Transform: the data set is nil")
+	}
+	if f == nil {
+		panic("dataloader: Transform: the function is nil")
 	}
 	return Func(data.Len(), func(ctx context.Context, i int) (U, error) {
 		sample, err := data.Get(ctx, i)
@@ -295,8 +298,11 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 	if data == nil {
 		panic("dataloader: Retry: the data set is nil")
 	}
-	if attempts < 1 || backoff < 0 {
-		panic(fmt.Sprintf("dataloader: Retry: attempts is %d, must be at least 1; backoff is %v, must not be negative", attempts, backoff))
+	if attempts < 1 {
+		panic(fmt.Sprintf("dataloader: Retry: attempts is %d, must be at least 1", attempts))
+	}
+	if backoff < 0 {
+		panic(fmt.Sprintf("dataloader: Retry: backoff is %v, must not be negative", backoff))
 	}
 	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
 		rewind := rewinder(ctx)
@@ -684,6 +690,16 @@ func badIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
+// badNil is an error about the sources of a stream, if one is nil.
+func badNil[T any](name string, srcs ...Stream[T]) error {
+	for i, s := range srcs {
+		if s == nil {
+			return fmt.Errorf("dataloader: %s: stream %d is nil", name, i)
+		}
+	}
+	return nil
+}
+
 // A stage is the State of a stream that makes cursors of its own.
 type stage struct {
 	By      string   `json:"by"`          // describes the stream: with another name the cursor is refused
@@ -726,7 +742,7 @@ func staged[T any](name string, sources int, bad error, run func(ctx context.Con
 
 // Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	return streamOf(badIf(keep == nil, "Filter: keep is nil"), func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
+	return streamOf(cmp.Or(badNil("Filter", s), badIf(keep == nil, "Filter: keep is nil")), func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
 		for item, err := range s(ctx, from) {
 			kept := true
 			if err == nil {
@@ -750,7 +766,8 @@ func failed(stage string, next Cursor, err error) error {
 // Take ends each epoch after n items, and asks for none after them. n must not be negative. torchdata: Header.
 func (s Stream[T]) Take(n int) Stream[T] {
 	name := fmt.Sprintf("Take(%d)", n)
-	return staged(name, 0, badIf(n < 0, "Take: n is %d, must not be negative", n), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	bad := cmp.Or(badNil("Take", s), badIf(n < 0, "Take: n is %d, must not be negative", n))
+	return staged(name, 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		pos := from.Pos
 		if pos >= n {
 			return nil
@@ -772,7 +789,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 // <= 0 it never ends, from epoch e of s on; an epoch without items is then an error. torchdata: Cycler.
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	name := fmt.Sprintf("Repeat(%d)", max(times, 0))
-	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	return staged(name, 0, badNil("Repeat", s), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		if from.atStart() {
 			at.Source.Epoch *= max(times, 1)
 		}
@@ -807,7 +824,7 @@ func (s Stream[T]) Shard(shard Shard) Stream[T] {
 	if bad != nil {
 		bad = fmt.Errorf("dataloader: Stream.Shard: %w", bad)
 	}
-	return staged("Shard", 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	return staged("Shard", 0, cmp.Or(badNil("Stream.Shard", s), bad), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		// Pos is the number of items of s up to this rank's; N says how many more make the step complete.
 		pos, mine := from.Pos, from.Pos+at.N+shard.Index+1
 		for item, err := range s(ctx, at.Source) {
@@ -856,7 +873,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
 	name := fmt.Sprintf("Chain(%d)", len(srcs))
-	return staged(name, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	return staged(name, 0, badNil("Chain", srcs...), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		pos := from.Pos
 		for n := at.N; n < len(srcs); n++ {
 			for item, err := range srcs[n](ctx, at.Source) {
@@ -876,7 +893,7 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 
 // Zip joins two streams item by item and ends with the shorter. If one of the two items failed, so has the pair.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
-	return staged("Zip", 2, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[Pair[A, B]]) error {
+	return staged("Zip", 2, cmp.Or(badNil("Zip", a), badNil("Zip, second", b)), func(ctx context.Context, from Cursor, at stage, emit emitter[Pair[A, B]]) error {
 		pos := from.Pos
 		next, stop := iter.Pull2(b(ctx, at.Sources[1]))
 		defer stop()

@@ -438,8 +438,11 @@ func (e *epochs[F]) at(epoch int) F {
 // out with dropLast. A loader does the same with Options.Sampler and BatchSize; this is for batch samplers of your
 // own that build on it. It panics if s is nil or size is not positive. PyTorch: BatchSampler.
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
-	if s == nil || size <= 0 {
-		panic(fmt.Sprintf("dataloader: Batches: size is %d, must be positive, or the sampler is nil", size))
+	if s == nil {
+		panic("dataloader: Batches: the sampler is nil")
+	}
+	if size <= 0 {
+		panic(fmt.Sprintf("dataloader: Batches: size is %d, must be positive", size))
 	}
 	n := s.Len()
 	count := ceil(n, size)
@@ -570,7 +573,7 @@ func Indices(s Sampler) Stream[int] {
 // PyTorch: the shuffle of an IterableDataset, a shuffle buffer.
 func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	name := fmt.Sprintf("Shuffle(%d, seed %d)", window, seed)
-	bad := badIf(window < 1, "Shuffle: the window is %d, must be at least 1", window)
+	bad := cmp.Or(badNil("Shuffle", s), badIf(window < 1, "Shuffle: the window is %d, must be at least 1", window))
 	return staged(name, 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		type drawn struct {
 			value T
@@ -646,7 +649,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, opts.Stop)
 	}
-	return staged(name, len(srcs), opts.check(len(srcs)), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	return staged(name, len(srcs), cmp.Or(badNil("Mix", srcs...), opts.check(len(srcs))), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
 		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, at: at, seed: hash(opts.Seed, uint64(from.Epoch)), pulls: make([]pull[T], len(srcs))}
 		defer m.stop()
 		for pos := from.Pos + 1; ; pos++ {

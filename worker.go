@@ -1,6 +1,7 @@
 package dataloader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -279,7 +280,8 @@ func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 // items before the cursor of a resume. Its random numbers come from Rand(ctx), with the seed of WithSeed, by the
 // epoch and the place of the item. torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
-	bad := badIf(workers < 0 || workers > math.MaxInt32/8 || f == nil, "Map: workers is %d, must not be negative, or f is nil", workers)
+	bad := cmp.Or(badNil("Map", src), badIf(f == nil, "Map: f is nil"),
+		badIf(workers < 0 || workers > math.MaxInt32/8, "Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8))
 	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[U], error) bool) error {
 		mapper := func(ctx context.Context, w int) func(*mapping[T, U]) {
 			ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
@@ -381,7 +383,7 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 		item Item[T]
 		err  error
 	}
-	bad := badIf(n < 1, "Prefetch: n is %d, must be at least 1", n)
+	bad := cmp.Or(badNil("Prefetch", s), badIf(n < 1, "Prefetch: n is %d, must be at least 1", n))
 	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
 		reading, cancel := context.WithCancel(ctx)
 		// The pairs are in a ring, of which the channel counts those that are ready: n-1 in the channel, one that waits
