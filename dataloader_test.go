@@ -1,8 +1,10 @@
 package dataloader
 
 import (
+	"archive/tar"
 	"archive/zip"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -3704,6 +3706,313 @@ func TestForeignCursors(t *testing.T) {
 
 // Examples: the documentation, compiled and run. They are in package dataloader like all of this file, so the names
 // come without the package's.
+
+// The tests of tar shards.
+
+// tarEntries writes an archive of entries "name=content"; "name>target" is a hard link, "name@target" a symbolic one,
+// and a name that ends in a slash a folder.
+func tarEntries(entries ...string) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := tar.Header{Typeflag: tar.TypeReg, Mode: 0o444}
+		i := strings.IndexAny(e, "=>@")
+		content := ""
+		switch {
+		case i < 0:
+			h.Name = e
+			h.Typeflag = tar.TypeDir
+		case e[i] == '=':
+			h.Name, content = e[:i], e[i+1:]
+		case e[i] == '>':
+			h.Name, h.Linkname, h.Typeflag = e[:i], e[i+1:], tar.TypeLink
+		case e[i] == '@':
+			h.Name, h.Linkname, h.Typeflag = e[:i], e[i+1:], tar.TypeSymlink
+		}
+		h.Size = int64(len(content))
+		if err := w.WriteHeader(&h); err != nil {
+			panic(err)
+		}
+		must(io.WriteString(w, content))
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}
+
+// gzipped packs data.
+func gzipped(data []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	must(w.Write(data))
+	w.Close()
+	return b.Bytes()
+}
+
+// inMemory is an Opener of shards in memory.
+func inMemory(shards map[string][]byte) Opener {
+	return func(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
+		data, ok := shards[name]
+		if !ok {
+			return nil, fs.ErrNotExist
+		}
+		return io.NopCloser(bytes.NewReader(data[min(offset, int64(len(data))):])), nil
+	}
+}
+
+// brief writes a record as "key{field:content …}".
+func brief(r Record) string {
+	var files []string
+	for _, f := range r.Files {
+		content := string(f.Data)
+		if len(content) > 40 {
+			content = fmt.Sprintf("%d bytes #%x", len(content), crc32.ChecksumIEEE(f.Data))
+		}
+		files = append(files, f.Name+":"+content)
+	}
+	return r.Key + "{" + strings.Join(files, " ") + "}"
+}
+
+// briefly is a stream of records in brief.
+func briefly(s Stream[Record]) Stream[string] {
+	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return brief(r), nil })
+}
+
+// tarOutcomes reads shards in memory, named 0, 1, …
+func tarOutcomes(t testing.TB, opts TarOptions, shards ...[]byte) []string {
+	t.Helper()
+	all, names := map[string][]byte{}, []string{}
+	for i, data := range shards {
+		names = append(names, strconv.Itoa(i))
+		all[names[i]] = data
+	}
+	opts.Open = inMemory(all)
+	return outcomes(briefly(must(Tar(names, opts))).Epoch(t.Context(), 0))
+}
+
+// onDisk writes a shard into a folder of the test's.
+func onDisk(t testing.TB, name string, data []byte) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(name, data, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// indexed reads all records of a data set in brief, or the error of OpenTar.
+func indexed(t testing.TB, paths ...string) []string {
+	t.Helper()
+	d, err := OpenTar(paths...)
+	if err != nil {
+		return []string{"error " + err.Error()}
+	}
+	defer d.Close()
+	return outcomes(briefly(Map(Indices(Sequential(d.Len())), 0, d.Get)).Epoch(t.Context(), 0))
+}
+
+func TestTarGrouping(t *testing.T) {
+	for _, c := range []struct {
+		entries []string
+		want    string
+	}{
+		{[]string{"a.txt=1", "a.cls=2", "b.txt=3", "b.cls=4"}, "a{txt:1 cls:2} b{txt:3 cls:4}"},
+		{[]string{"a.txt=1", "b.txt=2", "a.cls=3", "b.cls=4"}, "a{txt:1} b{txt:2} a{cls:3} b{cls:4}"},
+		{[]string{"d/", "d/a.txt=1", "e/", "d/a.cls=2"}, "d/a{txt:1 cls:2}"},
+		{[]string{"a.txt=1", "b.txt@a.txt", "a.cls=2"}, "a{txt:1 cls:2}"},
+		{[]string{"a.txt=1", "README=2", "a.cls=3"}, "a{txt:1 cls:3}"},
+		{[]string{"README=1", "d/LICENSE=2", "a.x/noext=3"}, ""},
+		{[]string{"a.TXT=1"}, "a{txt:1}"},
+		{[]string{"A.txt=1", "a.cls=2"}, "A{txt:1} a{cls:2}"},
+		{[]string{"a.Seg.PNG=1"}, "a{seg.png:1}"},
+		{[]string{"a/b.c.d=1"}, "a/b{c.d:1}"},
+		{[]string{"a.x/b.txt=1"}, "a.x/b{txt:1}"},
+		{[]string{"./a.txt=1"}, "./a{txt:1}"},
+		{[]string{"a.=1"}, "a{:1}"},
+		{[]string{"a..b=1"}, "a{.b:1}"},
+		{[]string{"/some/22.0/1.1.png=1"}, "/some/22.0/1{1.png:1}"},
+		{[]string{`a\b.txt=1`}, `a\b{txt:1}`},
+		{[]string{".hidden=1", "./.hidden=1", "d/.hidden=1", "a.b/.hidden=1", "..a=1", "d/._a.txt=1", ".a.txt=1", "d/.b.txt=1"}, ""},
+		{[]string{"__meta__=1", "__a.b__=1", "__m__/x.json=1"}, ""},
+		{[]string{"__meta__.json=1", "d/__m__/x.json=2", "__/x.txt=3"}, "__meta__{json:1} d/__m__/x{json:2} __/x{txt:3}"},
+		{[]string{"x.__key__=1", "x.__bad__=2"}, "x{__key__:1 __bad__:2}"},
+		{[]string{"a.txt=", "a.cls="}, "a{txt: cls:}"},
+		{[]string{"a.txt.gz=1"}, "a{txt.gz:1}"},
+		{[]string{"../../etc/x.txt=1", "/abs/y.txt=2"}, "../../etc/x{txt:1} /abs/y{txt:2}"},
+		{[]string{strings.Repeat("long/", 40) + "a.txt=1"}, strings.Repeat("long/", 40) + "a{txt:1}"},
+		{[]string{strings.Repeat("long/", 60) + "ü.txt=1"}, strings.Repeat("long/", 60) + "ü{txt:1}"},
+		{nil, ""},
+	} {
+		data := tarEntries(c.entries...)
+		equal(t, fmt.Sprint(c.entries), strings.Join(tarOutcomes(t, TarOptions{}, data), " "), c.want)
+		equal(t, fmt.Sprint("indexed ", c.entries), strings.Join(indexed(t, onDisk(t, "x.tar", data)), " "), c.want)
+	}
+	// Records do not span shards; a shard may come twice.
+	one, two := tarEntries("a.txt=1"), tarEntries("a.cls=2")
+	equal(t, "two shards", tarOutcomes(t, TarOptions{}, one, two, one), []string{"a{txt:1}", "a{cls:2}", "a{txt:1}"})
+	// An empty file is a field, a missing one is not.
+	for r := range must(Tar([]string{"x"}, TarOptions{Open: inMemory(map[string][]byte{"x": tarEntries("a.txt=")})})).Epoch(t.Context(), 0) {
+		if r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
+			t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
+		}
+	}
+}
+
+func TestTarFields(t *testing.T) {
+	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 100))
+	equal(t, "png", tarOutcomes(t, TarOptions{Fields: []string{"png"}}, data), []string{"a{png:1}", "b{png:3}", "c{}"})
+	equal(t, "not read", tarOutcomes(t, TarOptions{Fields: []string{"CLS", "png"}, MaxFile: 10}, data), []string{"a{png:1 cls:2}", "b{png:3}", "c{cls:4}"})
+	equal(t, "none", tarOutcomes(t, TarOptions{Fields: []string{}}, data), []string{"a{}", "b{}", "c{}"})
+
+	// What is not wanted is not even read, if the file can seek.
+	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
+	file := &countingFile{Reader: bytes.NewReader(large)}
+	opts := TarOptions{Fields: []string{"cls"}, Open: func(context.Context, string, int64) (io.ReadCloser, error) { return file, nil }}
+	equal(t, "seeking", outcomes(briefly(must(Tar([]string{"x"}, opts))).Epoch(t.Context(), 0)), []string{"a{cls:1}", "b{cls:2}"})
+	if file.read > 4*tarBuffer || !file.closed {
+		t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
+	}
+}
+
+// A countingFile counts the bytes that are read.
+type countingFile struct {
+	*bytes.Reader
+	read   int
+	closed bool
+}
+
+func (f *countingFile) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	f.read += n
+	return n, err
+}
+
+func (f *countingFile) Close() error {
+	f.closed = true
+	return nil
+}
+
+// TestTarFaults has every fault of a shard, with a sound shard after it: the records before the fault come, then one
+// error, then the next shard. Peers lose most of these in silence.
+func TestTarFaults(t *testing.T) {
+	sound := tarEntries("a.txt=first", "a.cls=1", "b.txt="+strings.Repeat("second", 200), "b.cls=2", "c.txt=third", "c.cls=3")
+	// a.txt is at 0, a.cls at 1024, b.txt at 2048, b.cls at 4096, c.txt at 5120, c.cls at 6144, the end at 7168
+	a, b, c := "a{txt:first cls:1}", brief(Record{Key: "b", Files: []File{{"txt", []byte(strings.Repeat("second", 200))}, {"cls", []byte("2")}}}), "c{txt:third cls:3}"
+	with := func(at int, bytes string) []byte {
+		data := slices.Clone(sound)
+		copy(data[at:], bytes)
+		return data
+	}
+	resum := func(data []byte, at int) []byte {
+		header := data[at : at+512]
+		copy(header[148:], "        ")
+		sum := 0
+		for _, c := range header {
+			sum += int(c)
+		}
+		copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+		return data
+	}
+	packed := gzipped(sound)
+	flipped := slices.Clone(packed)
+	flipped[len(flipped)-6] ^= 1 // the checksum
+	halves := append(gzipped(sound[:3000]), gzipped(sound[3000:])...)
+	type fault struct {
+		name string
+		data []byte
+		want []string // records
+		says []string // of the error
+	}
+	for _, f := range []fault{
+		{"sound", sound, []string{a, b, c}, nil},
+		{"half an end marker", sound[:7168+512], []string{a, b, c}, nil},
+		{"gzip", packed, []string{a, b, c}, nil},
+		{"two gzip members", halves, []string{a, b, c}, nil},
+		{"no end marker", sound[:7168], []string{a, b}, []string{"end marker", `entry "c.cls"`, "offset 7168", `record "c", which may lack files, is left out`}},
+		{"cut between records", sound[:5120], []string{a}, []string{"end marker", `entry "b.cls"`, "offset 5120", `record "b", which may lack files`}},
+		{"cut between files", sound[:4096], []string{a}, []string{"end marker", `entry "b.txt"`, `record "b"`}},
+		{"cut in data", sound[:3000], []string{a}, []string{"unexpected EOF", `entry "b.txt"`, "offset 2048", `record "b"`}},
+		{"cut in padding", sound[:7000], []string{a, b}, []string{"unexpected EOF", `entry "c.cls"`, `record "c"`}},
+		{"cut in a header", sound[:5120+100], []string{a}, []string{"it has been cut", `entry "b.cls"`, "offset 5120", `record "b"`}},
+		{"cut after the first header", sound[:512], nil, []string{"unexpected EOF", `entry "a.txt"`, `record "a"`}},
+		{"cut in an end marker", sound[:7168+700], []string{a, b}, []string{"unexpected EOF", `record "c"`}},
+		{"bad checksum", with(5120+10, "x"), []string{a}, []string{"the headers that come next: archive/tar: invalid tar header", `entry "b.cls"`, "offset 5120", `record "b"`}},
+		{"bad number", resum(with(5120+108, "zzzz"), 5120), []string{a}, []string{"invalid tar header", "offset 5120"}},
+		{"a block of zeros inside", with(5120, strings.Repeat("\x00", 512)), []string{a}, []string{"invalid tar header", "offset 5120"}},
+		{"two archives", append(slices.Clone(sound), sound...), []string{a, b, c}, []string{"after the end marker"}},
+		{"4 EiB", resum(with(5120+124, "\x80\x00\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00"), 5120), []string{a, b}, []string{`entry "c.txt"`, "4611686018427387904 bytes, more than TarOptions.MaxFile, 1073741824"}},
+		{"2^63-1 bytes", resum(with(5120+124, "\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), 5120), []string{a, b}, []string{`entry "c.txt"`, "9223372036854775807 bytes"}},
+		{"negative size", resum(with(5120+124, "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), 5120), []string{a}, []string{"invalid tar header"}},
+		{"no bytes", nil, nil, []string{"the archive is empty", `shard "0"`}},
+		{"no bytes in gzip", gzipped(nil), nil, []string{"the archive is empty"}},
+		{"a page", []byte("<!DOCTYPE html>" + strings.Repeat("<p>Not found</p>", 100)), nil, []string{"invalid tar header"}},
+		{"a short page", []byte("<!DOCTYPE html>"), nil, []string{"it has been cut"}},
+		{"gzip cut", packed[:len(packed)/2], nil, []string{"unexpected EOF", `record "a"`}},
+		{"gzip cut at its end", packed[:len(packed)-4], []string{a, b, c}, []string{"unexpected EOF"}},
+		{"gzip flipped", flipped, []string{a, b, c}, []string{"gzip: invalid checksum"}},
+		{"gzip and more", append(slices.Clone(packed), "and something more"...), []string{a, b, c}, []string{"gzip: invalid header"}},
+		{"two packed archives", append(slices.Clone(packed), packed...), []string{a, b, c}, []string{"after the end marker"}},
+		{"no gzip", []byte("\x1f\x8b"), nil, []string{"EOF"}},
+		{"xz", []byte("\xfd7zXZ\x00\x00\x04"), nil, []string{"xz"}},
+		{"zstd", []byte("\x28\xb5\x2f\xfd\x04"), nil, []string{"zstd"}},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			next := tarEntries("c.cls=4", "d.cls=5")
+			got := tarOutcomes(t, TarOptions{}, f.data, next)
+			want := append(slices.Clone(f.want), "c{cls:4}", "d{cls:5}")
+			if f.says != nil {
+				if len(got) != len(want)+1 {
+					t.Fatalf("got %q", got)
+				}
+				saysAll(t, errors.New(got[len(f.want)]), f.says...)
+				got = slices.Delete(got, len(f.want), len(f.want)+1)
+			}
+			equal(t, "records", got, want)
+			opts := TarOptions{Open: inMemory(map[string][]byte{"0": f.data, "1": next})}
+			stream := must(Tar([]string{"0", "1"}, opts))
+			checkStream(t, briefly(stream), 0)
+			for _, err := range stream.Epoch(t.Context(), 0) {
+				if e := (*TarError)(nil); err != nil && (!errors.As(err, &e) || e.Shard != "0") {
+					t.Errorf("no TarError: %v", err)
+				}
+			}
+			if plain := f.data == nil || !strings.HasPrefix(string(f.data), "\x1f"); plain {
+				if got := indexed(t, onDisk(t, "x.tar", f.data)); f.says == nil {
+					equal(t, "indexed", got, f.want)
+				} else if e := got[len(got)-1]; !strings.HasPrefix(e, "error") {
+					t.Errorf("OpenTar gives %q", got)
+				}
+			}
+		})
+	}
+}
+
+// TestTarBadRecords has faults of one record, after which the shard is read on.
+func TestTarBadRecords(t *testing.T) {
+	for _, c := range []struct {
+		entries       []string
+		says, indexed string
+	}{
+		{[]string{"b.txt=1", "b.cls=2", "b.TXT=3", "b.png=4"}, `entry "b.TXT", offset 4096: record "b" has another field "txt"`, "error"},
+		{[]string{"b.txt=1", "b.cls>a.txt", "b.png=4"}, `entry "b.cls", offset 3072: it is a hard link to "a.txt"`, "b{txt:1 cls:first png:4}"},
+		{[]string{"b.txt=1", "b.cls>c.txt", "b.png=4"}, `it is a hard link to "c.txt"`, "error"},
+		{[]string{"b.txt=" + strings.Repeat("x", 11)}, "it has 11 bytes, more than TarOptions.MaxFile, 10", "b{txt:xxxxxxxxxxx}"},
+	} {
+		data := tarEntries(slices.Concat([]string{"a.txt=first", "a.cls=1"}, c.entries, []string{"c.txt=third"})...)
+		got := tarOutcomes(t, TarOptions{MaxFile: 10}, data)
+		if len(got) != 3 {
+			t.Fatalf("%q: %q", c.entries, got)
+		}
+		saysAll(t, errors.New(got[1]), c.says)
+		equal(t, "the others", []string{got[0], got[2]}, []string{"a{txt:first cls:1}", "c{txt:third}"})
+		got = indexed(t, onDisk(t, "x.tar", data))
+		if len(got) != 3 || !strings.HasPrefix(got[1], c.indexed) {
+			t.Errorf("indexed %q: %q", c.entries, got)
+		}
+		checkStream(t, briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: 10, Open: inMemory(map[string][]byte{"x": data})}))), 1)
+	}
+}
 
 // A data set, a loader and the training loop, with a checkpoint in every step.
 func Example() {

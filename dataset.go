@@ -708,6 +708,8 @@ type stage struct {
 	Source  Cursor   `json:"source,omitzero"`
 	Sources []Cursor `json:"sources,omitempty"` // if it has several
 	Ended   []bool   `json:"ended,omitempty"`   // which of these have been read to their end
+	Offset  int64    `json:"offset,omitempty"`  // in a shard
+	Packed  bool     `json:"packed,omitempty"`  // whether that counts unpacked bytes
 }
 
 // An emitter hands an item over: its value or error, its place in the epoch, and the stage that follows it,
@@ -725,7 +727,7 @@ func staged[T any](name string, sources int, bad error, run func(ctx context.Con
 		if from.atStart() {
 			at = stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
 		}
-		if at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources {
+		if at.N < 0 || at.M < 0 || at.Offset < 0 || len(at.Sources) != sources || len(at.Ended) != sources {
 			return from.refused("its state is damaged: %+v", at)
 		}
 		ended := false
