@@ -3,9 +3,12 @@ package dataloader
 import (
 	"archive/tar"
 	"archive/zip"
+	"bufio"
 	"bytes"
+	"compress/bzip2"
 	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -4012,6 +4015,280 @@ func TestTarBadRecords(t *testing.T) {
 		}
 		checkStream(t, briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: 10, Open: inMemory(map[string][]byte{"x": data})}))), 1)
 	}
+}
+
+// An entry is one of an archive, as archive/tar and this package's reader see it.
+type archiveEntry struct {
+	name    string
+	kind    byte
+	content string
+}
+
+// archiveTar reads an archive with archive/tar. cut says that it was content although there is no end marker.
+func archiveTar(data []byte, maxFile int64) (all []archiveEntry, err error) {
+	r := tar.NewReader(bytes.NewReader(data))
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		e := archiveEntry{name: h.Name}
+		switch h.Typeflag {
+		case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+			e.kind = tar.TypeReg
+			if h.Size <= maxFile {
+				content := make([]byte, h.Size)
+				if _, err := io.ReadFull(r, content); err != nil {
+					return all, err
+				}
+				e.content = string(content)
+			} else if h.PAXRecords["GNU.sparse.realsize"] != "" || h.PAXRecords["GNU.sparse.size"] != "" || h.Typeflag == tar.TypeGNUSparse {
+				return all, errors.New("too large to be read over")
+			}
+		case tar.TypeLink:
+			e.kind, e.content = tar.TypeLink, h.Linkname
+		}
+		all = append(all, e)
+	}
+}
+
+// thisReader reads an archive entry by entry with the reader of Tar and OpenTar.
+func thisReader(data []byte, maxFile int64) (all []archiveEntry, err error) {
+	s := &tarShard{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
+	for {
+		err := s.advance()
+		if err == io.EOF {
+			err = s.finish()
+		}
+		if err == io.EOF {
+			return all, nil
+		}
+		if err != nil {
+			return all, err
+		}
+		e := archiveEntry{name: s.at.name, kind: s.at.kind}
+		if e.kind == tar.TypeLink {
+			e.content = s.at.link
+		} else if e.kind == tar.TypeReg && s.at.size <= maxFile {
+			content, err := s.read()
+			if err != nil {
+				return all, err
+			}
+			e.content = string(content)
+		}
+		all = append(all, e)
+	}
+}
+
+// compareReaders checks that the two agree on every entry of an archive, and that this one reports every error of
+// archive/tar. It may report more: archives that are cut on a boundary, and data after the end marker.
+func compareReaders(t testing.TB, data []byte, maxFile int64) {
+	t.Helper()
+	want, wantErr := archiveTar(data, maxFile)
+	got, err := thisReader(data, maxFile)
+	if err == nil && wantErr != nil {
+		t.Fatalf("archive/tar reports %v", wantErr)
+	}
+	if err != nil && wantErr == nil && !errors.Is(err, io.ErrUnexpectedEOF) && !strings.Contains(err.Error(), "end marker") && !strings.Contains(err.Error(), "is empty") {
+		t.Fatalf("archive/tar reports nothing, this reader %v", err)
+	}
+	if len(got) > len(want) || err == nil && len(got) < len(want) || len(got) < len(want)-1 {
+		t.Fatalf("%d entries and %v, archive/tar has %d and %v", len(got), err, len(want), wantErr)
+	}
+	for i, e := range got {
+		if e != want[i] {
+			t.Fatalf("entry %d is %.200q, archive/tar has %.200q", i, e, want[i])
+		}
+	}
+}
+
+// archives returns all test archives: those of testdata/tar and, where there is one, of the Go installation.
+func archives(t testing.TB) map[string][]byte {
+	all := map[string][]byte{}
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Log("no Go installation: ", err)
+	}
+	for _, dir := range []string{"testdata/tar", filepath.Join(strings.TrimSpace(string(goroot)), "src/archive/tar/testdata")} {
+		names, _ := filepath.Glob(filepath.Join(dir, "*.tar*"))
+		if len(names) == 0 {
+			t.Logf("there are no archives in %s", dir)
+		}
+		for _, name := range names {
+			data, err := os.ReadFile(name)
+			if base, ok := strings.CutSuffix(name, ".base64"); ok && err == nil {
+				name = base
+				data, err = base64.StdEncoding.DecodeString(string(data))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[filepath.Base(name)] = data
+		}
+	}
+	return all
+}
+
+// unpacked returns an archive without its compression, read by other means than the package's.
+func unpacked(t testing.TB, data []byte) []byte {
+	for magic, open := range map[string]func(io.Reader) (io.Reader, error){
+		"\x1f\x8b": func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) },
+		"BZh":      func(r io.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil },
+	} {
+		if strings.HasPrefix(string(data), magic) {
+			data = must(io.ReadAll(must(open(bytes.NewReader(data)))))
+		}
+	}
+	return data
+}
+
+// TestTarArchives reads every archive in three ways, archive/tar's among them.
+func TestTarArchives(t *testing.T) {
+	all := archives(t)
+	if len(all) < 23 {
+		t.Fatalf("only %d archives", len(all))
+	}
+	for name, data := range all {
+		t.Run(name, func(t *testing.T) {
+			plain := unpacked(t, data)
+			compareReaders(t, plain, 1<<24)
+			opts := TarOptions{MaxFile: 1 << 24, Open: inMemory(map[string][]byte{name: data})}
+			stream := briefly(must(Tar([]string{name}, opts)))
+			got := checkStream(t, stream, 0)
+
+			want, wantErr := archiveTar(plain, 1<<24)
+			var files, read []string
+			linked := map[string]bool{}
+			for _, e := range want {
+				key, _, _ := splitName(e.name)
+				linked[key] = linked[key] || e.kind == tar.TypeLink
+			}
+			for _, e := range want {
+				if key, field, ok := splitName(e.name); ok && e.kind == tar.TypeReg && !linked[key] {
+					files = append(files, brief(Record{Key: key, Files: []File{{field, []byte(e.content)}}}))
+				}
+			}
+			failed := false
+			for r, err := range must(Tar([]string{name}, opts)).Epoch(t.Context(), 0) {
+				failed = failed || err != nil
+				for _, f := range r.Files {
+					read = append(read, brief(Record{Key: r.Key, Files: []File{f}}))
+				}
+			}
+			if wantErr != nil && !failed {
+				t.Errorf("archive/tar reports %v, Tar gives %q", wantErr, got)
+			}
+			if failed {
+				files = files[:len(read)] // the last record may be missing
+			}
+			equal(t, "files", read, files)
+			if again := indexed(t, onDisk(t, "x.tar", plain)); !failed {
+				equal(t, "indexed", again, got)
+			} else if !slices.ContainsFunc(again, func(s string) bool { return strings.HasPrefix(s, "error") }) && !strings.Contains(fmt.Sprint(got), "hard link") {
+				t.Errorf("Tar gives %q, OpenTar %q", got, again)
+			}
+		})
+	}
+}
+
+// TestTarGNU has what is in the archives of testdata/tar, in every format that GNU tar writes.
+func TestTarGNU(t *testing.T) {
+	b := brief(Record{Key: "b", Files: []File{{"cls", []byte("2")}, {"txt", []byte(strings.Repeat("second\n", 100))}}})
+	base := []string{"a{cls:1 txt:first\n}", b, "c{cls:3 txt:}"}
+	long := strings.Repeat("bb-folder-number-000%d/", 7)
+	for i := range 7 {
+		long = strings.Replace(long, "%d", strconv.Itoa(i+1), 1)
+	}
+	with := func(record string) []string { return slices.Insert(slices.Clone(base), 2, record) }
+	holes := func(size int, pieces map[int]string) []byte {
+		data := make([]byte, size)
+		for at, piece := range pieces {
+			copy(data[at:], piece)
+		}
+		return data
+	}
+	pieces := map[int]string{}
+	for i := range 30 {
+		pieces[(i+1)*10000] = fmt.Sprintf("piece %02d", i+1)
+	}
+	sparse := []string{base[0],
+		brief(Record{Key: "s", Files: []File{{"bin", holes(100000, map[int]string{5115: "one piece", 70000: "another piece"})}, {"cls", []byte("8")}}}),
+		"t{cls:9 txt:after the holes\n}",
+		brief(Record{Key: "u", Files: []File{{"bin", holes(300008, pieces)}, {"cls", []byte("10")}}})}
+	links := []string{base[0], "b{cls:2 txt:first\n}", "c{cls:3}", "d/x{cls:7 txt:x\n}"}
+	dump := make([]string, len(base))
+	for i, r := range base {
+		dump[i] = "dump/" + r
+	}
+	for name, want := range map[string][]string{
+		"v7": base, "oldgnu": base, "gnu": base, "ustar": base, "posix": base, "posix-global": base,
+		"gzip": base, "bzip2": base, "members": base, "dumpdir": dump,
+		"gnu-long": with(long + "long-name{cls:4 txt:long\n}"), "oldgnu-long": with(long + "long-name{cls:4 txt:long\n}"),
+		"ustar-prefix": with(long + "long-name{cls:4 txt:long\n}"), "posix-long": with(long + long + "long-name{cls:5 txt:longer\n}"),
+		"gnu-utf8": {base[0], "größe/日本{cls:6 txt:größe\n}"}, "posix-utf8": {base[0], "größe/日本{cls:6 txt:größe\n}"},
+		"gnu-sparse": sparse, "posix-sparse-0.0": sparse, "posix-sparse-0.1": sparse, "posix-sparse-1.0": sparse,
+		"gnu-links": links, "posix-links": links,
+	} {
+		name = "testdata/tar/" + name + ".tar"
+		stream := must(Tar([]string{name}, TarOptions{}))
+		got := outcomes(briefly(stream).Epoch(t.Context(), 0))
+		packed := strings.Contains("gzip bzip2 members", strings.TrimSuffix(filepath.Base(name), ".tar"))
+		if &want[0] == &links[0] {
+			saysAll(t, errors.New(got[1]), name, `entry "b.txt"`, `it is a hard link to "a.txt"`)
+			got[1] = want[1]
+		}
+		equal(t, name, got, want)
+		if again := indexed(t, name); packed {
+			saysAll(t, errors.New(again[0]), name, "it is packed")
+		} else {
+			equal(t, name+" indexed", again, want)
+		}
+	}
+	for name, says := range map[string]string{"xz": "packed with xz", "zstd": "packed with zstd"} {
+		name = "testdata/tar/" + name + ".tar"
+		saysAll(t, errors.New(outcomes(must(Tar([]string{name}, TarOptions{})).Epoch(t.Context(), 0))[0]), name, says, "gzip")
+		saysAll(t, errors.New(indexed(t, name)[0]), name, says)
+	}
+}
+
+// FuzzTar reads arbitrary bytes as a shard. There is always an end, nothing panics, no more memory is taken than MaxFile for a
+// file, archive/tar agrees, and a resume after every record gives the rest.
+func FuzzTar(f *testing.F) {
+	for _, data := range archives(f) {
+		if len(data) < 40<<10 {
+			f.Add(data)
+		}
+	}
+	f.Add(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		const maxFile = 1 << 16
+		if !bytes.HasPrefix(data, []byte("\x1f\x8b")) && !bytes.HasPrefix(data, []byte("BZh")) {
+			compareReaders(t, data, maxFile)
+		}
+		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: maxFile, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
+			return &countingFile{Reader: bytes.NewReader(data[min(int(offset), len(data)):])}, nil
+		}})))
+		var want []string
+		var cursors []Cursor
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for item, err := range stream(t.Context(), Cursor{}) {
+			want = append(want, outcomes(one(item.Value, err))...)
+			cursors = append(cursors, item.Next)
+		}
+		runtime.ReadMemStats(&after)
+		if limit := uint64(8<<20 + (len(data)/tarBlock+1)*2*maxFile); after.TotalAlloc-before.TotalAlloc > limit {
+			t.Fatalf("%d bytes of memory for %d of data", after.TotalAlloc-before.TotalAlloc, len(data))
+		}
+		for k, c := range cursors {
+			if k < 8 || k > len(cursors)-8 {
+				equal(t, "resumed", outcomes(stream.Run(t.Context(), &c)), want[k+1:])
+			}
+		}
+	})
 }
 
 // A data set, a loader and the training loop, with a checkpoint in every step.
