@@ -1,8 +1,13 @@
 package dataloader
 
 import (
+	"archive/tar"
+	"bufio"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
@@ -463,4 +468,80 @@ func BenchmarkResume(b *testing.B) {
 			break
 		}
 	}
+}
+
+// tarShards writes a shard of 20,000 records, of a file of 4 KB and one of 3 bytes, once for all benchmarks of tar.
+func tarBench(b *testing.B) string {
+	name := filepath.Join(b.TempDir(), "bench.tar")
+	f := must(os.Create(name))
+	buffered := bufio.NewWriterSize(f, 1<<20)
+	w := NewTarWriter(buffered)
+	for i := range 20000 {
+		bin := make([]byte, 4096)
+		for j := 0; j < len(bin); j += 8 {
+			binary.LittleEndian.PutUint64(bin[j:], counter(uint64(i), uint64(j)))
+		}
+		if err := w.Write(Record{Key: fmt.Sprintf("%08d", i), Files: []File{{"bin", bin}, {"cls", fmt.Appendf(nil, "%03d", i%1000)}}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), buffered.Flush(), f.Close()); err != nil {
+		b.Fatal(err)
+	}
+	return name
+}
+
+// BenchmarkTar reads that shard as a stream, against a bare loop of archive/tar that reads every entry; indexes it, against
+// a bare loop over the headers; and reads records at random, against ReadAt of the same bytes.
+func BenchmarkTar(b *testing.B) {
+	name := tarBench(b)
+	bare := func(read bool) func() {
+		return func() {
+			f := must(os.Open(name))
+			defer f.Close()
+			r := tar.NewReader(bufio.NewReaderSize(f, tarBuffer))
+			for h, err := r.Next(); err != io.EOF; h, err = r.Next() {
+				if err == nil && read {
+					_, err = io.ReadFull(r, make([]byte, h.Size))
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	stream := must(Tar([]string{name}, TarOptions{}))
+	against(b, "stream", "record", 20000, "archive/tar", bare(true), func() {
+		for _, err := range stream.Epoch(b.Context(), 0) {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}, amount{20000, "records"}, amount{float64(must(os.Stat(name)).Size()) / 1e6, "MB"})
+	against(b, "index", "entry", 40000, "archive/tar", bare(false), func() {
+		must(OpenTar(name)).Close()
+	}, amount{40000, "entries"})
+
+	data := must(OpenTar(name))
+	defer data.Close()
+	f := must(os.Open(name))
+	defer f.Close()
+	order := Random(data.Len(), 1).Order(0)
+	members := data.shards[0].members
+	against(b, "get", "record", 20000, "ReadAt", func() {
+		for i := range data.Len() {
+			first, last := members[2*order(i)], members[2*order(i)+1]
+			must(f.ReadAt(make([]byte, last.data+last.size-first.data+tarBlock), first.data-tarBlock))
+		}
+	}, func() {
+		for i := range data.Len() {
+			must(data.Get(b.Context(), order(i)))
+		}
+	}, amount{20000, "records"})
+	if err := data.WriteIndex(); err != nil {
+		b.Fatal(err)
+	}
+	against(b, "from an index", "entry", 40000, "archive/tar", bare(false), func() {
+		must(OpenTar(name)).Close()
+	}, amount{40000, "entries"})
 }

@@ -361,10 +361,9 @@ func (s *tarShard) advance() error {
 		return s.fail(err)
 	}
 	if name, size, ok := parseHeader(block); ok {
+		s.at = tarEntry{name: string(name), kind: tar.TypeReg, head: s.pos, data: s.pos + tarBlock, size: size}
 		s.in.Discard(tarBlock)
-		s.pos += tarBlock
-		s.at = tarEntry{name: name, kind: tar.TypeReg, head: s.at.head, data: s.pos, size: size}
-		s.left = size
+		s.pos, s.left = s.at.data, size
 	} else if err := s.parseHeaders(isZero(block)); err != nil {
 		return err
 	}
@@ -504,37 +503,46 @@ func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 // parseHeader reads the header of a regular file that says all in one block, as nearly all do. It is several times faster
 // than archive/tar, to which it leaves whatever looks unusual, and agrees with it on the rest.
 func parseHeader(b []byte) (name string, size int64, ok bool) {
-	if kind := b[156]; kind != tar.TypeReg && kind != 0 && kind != tar.TypeCont {
-		return "", 0, false
-	}
-	sum, ok := octal(b[148:156])
-	if !ok || sum != checksum(b) {
-		return "", 0, false
-	}
-	size, ok = octal(b[124:136])
+	file, size, ok := basics(b)
 	for _, field := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148]} { // mode, uid, gid, mtime
 		_, good := octal(field)
 		ok = ok && good
 	}
-	name = untilNUL(b[:100])
 	switch string(b[257:263]) {
-	case "ustar\x00":
+	case posixMagic:
 		_, major := octal(b[329:337])
 		_, minor := octal(b[337:345])
 		ok = ok && major && minor && string(b[508:]) != "tar\x00" // star has a shorter prefix
-		if prefix := untilNUL(b[345:500]); prefix != "" {
-			name = prefix + "/" + name
-		}
 	case "ustar ":
 		ok = ok && isZero(b[329:]) // no devices, times, or the prefix that Go once wrote
 	}
-	return name, size, ok && !(b[156] == 0 && strings.HasSuffix(name, "/"))
+	if !ok {
+		return "", 0, false
+	}
+	return string(file), size, !(b[156] == 0 && bytes.HasSuffix(file, []byte{'/'})) // the old way to write a folder
+}
+
+// posixMagic tells headers that have a prefix to the name.
+const posixMagic = "ustar\x00"
+
+// basics reads what a header says about a regular file, if its sum is right and its size an octal number.
+func basics(b []byte) (name []byte, size int64, ok bool) {
+	sum, ok1 := octal(b[148:156])
+	size, ok2 := octal(b[124:136])
+	if kind := b[156]; kind != tar.TypeReg && kind != 0 && kind != tar.TypeCont || !ok1 || !ok2 || sum != checksum(b) {
+		return nil, 0, false
+	}
+	name = untilNUL(b[:100])
+	if string(b[257:263]) == posixMagic && b[345] != 0 {
+		name = slices.Concat(untilNUL(b[345:500]), []byte{'/'}, name)
+	}
+	return name, size, true
 }
 
 // untilNUL is the text in a field of a header.
-func untilNUL(field []byte) string {
+func untilNUL(field []byte) []byte {
 	text, _, _ := bytes.Cut(field, []byte{0})
-	return string(text)
+	return text
 }
 
 // octal reads a number as most headers have them.
@@ -559,9 +567,10 @@ func octal(field []byte) (n int64, ok bool) {
 func checksum(b []byte) int64 {
 	const lanes = 0x00FF00FF00FF00FF
 	sum := uint64(0)
-	for i := 0; i < tarBlock; i += 8 {
-		w := binary.LittleEndian.Uint64(b[i:])
-		sum += w&lanes + w>>8&lanes
+	block := (*[tarBlock]byte)(b)
+	for i := 0; i < tarBlock; i += 16 {
+		v, w := binary.LittleEndian.Uint64(block[i:]), binary.LittleEndian.Uint64(block[i+8:])
+		sum += v&lanes + v>>8&lanes + w&lanes + w>>8&lanes
 	}
 	total := int64(sum&0xFFFF + sum>>16&0xFFFF + sum>>32&0xFFFF + sum>>48)
 	for _, c := range b[148:156] {
@@ -820,6 +829,7 @@ type tarMember struct {
 	stored           string // the name in the header before data, that of a hard link's target
 	head, data, size int64  // as in tarEntry
 	sparse           bool
+	key              int32 // the length of the key in name
 }
 
 // OpenTar opens tar shards, which are files, as one data set. The headers of each are read once, unless there is an index beside
@@ -904,7 +914,7 @@ func (x *tarIndex) scan(s *tarShard) error {
 			at, s.files[name] = target, target
 		}
 		rec.Files = append(rec.Files, File{Name: field})
-		x.members = append(x.members, tarMember{name, at.name, at.head, at.data, at.size, at.sparse != nil})
+		x.members = append(x.members, tarMember{name, at.name, at.head, at.data, at.size, at.sparse != nil, int32(len(rec.Key))})
 		return nil
 	}
 	for {
@@ -958,7 +968,7 @@ func (x *tarIndex) parse(index string) error {
 			}) {
 				return fmt.Errorf("line %d: %q is no other file of the record", number, name)
 			}
-			x.members = append(x.members, tarMember{name, name, data - tarBlock, data, size, false})
+			x.members = append(x.members, tarMember{name, name, data - tarBlock, data, size, false, int32(len(key))})
 		}
 		if count--; len(x.members) > first {
 			x.ends = append(x.ends, len(x.members))
@@ -997,8 +1007,9 @@ func (d *TarDataset) Get(_ context.Context, i int) (Record, error) {
 	}
 	members := x.members[first:x.ends[i]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
-	for j, m := range members {
-		rec.Key, rec.Files[j].Name, _ = splitName(m.name)
+	for j := range members {
+		m := &members[j]
+		rec.Key, rec.Files[j].Name = m.name[:m.key], strings.ToLower(m.name[m.key+1:])
 	}
 	if err := x.read(rec.Files, members); err != nil {
 		return Record{}, err
@@ -1032,10 +1043,11 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	} else if err != nil {
 		return x.fault(members[0], err)
 	}
-	for j, m := range members {
+	for j := range members {
+		m := &members[j]
 		begin, end := m.data-from, m.data-from+m.size
 		if !m.heads(data[begin-tarBlock : begin]) {
-			return x.fault(m, x.stale())
+			return x.fault(*m, x.stale())
 		}
 		files[j].Data = data[begin:end:end]
 	}
@@ -1043,17 +1055,13 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 }
 
 // heads reports whether header is the one that is before m's data. Names that do not fit into one are not compared.
-func (m tarMember) heads(header []byte) bool {
-	name, size, ok := parseHeader(header)
-	if !ok {
-		h, err := tar.NewReader(bytes.NewReader(header)).Next()
-		if err != nil || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeCont {
-			return false
-		}
-		name, size = h.Name, h.Size
+func (m *tarMember) heads(header []byte) bool {
+	if name, size, ok := basics(header); ok && size == m.size && string(name) == m.stored {
+		return true
 	}
+	h, err := tar.NewReader(bytes.NewReader(header)).Next()
 	long := len(m.stored) > 100 || strings.ContainsFunc(m.stored, func(r rune) bool { return r >= 0x80 })
-	return (name == m.stored || long) && (size == m.size || m.size >= 1<<33)
+	return err == nil && (h.Name == m.stored || long) && (h.Size == m.size || m.size >= 1<<33) && (h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont)
 }
 
 // readSparse reads a file that is stored without its holes.
