@@ -26,6 +26,9 @@ import (
 	"math/bits"
 	"math/cmplx"
 	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -4289,6 +4292,319 @@ func FuzzTar(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A tarServer is a web server with one object, and a history of what it was asked.
+type tarServer struct {
+	*httptest.Server
+	web   web
+	asked []string        // Range and If-Range of each request
+	waits []time.Duration // between them
+}
+
+// serveTar starts a server whose answer to the n-th request, from 1 on, is up to answer.
+func serveTar(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *tarServer {
+	s := &tarServer{}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept-Encoding") != "identity" {
+			t.Errorf("asked for the encoding %q", r.Header.Get("Accept-Encoding"))
+		}
+		s.asked = append(s.asked, strings.TrimSpace(r.Header.Get("Range")+" "+r.Header.Get("If-Range")))
+		answer(len(s.asked), w, r)
+	}))
+	t.Cleanup(s.Close)
+	s.web = web{s.Client(), 6, time.Minute, func(_ context.Context, d time.Duration) error {
+		s.waits = append(s.waits, d)
+		return nil
+	}}
+	return s
+}
+
+// records are the outcomes of the shard that the server has, and of another that is sound.
+func (s *tarServer) records(t *testing.T, path string) []string {
+	after := inMemory(map[string][]byte{"after": tarEntries("z.txt=after")})
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		if name == "after" {
+			return after(ctx, name, offset)
+		}
+		return s.web.open(ctx, name, offset)
+	}
+	return outcomes(briefly(must(Tar([]string{path, "after"}, TarOptions{Open: open}))).Epoch(t.Context(), 0))
+}
+
+// object is an answer with data, as servers give it, which breaks off after limit bytes unless that is negative.
+func object(w http.ResponseWriter, r *http.Request, data []byte, tag string, limit int) {
+	w.Header().Set("ETag", tag)
+	if limit >= 0 {
+		w = &breaking{w, limit}
+	}
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+}
+
+// A breaking answer ends with the connection.
+type breaking struct {
+	http.ResponseWriter
+	left int
+}
+
+func (b *breaking) Write(p []byte) (int, error) {
+	if b.left < len(p) {
+		b.ResponseWriter.Write(p[:b.left])
+		panic(http.ErrAbortHandler)
+	}
+	b.left -= len(p)
+	return b.ResponseWriter.Write(p)
+}
+
+// TestWeb reads a shard from servers that behave badly, each in its own way. Every record comes exactly once, or the
+// shard ends in an error.
+func TestWeb(t *testing.T) {
+	var entries []string
+	var all []string
+	for i := range 100 {
+		entries = append(entries, fmt.Sprintf("%d.txt=%d", i, i), fmt.Sprintf("%d.bin=%s", i, strings.Repeat("x", 7*i)))
+		all = append(all, brief(Record{Key: strconv.Itoa(i), Files: []File{{"txt", []byte(strconv.Itoa(i))}, {"bin", []byte(strings.Repeat("x", 7*i))}}}))
+	}
+	data := tarEntries(entries...) // of about 150 kB
+	all = append(all, "z{txt:after}")
+	other := slices.Clone(data)
+	const tag = `"one"`
+	for _, c := range []struct {
+		name   string
+		answer func(n int, w http.ResponseWriter, r *http.Request)
+		asked  int    // so often
+		says   string // the error, unless there is none
+	}{
+		{"good", func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, data, tag, -1) }, 1, ""},
+		{"breaks all the time", func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, data, tag, 16000) }, (len(data) + 15999) / 16000, ""},
+		{"breaks, and has no ranges", func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("Range")
+			object(w, r, data, tag, 30000*n)
+		}, (len(data) + 29999) / 30000, ""},
+		{"breaks without a length", func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("Range")
+			w = &breaking{w, 60000 * n}
+			for part := range slices.Chunk(data, 1000) {
+				w.Write(part)
+			}
+		}, (len(data) + 59999) / 60000, ""},
+		{"breaks, and never gets further", func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("Range")
+			object(w, r, data, tag, 30000)
+		}, 6, "attempt 6: unexpected EOF"},
+		{"not yet", func(n int, w http.ResponseWriter, r *http.Request) {
+			if status := []int{503, 408, 429, 500, 504}; n <= len(status) {
+				w.Header().Set("Retry-After", "100")
+				w.WriteHeader(status[n-1])
+				return
+			}
+			object(w, r, data, tag, -1)
+		}, 6, ""},
+		{"never", func(n int, w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }, 6, "attempt 6: 503 Service Unavailable"},
+		{"no connection", func(n int, w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }, 6, "attempt 6: EOF"},
+		{"not found", func(n int, w http.ResponseWriter, r *http.Request) { w.WriteHeader(404) }, 1, "404 Not Found"},
+		{"forbidden", func(n int, w http.ResponseWriter, r *http.Request) { w.WriteHeader(403) }, 1, "403 Forbidden"},
+		{"forbidden later", func(n int, w http.ResponseWriter, r *http.Request) {
+			if n == 1 {
+				object(w, r, data, tag, 30000)
+				return
+			}
+			w.WriteHeader(403)
+		}, 2, "403 Forbidden"},
+		{"nothing", func(n int, w http.ResponseWriter, r *http.Request) { w.WriteHeader(204) }, 1, "204 No Content"},
+		{"changes its tag", func(n int, w http.ResponseWriter, r *http.Request) {
+			object(w, r, other, fmt.Sprintf(`"%d"`, n), 30000)
+		}, 2, "has changed"},
+		{"changes its tag, and does not look", func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("If-Range")
+			object(w, r, other, fmt.Sprintf(`"%d"`, n), 30000)
+		}, 2, "has changed"},
+		{"changes its date", func(n int, w http.ResponseWriter, r *http.Request) {
+			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(int64(n), 0), bytes.NewReader(other))
+		}, 2, "has changed"},
+		{"changes its length", func(n int, w http.ResponseWriter, r *http.Request) {
+			object(w, r, data[:len(data)-n], "", 30000)
+		}, 2, "has changed"},
+		{"has weak tags", func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("If-Range")
+			object(w, r, data, fmt.Sprintf(`W/"%d"`, n), 40000)
+		}, (len(data) + 39999) / 40000, ""},
+		{"promises more than it has", func(n int, w http.ResponseWriter, r *http.Request) {
+			if n > 1 {
+				w.WriteHeader(416)
+				return
+			}
+			w.Header().Set("Content-Length", strconv.Itoa(len(data)+1000))
+			w.Write(data)
+		}, 2, "416"},
+		{"is cut on the server", func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, data[:20480], tag, -1) }, 1, "unexpected EOF"},
+		{"gives another range", func(n int, w http.ResponseWriter, r *http.Request) {
+			if n > 1 {
+				r.Header.Set("Range", "bytes=5-")
+			}
+			object(w, r, data, tag, 30000)
+		}, 2, `answers with the range "bytes 5-`},
+		{"gives short ranges", func(n int, w http.ResponseWriter, r *http.Request) {
+			if from, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes="); ok {
+				first := must(strconv.Atoi(strings.TrimSuffix(from, "-")))
+				r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", first, first+29999))
+				object(w, r, data, tag, -1)
+				return
+			}
+			object(w, r, data, tag, 30000)
+		}, (len(data) + 29999) / 30000, ""},
+		{"packs on the way", func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			object(w, r, gzipped(data), tag, -1)
+		}, 1, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := serveTar(t, c.answer)
+			got := s.records(t, s.URL+"/x.tar")
+			equal(t, "requests", len(s.asked), c.asked)
+			if c.says == "" {
+				equal(t, "records", got, all)
+				return
+			}
+			n := len(got) - 2
+			if n < 0 {
+				t.Fatalf("got %q", got)
+			}
+			equal(t, "records before the error", got[:n], all[:n])
+			saysAll(t, errors.New(got[n]), "/x.tar", c.says)
+			equal(t, "the next shard", got[n+1], "z{txt:after}")
+		})
+	}
+}
+
+func TestWebRequests(t *testing.T) {
+	data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000))
+	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		if n == 2 {
+			w.Header().Set("Retry-After", "100")
+			w.WriteHeader(429)
+			return
+		}
+		object(w, r, data, `"tag"`, 4000)
+	})
+	got := s.records(t, s.URL)
+	equal(t, "records", len(got), 3)
+	equal(t, "requests", s.asked, []string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`})
+	for i, want := range []time.Duration{time.Second, 100 * time.Second, time.Second, time.Second} {
+		if d := s.waits[i]; d > want || d < want/2 {
+			t.Errorf("wait %d is %v, want %v or up to a half less", i, d, want)
+		}
+	}
+
+	// Waits grow, until they do not.
+	s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) })
+	s.web.attempts = 10
+	s.records(t, s.URL)
+	for i, d := range s.waits {
+		if want := min(time.Second<<i, 30*time.Second); d > want || d < want/2 {
+			t.Errorf("wait %d is %v, want %v or up to a half less", i, d, want)
+		}
+	}
+
+	// A resume asks for what follows the cursor, but of a packed shard for all.
+	for _, packed := range []bool{false, true} {
+		body := data
+		if packed {
+			body = gzipped(data)
+		}
+		s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, body, `"tag"`, -1) })
+		stream := must(Tar([]string{s.URL}, TarOptions{Open: s.web.open}))
+		for item := range stream(t.Context(), Cursor{}) {
+			got := outcomes(briefly(stream).Run(t.Context(), ptr(throughJSON(t, item.Next))))
+			equal(t, "the rest", got, []string{brief(Record{Key: "b", Files: []File{{"txt", []byte(strings.Repeat("y", 5000))}}})})
+			break
+		}
+		equal(t, "requests", s.asked, [][]string{{"", "bytes=5632-"}, {"", ""}}[map[bool]int{true: 1}[packed]])
+	}
+
+	// A context that ends while the server is waited for ends the stream.
+	stopped := errors.New("stopped")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		w.Write(data[:6000])
+		w.(http.Flusher).Flush()
+		cancel(stopped)
+		<-r.Context().Done()
+	})
+	var last error
+	for item, err := range must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.open}))(ctx, Cursor{}) {
+		if last = err; err != nil && !item.Next.isZero() {
+			t.Errorf("%v is not the last pair", err)
+		}
+	}
+	if last != stopped {
+		t.Errorf("ended with %v", last)
+	}
+}
+
+// TestWebStall has a server that stops in the middle, in fake time, over a network in memory.
+func TestWebStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2")
+		var asked []string
+		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			go func() {
+				defer server.Close()
+				r, err := http.ReadRequest(bufio.NewReader(server))
+				if err != nil {
+					return
+				}
+				asked = append(asked, r.Header.Get("Range"))
+				switch len(asked) {
+				case 1: // after some bytes
+					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(data), data[:3000])
+				case 2: // before the first
+				default:
+					fmt.Fprintf(server, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/%d\r\nContent-Length: %d\r\n\r\n%s", len(data)-1, len(data), len(data)-3000, data[3000:])
+				}
+				io.Copy(io.Discard, server) // until the client goes
+			}()
+			return client, nil
+		}}
+		defer transport.CloseIdleConnections()
+		w := web{&http.Client{Transport: transport}, 6, time.Minute, pause}
+		start := time.Now()
+		got := collect(t, briefly(must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.open}))).Epoch(t.Context(), 0))
+		equal(t, "records", len(got), 2)
+		equal(t, "requests", asked, []string{"", "bytes=3000-", "bytes=3000-"})
+		if d := time.Since(start); d < 2*time.Minute || d > 2*time.Minute+3*time.Second {
+			t.Errorf("it took %v, want two stalls of a minute and two waits, of a second and of two", d)
+		}
+
+		// A caller that takes its time is no stall.
+		asked = []string{"", ""}
+		for range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+			return w.open(ctx, name, 3000)
+		}})).Epoch(t.Context(), 0) {
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
+// TestSecrets looks for what an address should not tell in every error there is.
+func TestSecrets(t *testing.T) {
+	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" || r.URL.RawQuery != "sig=secret" {
+			t.Errorf("asked as %q with %q and %q", user, password, r.URL.RawQuery)
+		}
+		w.WriteHeader(404)
+	})
+	address := strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret"
+	for _, name := range []string{address, "http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://user:secret@127.0.0.1:secret/x.tar", "http://user:sec%ret@x/", "s3://user:secret@bucket/x.tar?sig=secret"} {
+		s.web.attempts = 1
+		got := outcomes(must(Tar([]string{name}, TarOptions{Open: s.web.open})).Epoch(t.Context(), 0))
+		if len(got) != 1 || !strings.HasPrefix(got[0], "error") || strings.Contains(got[0], "secret") || strings.Contains(got[0], "sec%") {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	saysAll(t, errors.New(outcomes(must(Tar([]string{"s3://bucket/x.tar"}, TarOptions{})).Epoch(t.Context(), 0))[0]), "s3://bucket/x.tar", "http and https", "Opener")
 }
 
 // A data set, a loader and the training loop, with a checkpoint in every step.

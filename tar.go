@@ -585,7 +585,7 @@ func checksum(b []byte) int64 {
 // is an error if the object is not as long as was promised, or has changed between two requests. Other stores, and
 // requests that need headers of their own, are for an Opener of the user's.
 func Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	return web{attempts: 6, stall: time.Minute, wait: pause}.open(ctx, name, offset)
+	return web{http.DefaultClient, 6, time.Minute, pause}.open(ctx, name, offset)
 }
 
 // pause waits, at most until ctx ends.
@@ -602,6 +602,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // A web says how to read from the web.
 type web struct {
+	client   *http.Client
 	attempts int           // in a row, without a byte
 	stall    time.Duration // after which a silent connection is given up
 	wait     func(ctx context.Context, d time.Duration) error
@@ -762,7 +763,7 @@ func (o *webObject) ask() (after time.Duration, err error) {
 			req.Header.Set("If-Range", tag)
 		}
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := o.client.Do(req)
 	if err != nil {
 		if e := (*url.Error)(nil); errors.As(err, &e) { // which quotes the address
 			err = e.Err
