@@ -4298,7 +4298,8 @@ func FuzzTar(f *testing.F) {
 type tarServer struct {
 	*httptest.Server
 	web   web
-	asked []string        // Range and If-Range of each request
+	mu    sync.Mutex
+	asked []string        // Range and If-Range of each request; guarded by mu
 	waits []time.Duration // between them
 }
 
@@ -4309,8 +4310,11 @@ func serveTar(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Re
 		if r.Header.Get("Accept-Encoding") != "identity" {
 			t.Errorf("asked for the encoding %q", r.Header.Get("Accept-Encoding"))
 		}
+		s.mu.Lock()
 		s.asked = append(s.asked, strings.TrimSpace(r.Header.Get("Range")+" "+r.Header.Get("If-Range")))
-		answer(len(s.asked), w, r)
+		n := len(s.asked)
+		s.mu.Unlock()
+		answer(n, w, r)
 	}))
 	t.Cleanup(s.Close)
 	s.web = web{s.Client(), 6, time.Minute, func(_ context.Context, d time.Duration) error {
@@ -4318,6 +4322,13 @@ func serveTar(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Re
 		return nil
 	}}
 	return s
+}
+
+// requests returns what the server was asked.
+func (s *tarServer) requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
 }
 
 // records are the outcomes of the shard that the server has, and of another that is sound.
@@ -4461,7 +4472,7 @@ func TestWeb(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
 			got := s.records(t, s.URL+"/x.tar")
-			equal(t, "requests", len(s.asked), c.asked)
+			equal(t, "requests", len(s.requests()), c.asked)
 			if c.says == "" {
 				equal(t, "records", got, all)
 				return
@@ -4489,7 +4500,7 @@ func TestWebRequests(t *testing.T) {
 	})
 	got := s.records(t, s.URL)
 	equal(t, "records", len(got), 3)
-	equal(t, "requests", s.asked, []string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`})
+	equal(t, "requests", s.requests(), []string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`})
 	for i, want := range []time.Duration{time.Second, 100 * time.Second, time.Second, time.Second} {
 		if d := s.waits[i]; d > want || d < want/2 {
 			t.Errorf("wait %d is %v, want %v or up to a half less", i, d, want)
@@ -4519,7 +4530,7 @@ func TestWebRequests(t *testing.T) {
 			equal(t, "the rest", got, []string{brief(Record{Key: "b", Files: []File{{"txt", []byte(strings.Repeat("y", 5000))}}})})
 			break
 		}
-		equal(t, "requests", s.asked, [][]string{{"", "bytes=5632-"}, {"", ""}}[map[bool]int{true: 1}[packed]])
+		equal(t, "requests", s.requests(), [][]string{{"", "bytes=5632-"}, {"", ""}}[map[bool]int{true: 1}[packed]])
 	}
 
 	// A context that ends while the server is waited for ends the stream.
