@@ -4558,7 +4558,8 @@ func TestWebRequests(t *testing.T) {
 func TestWebStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2")
-		var asked []string
+		var mu sync.Mutex
+		var asked []string // guarded by mu
 		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			client, server := net.Pipe()
 			go func() {
@@ -4567,8 +4568,11 @@ func TestWebStall(t *testing.T) {
 				if err != nil {
 					return
 				}
+				mu.Lock()
 				asked = append(asked, r.Header.Get("Range"))
-				switch len(asked) {
+				n := len(asked)
+				mu.Unlock()
+				switch n {
 				case 1: // after some bytes
 					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(data), data[:3000])
 				case 2: // before the first
@@ -4584,6 +4588,7 @@ func TestWebStall(t *testing.T) {
 		start := time.Now()
 		got := collect(t, briefly(must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.open}))).Epoch(t.Context(), 0))
 		equal(t, "records", len(got), 2)
+		mu.Lock()
 		equal(t, "requests", asked, []string{"", "bytes=3000-", "bytes=3000-"})
 		if d := time.Since(start); d < 2*time.Minute || d > 2*time.Minute+3*time.Second {
 			t.Errorf("it took %v, want two stalls of a minute and two waits, of a second and of two", d)
@@ -4591,6 +4596,7 @@ func TestWebStall(t *testing.T) {
 
 		// A caller that takes its time is no stall.
 		asked = []string{"", ""}
+		mu.Unlock()
 		for range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 			return w.open(ctx, name, 3000)
 		}})).Epoch(t.Context(), 0) {
