@@ -4115,7 +4115,7 @@ func archives(t testing.TB) map[string][]byte {
 	if err != nil {
 		t.Log("no Go installation: ", err)
 	}
-	for _, dir := range []string{"testdata/tar", filepath.Join(strings.TrimSpace(string(goroot)), "src/archive/tar/testdata")} {
+	for prefix, dir := range map[string]string{"": "testdata/tar", "go-": filepath.Join(strings.TrimSpace(string(goroot)), "src/archive/tar/testdata")} {
 		names, _ := filepath.Glob(filepath.Join(dir, "*.tar*"))
 		if len(names) == 0 {
 			t.Logf("there are no archives in %s", dir)
@@ -4129,7 +4129,7 @@ func archives(t testing.TB) map[string][]byte {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all[filepath.Base(name)] = data
+			all[prefix+filepath.Base(name)] = data
 		}
 	}
 	return all
@@ -4622,6 +4622,441 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	saysAll(t, errors.New(outcomes(must(Tar([]string{"s3://bucket/x.tar"}, TarOptions{})).Epoch(t.Context(), 0))[0]), "s3://bucket/x.tar", "http and https", "Opener")
+}
+
+func TestTarOptions(t *testing.T) {
+	open := inMemory(nil)
+	for _, c := range []struct {
+		shards []string
+		opts   TarOptions
+		says   []string
+	}{
+		{nil, TarOptions{}, []string{"Tar", "no shards"}},
+		{[]string{"a", ""}, TarOptions{}, []string{"shard 1 has an empty name"}},
+		{[]string{"a", "b"}, TarOptions{Shard: Shard{0, 3}}, []string{"2 shards are too few for 3 ranks", "Stream.Shard"}},
+		{[]string{"a", "b"}, TarOptions{Shard: Shard{2, 2}}, []string{"Tar", "Index: 2", "0 to 1"}},
+		{[]string{"a"}, TarOptions{MaxFile: -1}, []string{"MaxFile is -1", "must not be negative"}},
+	} {
+		c.opts.Open = open
+		s, err := Tar(c.shards, c.opts)
+		if s != nil {
+			t.Errorf("%q: a stream in spite of %v", c.shards, err)
+		}
+		saysAll(t, err, c.says...)
+	}
+}
+
+// TestTarShards deals shards out to ranks, each epoch in its own order.
+func TestTarShards(t *testing.T) {
+	shards, names := map[string][]byte{}, []string{}
+	for i := range 10 {
+		names = append(names, fmt.Sprintf("%d.tar", i))
+		shards[names[i]] = tarEntries(fmt.Sprintf("%da.txt=", i), fmt.Sprintf("%db.txt=", i))
+	}
+	keys := func(opts TarOptions, epoch int) (all []string) {
+		opts.Open = inMemory(shards)
+		for _, r := range collect(t, must(Tar(names, opts)).Epoch(t.Context(), epoch)) {
+			all = append(all, r.Key)
+		}
+		return all
+	}
+	equal(t, "in order", keys(TarOptions{}, 3), "[0a 0b 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b 6a 6b 7a 7b 8a 8b 9a 9b]")
+	equal(t, "rank 2 of 4", keys(TarOptions{Shard: Shard{2, 4}}, 0), "[2a 2b 6a 6b]")
+	equal(t, "rank 1 of 4", keys(TarOptions{Shard: Shard{1, 4}}, 0), "[1a 1b 5a 5b 9a 9b]")
+	seen := map[string]bool{}
+	for seed := range 3 {
+		for epoch := range 3 {
+			shuffled := keys(TarOptions{Shuffle: true, Seed: uint64(seed)}, epoch)
+			var want, dealt []string
+			for pos := range 10 {
+				i := Random(10, uint64(seed)).Order(epoch)(pos)
+				want = append(want, fmt.Sprintf("%da", i), fmt.Sprintf("%db", i))
+			}
+			equal(t, "shuffled", shuffled, want)
+			seen[fmt.Sprint(shuffled)] = true
+			for rank := range 3 {
+				part := keys(TarOptions{Shuffle: true, Seed: uint64(seed), Shard: Shard{rank, 3}}, epoch)
+				for k := 0; k < len(part); k += 2 {
+					i := rank + 3*(k/2)
+					equal(t, "dealt after the shuffle", part[k:k+2], want[2*i:2*i+2])
+				}
+				dealt = append(dealt, part...)
+			}
+			slices.Sort(want)
+			slices.Sort(dealt)
+			equal(t, "all ranks", dealt, want)
+		}
+	}
+	if len(seen) != 9 {
+		t.Errorf("%d orders in 3 epochs of 3 seeds", len(seen))
+	}
+	checkStream(t, briefly(must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Shard: Shard{1, 2}, Open: inMemory(shards)}))), 5)
+
+	// The cursor fits the same shards elsewhere, and no others.
+	at := Cursor{}
+	for range must(Tar(names, TarOptions{Open: inMemory(shards)})).Run(t.Context(), &at) {
+		if at.Pos == 3 {
+			break
+		}
+	}
+	elsewhere, moved := map[string][]byte{}, []string{}
+	for _, name := range names {
+		moved = append(moved, "https://host/dir/"+name+"?sig=1")
+		elsewhere[moved[len(moved)-1]] = shards[name]
+	}
+	rest := outcomes(briefly(must(Tar(moved, TarOptions{Open: inMemory(elsewhere)}))).Run(t.Context(), ptr(throughJSON(t, at))))
+	equal(t, "the rest", rest[:2], "[1b{txt:} 2a{txt:}]")
+	for _, c := range []struct {
+		names []string
+		opts  TarOptions
+	}{
+		{names[:9], TarOptions{}},
+		{append(slices.Clone(names[1:]), names[0]), TarOptions{}},
+		{names, TarOptions{Shuffle: true}},
+		{names, TarOptions{Shard: Shard{0, 2}}},
+	} {
+		c.opts.Open = inMemory(shards)
+		_, err := iter.Pull2(must(Tar(c.names, c.opts)).Run(t.Context(), ptr(at)))
+		_ = err
+		got := outcomes(must(Tar(c.names, c.opts)).Run(t.Context(), ptr(at)))
+		if len(got) != 1 {
+			t.Fatalf("%v: %q", c.opts, got)
+		}
+		saysAll(t, errors.New(got[0]), "it was made by Tar(", "this is Tar(")
+	}
+
+	// Several shards at once.
+	var parts []Stream[Record]
+	for i := range 3 {
+		parts = append(parts, must(Tar(names, TarOptions{Shard: Shard{i, 3}, Open: inMemory(shards)})).Prefetch(4))
+	}
+	got := checkStream(t, briefly(Mix(MixOptions{Stop: StopAtLast}, parts...)), 0)
+	equal(t, "mixed", got[:6], "[0a{txt:} 1a{txt:} 2a{txt:} 0b{txt:} 1b{txt:} 2b{txt:}]")
+	equal(t, "mixed", len(got), 20)
+}
+
+// A faulty file fails in its own way after n bytes.
+type faultyFile struct {
+	io.Reader
+	n    int
+	fail func() error
+}
+
+func (f *faultyFile) Read(p []byte) (int, error) {
+	if f.n == 0 {
+		return 0, f.fail()
+	}
+	n, err := f.Reader.Read(p[:min(len(p), f.n)])
+	f.n -= n
+	return n, err
+}
+
+func (f *faultyFile) Close() error { return nil }
+
+func TestTarOpeners(t *testing.T) {
+	data := tarEntries("a.txt=1", "b.txt=2", "c.txt=3")
+	failing := func(fail func() error) Opener {
+		return func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			if name == "x" {
+				return &faultyFile{bytes.NewReader(data), 2048 + 600, fail}, nil
+			}
+			return io.NopCloser(bytes.NewReader(data)), nil
+		}
+	}
+	rest := "[a{txt:1} b{txt:2} c{txt:3}]"
+	for _, c := range []struct {
+		open   Opener
+		before int
+		says   []string
+	}{
+		{failing(func() error { return errBad }), 2, []string{`entry "c.txt"`, "offset 2048", "bad sample", `record "c"`}},
+		{failing(func() error { panic("broken") }), 2, []string{`entry "c.txt"`, "panic: broken"}},
+		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			if name == "x" {
+				panic("no shard")
+			}
+			return io.NopCloser(bytes.NewReader(data)), nil
+		}, 0, []string{"panic: no shard"}},
+		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			if name == "x" {
+				return nil, nil
+			}
+			return io.NopCloser(bytes.NewReader(data)), nil
+		}, 0, []string{"the Opener returned nothing"}},
+		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			if name == "x" {
+				return nil, io.EOF
+			}
+			return io.NopCloser(bytes.NewReader(data)), nil
+		}, 0, []string{"EOF"}},
+	} {
+		got := outcomes(briefly(must(Tar([]string{"x", "y"}, TarOptions{Open: c.open}))).Epoch(t.Context(), 0))
+		if len(got) != c.before+4 {
+			t.Fatalf("%q: %q", c.says, got)
+		}
+		saysAll(t, errors.New(got[c.before]), append(c.says, `shard "x"`)...)
+		equal(t, "the next shard", got[c.before+1:], rest)
+	}
+
+	// Files: a missing one is an error, a resume seeks, and each is closed.
+	name := onDisk(t, "x.tar", data)
+	stream := must(Tar([]string{filepath.Join(t.TempDir(), "missing.tar"), name}, TarOptions{}))
+	got := outcomes(briefly(stream).Epoch(t.Context(), 0))
+	saysAll(t, errors.New(got[0]), "missing.tar", "no such file")
+	equal(t, "the next shard", got[1:], rest)
+	equal(t, "of a folder", len(outcomes(must(Tar([]string{t.TempDir(), name}, TarOptions{})).Epoch(t.Context(), 0))), 4)
+	checkStream(t, briefly(stream), 0)
+	r := must(Open(t.Context(), name, 512))
+	equal(t, "from byte 512 on", string(must(io.ReadAll(r))[:1]), "1")
+	r.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBad)
+	if _, err := Open(ctx, name, 0); err != errBad {
+		t.Errorf("Open with a context that has ended: %v", err)
+	}
+	file := &countingFile{Reader: bytes.NewReader(data)}
+	for range must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) { return file, nil }})).Epoch(t.Context(), 0) {
+		break
+	}
+	if !file.closed {
+		t.Error("the file is open after a break")
+	}
+}
+
+// TestTarMemory streams shards of which the longest would not fit into a test: what is held does not grow.
+func TestTarMemory(t *testing.T) {
+	record := tarEntries("a.bin=" + strings.Repeat("x", 4096))
+	record = record[:len(record)-1024]
+	held := func(shards, records int) uint64 {
+		names := slices.Repeat([]string{"x"}, shards)
+		stream := must(Tar(names, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
+			n := 0 // records as they are asked for, with keys that differ
+			return io.NopCloser(io.MultiReader(readerFunc(func(p []byte) (int, error) {
+				if n == records {
+					return 0, io.EOF
+				}
+				copy(p, record)
+				copy(p, fmt.Sprintf("%09d.bin\x00", n))
+				copy(p[148:], "        ")
+				sum := 0
+				for _, c := range p[:512] {
+					sum += int(c)
+				}
+				copy(p[148:], fmt.Sprintf("%06o\x00 ", sum))
+				n++
+				return len(record), nil
+			}), bytes.NewReader(make([]byte, 1024)))), nil
+		}}))
+		most, k := uint64(0), 0
+		for _, err := range stream.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if k++; k%(shards*records/4) == 0 {
+				var m runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&m)
+				most = max(most, m.HeapAlloc)
+			}
+		}
+		equal(t, "records", k, shards*records)
+		return most
+	}
+	few := held(1, 100)
+	for _, size := range [][2]int{{1, 20000}, {2000, 10}} {
+		if many := held(size[0], size[1]); many > few+(1<<20) {
+			t.Errorf("%d shards of %d records hold %d bytes, 1 of 100 %d", size[0], size[1], many, few)
+		}
+	}
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestTarDataset(t *testing.T) {
+	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
+	two := onDisk(t, "two.tar", tarEntries("c.txt=5", "c.bin="+strings.Repeat("y", 1<<20), "z="+strings.Repeat("z", 5<<20), "c.cls=6"))
+	data := must(OpenTar(one, two, one))
+	defer data.Close()
+	equal(t, "Len", data.Len(), 5)
+	want := indexed(t, one)
+	want = slices.Concat(want, indexed(t, two), want)
+	equal(t, "records", want[0], "d/a{txt:1 cls:2}")
+
+	loader := newLoader(t, Dataset[Record](data), Options{BatchSize: 2, Workers: 4}) // at once
+	var got []string
+	for range 5 {
+		got = nil
+		for _, batch := range collect(t, loader.Epoch(t.Context(), 0)) {
+			for _, r := range batch {
+				got = append(got, brief(r))
+				if f := r.Files[0]; cap(f.Data) != len(f.Data) {
+					t.Errorf("field %s of %s may grow into the next", f.Name, r.Key)
+				}
+			}
+		}
+		equal(t, "loaded", got, want)
+	}
+	for _, i := range []int{-1, 5} {
+		_, err := data.Get(t.Context(), i)
+		saysAll(t, err, fmt.Sprintf("index %d", i), "5 samples")
+	}
+	if r := must(data.Get(t.Context(), 3)); r.Shard != one {
+		t.Errorf("record 3 is of shard %s", r.Shard)
+	}
+	data.Close()
+	_, err := data.Get(t.Context(), 0)
+	if e := (*TarError)(nil); !errors.As(err, &e) || !errors.Is(err, os.ErrClosed) || e.Shard != one || e.Entry != "d/a.txt" {
+		t.Errorf("after Close: %v", err)
+	}
+
+	_, err = OpenTar()
+	saysAll(t, err, "OpenTar", "no shards")
+	_, err = OpenTar(one, filepath.Join(t.TempDir(), "missing.tar"))
+	saysAll(t, err, "missing.tar", "no such file")
+	_, err = OpenTar("https://user:secret@host/x.tar")
+	saysAll(t, err, "https://host/x.tar", "use Tar")
+	_, err = OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))
+	saysAll(t, err, "x.tar", "packed", "use Tar")
+}
+
+// TestTarIndex writes an index, byte for byte, and reads it and those that others write.
+func TestTarIndex(t *testing.T) {
+	shard := tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "README=3")
+	name := onDisk(t, "x.tar", shard)
+	index := strings.TrimSuffix(name, "tar") + "idx"
+	want := indexed(t, name)
+	data := must(OpenTar(name))
+	if err := data.WriteIndex(); err != nil {
+		t.Fatal(err)
+	}
+	data.Close()
+	const text = "v1.2 2\ntxt 1024 5 d/a.txt Seg.PNG 2048 1 d/a.Seg.PNG\ntxt 3072 0 b.txt cls 3584 1 b.cls\n"
+	equal(t, "the index", string(must(os.ReadFile(index))), text)
+	equal(t, "files beside the shard", len(must(os.ReadDir(filepath.Dir(name)))), 2)
+	equal(t, "with the index", indexed(t, name), want)
+
+	write := func(text string) {
+		if err := os.WriteFile(index, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("v1.2 2\r\ntxt 1024 5 d/a.txt seg.png 2048 1 d/a.Seg.PNG .x 512 0 d/.x\r\ncls 3584 1 b.cls\r\n")
+	equal(t, "another's index", indexed(t, name), []string{want[0], "b{cls:2}"})
+	write("v1.2 3\ntxt 1024 5 d/a.txt\njson 512 1 __x__\ncls 3584 1 b.cls\n")
+	equal(t, "with what is no record", indexed(t, name), []string{"d/a{txt:first}", "b{cls:2}"})
+
+	for _, c := range []struct{ text, says string }{
+		{"", `it begins with ""`}, {"v1.1 2\n", `"v1.1 2", must begin with "v1.2"`}, {"\x00\x00\x02\x00", "it begins with"}, {"v1.2 x\n", "v1.2 x"}, {"v1.2 2", "0 lines of records, its first line says 2"},
+		{"v1.2 3\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 3"},
+		{"v1.2 0\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 0"},
+		{"v1.2 1\ntxt 1024 5\n", "line 2 has 3 words"}, {"v1.2 1\ntxt 1024 5 d/a b.txt\n", "line 2 has 5 words"}, {"v1.2 2\n\n\n", "line 2 has 0 words"},
+		{"v1.2 1\ntxt 1000 5 d/a.txt\n", `line 2: "d/a.txt" has the offset 1000`}, {"v1.2 1\ntxt 0 5 d/a.txt\n", "the offset 0"}, {"v1.2 1\ntxt -512 5 d/a.txt\n", "the offset -512"},
+		{"v1.2 1\ntxt 1024 -5 d/a.txt\n", "the size -5"}, {"v1.2 1\ntxt 1024 500000 d/a.txt\n", "the size 500000"}, {"v1.2 1\ntxt 1024 9223372036854775807 d/a.txt\n", "9223372036854775807"},
+		{"v1.2 1\ntxt 99999999999999999999 5 d/a.txt\n", "99999999999999999999"}, {"v1.2 1\ntxt 1024 x d/a.txt\n", "the size x"},
+		{"v1.2 1\ntxt 1024 5 d/a.txt cls 3584 1 b.cls\n", `line 2: "b.cls" is no other file of the record`}, {"v1.2 1\ntxt 1024 5 d/a.txt txt 2048 1 d/a.TXT\n", `"d/a.TXT" is no other file`},
+	} {
+		write(c.text)
+		_, err := OpenTar(name)
+		saysAll(t, err, "x.idx", c.says, "without it the shard itself is read")
+	}
+	os.Remove(index)
+	if err := os.Mkdir(index, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	_, err := OpenTar(name)
+	saysAll(t, err, "x.idx", "is a directory")
+
+	// An index of another shard is found out when it is opened, or at the first read of a record it is wrong about.
+	for _, c := range []struct {
+		shard []byte
+		open  bool // found out then
+		bad   int  // or by so many reads
+	}{
+		{shard, false, 0},
+		{tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "README=3", "c.txt=4"), true, 0},
+		{shard[:3584+512], true, 0},
+		{tarEntries("d/", "d/A.txt=first", "d/A.Seg.PNG=1", "b.txt=", "b.cls=2"), false, 1},
+		{tarEntries("d/", "d/a.txt=other!", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2"), false, 1},
+		{tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.cls=", "b.txt=2"), false, 1},
+		{tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls>b.txt", "c="), false, 1},
+		{tarEntries("d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "c/", "c=", "c=", "c="), false, 2},
+	} {
+		name := onDisk(t, "x.tar", c.shard)
+		if err := os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		got := indexed(t, name)
+		bad := 0
+		for _, g := range got {
+			if strings.HasPrefix(g, "error") {
+				bad++
+				if saysAll(t, errors.New(g), "x.tar"); !strings.Contains(g, "has been cut") {
+					saysAll(t, errors.New(g), "the shard is not the one that was indexed", "x.idx")
+				}
+			}
+		}
+		if c.open != (len(got) == 1) || !c.open && bad != c.bad {
+			t.Errorf("%d bytes: %q", len(c.shard), got)
+		}
+	}
+	// And so is a shard that changes while it is open.
+	name = onDisk(t, "x.tar", shard)
+	data = must(OpenTar(name))
+	defer data.Close()
+	for _, change := range [][]byte{tarEntries("e/", "e/a.txt=first"), shard[:1024]} {
+		if err := os.WriteFile(name, change, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		_, err := data.Get(t.Context(), 0)
+		saysAll(t, err, "the shard is not the one that was indexed", "x.tar")
+	}
+
+	for _, c := range []struct {
+		entries []string
+		says    string
+	}{
+		{[]string{"a b.txt=1"}, `"a b.txt"`}, {[]string{"a.txt=1", "a.cls>a.txt"}, `"a.cls"`}, {[]string{"a.=1"}, `"a."`}, {nil, "no records"},
+		{[]string{"a.txt=1", "a.txt=2"}, "another field"},
+	} {
+		data := must(OpenTar(onDisk(t, "x.tar", tarEntries(c.entries...))))
+		saysAll(t, data.WriteIndex(), "x.idx", c.says)
+		data.Close()
+	}
+	name = onDisk(t, "sparse.tar", archives(t)["gnu-sparse.tar"])
+	data = must(OpenTar(name))
+	saysAll(t, data.WriteIndex(), `"s.bin"`)
+	data.Close()
+	// Every other archive of GNU tar reads the same with an index as without.
+	for _, format := range []string{"v7", "oldgnu", "gnu", "ustar", "posix", "gnu-long", "oldgnu-long", "ustar-prefix", "posix-long", "posix-global", "gnu-utf8", "posix-utf8", "dumpdir"} {
+		name := onDisk(t, "x.tar", archives(t)[format+".tar"])
+		want := indexed(t, name)
+		data := must(OpenTar(name))
+		if err := data.WriteIndex(); err != nil {
+			t.Fatal(err)
+		}
+		data.Close()
+		equal(t, format, indexed(t, name), want)
+	}
+}
+
+// FuzzTarIndex reads arbitrary bytes as the index of a shard: what it gives is what is in the shard, or an error.
+func FuzzTarIndex(f *testing.F) {
+	f.Add([]byte("v1.2 2\ntxt 512 5 a.txt cls 1536 1 a.cls\ntxt 2560 6 b.txt\n"))
+	f.Add([]byte("v1.2 1\ntxt 512 5 a.txt\n"))
+	f.Add([]byte("v1.2 99999999999\ntxt 2560 6 b.txt txt 512 5 a.txt\n"))
+	f.Fuzz(func(t *testing.T, index []byte) {
+		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"))
+		if err := os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", index, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range indexed(t, name) {
+			if !slices.Contains([]string{"a{txt:first cls:1}", "a{cls:1 txt:first}", "a{txt:first}", "a{cls:1}", "b{txt:second}"}, got) && !strings.HasPrefix(got, "error") {
+				t.Fatalf("got %q", got)
+			}
+		}
+	})
 }
 
 // A data set, a loader and the training loop, with a checkpoint in every step.
