@@ -31,6 +31,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -5059,6 +5060,184 @@ func FuzzTarIndex(f *testing.F) {
 	})
 }
 
+func TestTarWriter(t *testing.T) {
+	var first, second bytes.Buffer
+	w := NewTarWriter(&first)
+	long := strings.Repeat("long/", 60) + "ü"
+	records := []Record{
+		{Key: "b", Files: []File{{"txt", []byte("1")}, {"cls", []byte("2")}}},
+		{Key: "./d/a", Shard: "another", Files: []File{{"seg.png", bytes.Repeat([]byte("x"), 1000)}, {"__key__", nil}}},
+		{Key: long, Files: []File{{"txt", nil}}},
+		{Key: "__m__x", Files: []File{{"json", []byte("{}")}}},
+	}
+	for _, r := range records {
+		if err := w.Write(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := first.Len()
+	for _, c := range []struct {
+		r    Record
+		says []string
+	}{
+		{Record{Key: "c"}, []string{`"c"`, "no files"}},
+		{Record{Key: "b", Files: []File{{"txt", nil}}}, []string{`a record "b" already`}},
+		{Record{Key: "", Files: []File{{"txt", nil}}}, []string{`key ""`}},
+		{Record{Key: "d/", Files: []File{{"txt", nil}}}, []string{`key "d/"`}},
+		{Record{Key: "c.x", Files: []File{{"txt", nil}}}, []string{`key "c.x"`, "no dot"}},
+		{Record{Key: "d/.c", Files: []File{{"txt", nil}}}, []string{`key "d/.c"`}},
+		{Record{Key: "__c__/d", Files: []File{{"txt", nil}}}, []string{`key "__c__/d"`}},
+		{Record{Key: "/c", Files: []File{{"txt", nil}}}, []string{`key "/c"`, "relative"}},
+		{Record{Key: "d/../../c", Files: []File{{"txt", nil}}}, []string{`key "d/../../c"`, `".."`}},
+		{Record{Key: "c\x00", Files: []File{{"txt", nil}}}, []string{`key "c\x00"`}},
+		{Record{Key: "c", Files: []File{{"t\x00t", nil}}}, []string{`field "t\x00t"`}},
+		{Record{Key: "c", Files: []File{{"", nil}}}, []string{`field ""`, "not empty"}},
+		{Record{Key: "c", Files: []File{{"txt", nil}, {"TXT", nil}}}, []string{`field "TXT"`, "lower case"}},
+		{Record{Key: "c", Files: []File{{"a/b", nil}}}, []string{`field "a/b"`}},
+		{Record{Key: "c", Files: []File{{"txt", nil}, {"cls", nil}, {"txt", nil}}}, []string{`"c"`, `"txt" twice`}},
+	} {
+		saysAll(t, w.Write(c.r), append(c.says, "TarWriter")...)
+	}
+	equal(t, "bytes that a bad record has written", first.Len()-before, 0)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	saysAll(t, w.Write(Record{Key: "e", Files: []File{{"txt", nil}}}), "TarWriter", "after close")
+
+	w = NewTarWriter(&second)
+	for _, r := range records {
+		slices.Reverse(r.Files)
+		w.Write(r)
+	}
+	w.Close()
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("the same records make other bytes")
+	}
+	want := []string{"b{cls:2 txt:1}", brief(Record{Key: "./d/a", Files: []File{{"__key__", nil}, {"seg.png", bytes.Repeat([]byte("x"), 1000)}}}), long + "{txt:}", "__m__x{json:{}}"}
+	equal(t, "read back", tarOutcomes(t, TarOptions{}, first.Bytes()), want)
+	h := must(tar.NewReader(&first).Next())
+	equal(t, "a header", fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(), h.Format), `b.cls 444 0 "" 0 USTAR`)
+
+	w = NewTarWriter(&failingWriter{1000})
+	var err error
+	for i := 0; err == nil && i < 10; i++ {
+		err = w.Write(Record{Key: strconv.Itoa(i), Files: []File{{"txt", nil}}})
+	}
+	saysAll(t, err, "TarWriter", `record "1"`, "bad sample")
+	saysAll(t, w.Close(), "TarWriter", "bad sample")
+}
+
+// A failingWriter takes n bytes.
+type failingWriter struct{ n int }
+
+func (w *failingWriter) Write(p []byte) (int, error) {
+	if w.n -= len(p); w.n < 0 {
+		return 0, errBad
+	}
+	return len(p), nil
+}
+
+// TestExpand has what bash makes of each pattern, but for braces that are not paired.
+func TestExpand(t *testing.T) {
+	for _, c := range []struct{ pattern, want string }{
+		{"train.tar", "train.tar"}, {"", ""},
+		{"train-{000..003}.tar", "train-000.tar train-001.tar train-002.tar train-003.tar"},
+		{"{8..11}", "8 9 10 11"}, {"{08..11}", "08 09 10 11"}, {"{001..3}", "001 002 003"}, {"{1..03}", "01 02 03"},
+		{"{0..10..5}", "0 5 10"}, {"{0..10..-5}", "0 5 10"}, {"{0..3..0}", "0 1 2 3"}, {"{0..9..4}", "0 4 8"},
+		{"{3..0}", "3 2 1 0"}, {"{10..0..4}", "10 6 2"}, {"{-1..1}", "-1 0 1"}, {"{-01..1}", "-01 000 001"},
+		{"{a..c..2}", "a c"}, {"{c..a}", "c b a"}, {"{a,b}{1,2}", "a1 a2 b1 b2"}, {"a{b,c{1..2}}", "ab ac1 ac2"},
+		{"{a}", "{a}"}, {"{}", "{}"}, {"x{{a,b}}y", "x{a}y x{b}y"}, {"{,x}", " x"}, {"{1,2,}", "1 2 "}, {"{1..2}{a}", "1{a} 2{a}"},
+		{"{a..3}", "{a..3}"}, {"{1..{2,3}}", "{1..2} {1..3}"}, {"{1...3}", "{1...3}"}, {"{1..3..x}", "{1..3..x}"}, {"{1..2..3..4}", "{1..2..3..4}"},
+		{"p{a,{b,c}d,}s", "pas pbds pcds ps"}, {`a\{b\,c\}`, "a{b,c}"}, {`{a\,b,c}`, "a,b c"}, {`a\\{1,2}`, `a\1 a\2`}, {`a\`, `a\`},
+		{"{9223372036854775806..9223372036854775807}", "9223372036854775806 9223372036854775807"},
+		{"{-9223372036854775807..-9223372036854775808}", "-9223372036854775807 -9223372036854775808"},
+		{"{1..9223372036854775807..9223372036854775806}", "1 9223372036854775807"},
+		{"{0..1..-9223372036854775808}", "0"}, {"{1..99999999999999999999}", "{1..99999999999999999999}"},
+	} {
+		got, err := Expand(c.pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, c.pattern, strings.Join(got, " "), c.want)
+	}
+	for pattern, says := range map[string]string{
+		"a{b": "a { has no }", "a}b": "a } has no {", "{a,b}}": "a } has no {", "{{a,b}": "a { has no }", "x{a,b}{": "a { has no }",
+		"{1..9223372036854775807}":             "more than 1048576 names",
+		"{0..1048576}":                         "more than 1048576 names",
+		"{-9223372036854775808..0}":            "more than 1048576 names",
+		"{1..1024}{1..1024}{1..2}":             "more than 1048576 names",
+		"{{1..1000000},{1..1000000}}":          "more than 1048576 names",
+		strings.Repeat("{0,1,2,3,4,5,6,7}", 7): "more than 1048576 names",
+	} {
+		_, err := Expand(pattern)
+		saysAll(t, err, "Expand", says)
+	}
+	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
+}
+
+func TestDecode(t *testing.T) {
+	var img bytes.Buffer
+	must(0, png.Encode(&img, image.NewGray(image.Rect(0, 0, 3, 2))))
+	for _, c := range []struct {
+		name, data string
+		want       string
+	}{
+		{"png", img.String(), "*image.Gray (0,0)-(3,2)"}, {"d.x/a.seg.PNG", img.String(), "*image.Gray (0,0)-(3,2)"}, {"jpg", img.String(), "*image.Gray (0,0)-(3,2)"},
+		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"}, {"txt", "text", "string text"}, {"a.transcript", "text", "string text"},
+		{"cls", " 12\n", "int 12"}, {"count", "-1", "int -1"}, {"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
+	} {
+		v, err := Decode(c.name, []byte(c.data))
+		got := fmt.Sprintf("%T %v", v, v)
+		if img, ok := v.(image.Image); ok {
+			got = fmt.Sprintf("%T %v", v, img.Bounds())
+		}
+		if err != nil || got != c.want {
+			t.Errorf("%s: %s and %v, want %s", c.name, got, err, c.want)
+		}
+	}
+	for name, data := range map[string]string{"a.png": "no image", "json": "{", "cls": "one", "gif": ""} {
+		v, err := Decode(name, []byte(data))
+		if saysAll(t, err, "Decode", name); v != nil {
+			t.Errorf("%s: %v in spite of the error", name, v)
+		}
+	}
+}
+
+// TestTarStages has webdataset's loaders as compositions: a field that is missing, records that cannot be decoded, epochs of
+// another length.
+func TestTarStages(t *testing.T) {
+	var entries []string
+	for i := range 47 {
+		entries = append(entries, fmt.Sprintf("%02d.cls=%d", i, i))
+		if i%2 == 0 {
+			entries = append(entries, fmt.Sprintf("%02d.png=x", i))
+		}
+	}
+	stream := must(Tar([]string{"x"}, TarOptions{Open: inMemory(map[string][]byte{"x": gzipped(tarEntries(entries...))})}))
+	good := 0
+	for _, err := range Map(stream, 3, func(_ context.Context, r Record) (int, error) {
+		if r.Get("png") == nil {
+			return 0, errors.New("no png")
+		}
+		return strconv.Atoi(string(r.Get("cls")))
+	}).Epoch(t.Context(), 0) {
+		if err == nil {
+			good++
+		}
+	}
+	equal(t, "with a png", good, 24)
+	count := func(s Stream[Record]) int { return len(collect(t, s.Epoch(t.Context(), 0))) }
+	equal(t, "twice", count(stream.Repeat(2)), 94)
+	equal(t, "193", count(stream.Repeat(0).Take(193)), 193)
+	equal(t, "10", count(stream.Take(10)), 10)
+	equal(t, "batches of 3", len(collect(t, Batch(stream, 3, List[Record]).Epoch(t.Context(), 0))), 16)
+	ranks := 0
+	for i := range 4 {
+		ranks += count(stream.Shard(Shard{i, 4}))
+	}
+	equal(t, "one shard on 4 ranks", ranks, 47)
+}
+
 // A data set, a loader and the training loop, with a checkpoint in every step.
 func Example() {
 	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
@@ -6424,4 +6603,348 @@ func Example_training() {
 	// Output:
 	// 96 % of the test images recognized
 	// the same weights as without the interruption: true
+}
+
+// The train digits of testdata/digits.zip become tar shards, from which a model is then trained: a stream of
+// records, shuffled, decoded by several goroutines, in batches. Its cursor resumes in the middle of a shard, of
+// the shuffle and of an epoch.
+func Example_trainingFromTar() {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "digits")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := packDigits(ctx, filepath.Join(dir, "train-%02d.tar"), 6); err != nil {
+		log.Fatal(err)
+	}
+	shards, err := Expand(filepath.Join(dir, "train-{00..05}.tar"))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	// stream is the pipeline, for any number of workers.
+	stream := func(workers int) Stream[Pair[Tensor[float32], []int]] {
+		records, err := Tar(shards, TarOptions{Shuffle: true, Seed: 1})
+		if err != nil {
+			log.Fatal(err)
+		}
+		digits := Map(records.Shuffle(200, 2), workers, func(ctx context.Context, r Record) (digitImage, error) {
+			label, err := Decode("cls", r.Get("cls"))
+			if err != nil {
+				return digitImage{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
+			}
+			digit, err := decodeDigit(ctx, Pair[File, int]{File{r.Key, r.Get("png")}, label.(int)})
+			if err != nil {
+				return digitImage{}, err
+			}
+			return rollDigit(ctx, digit)
+		})
+		return Batch(digits, 32, CollatePair(Stack[float32], List[int])).Prefetch(2)
+	}
+
+	type checkpoint struct {
+		Model softmax
+		At    Cursor
+	}
+	// train goes on from a checkpoint until epoch 20, or through a number of batches.
+	train := func(saved []byte, workers, batches int) []byte {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			log.Fatal(err)
+		}
+		for c.At.Epoch < 20 && batches != 0 {
+			for batch, err := range stream(workers).Run(ctx, &c.At) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				c.Model.learn(batch.First, batch.Second, 0.01)
+				if batches--; batches == 0 {
+					break
+				}
+			}
+		}
+		saved, err := json.Marshal(c)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return saved
+	}
+	whole := train([]byte("{}"), 2, -1)
+	half := train([]byte("{}"), 0, 130)
+	rest := train(half, 3, -1)
+	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
+
+	// The same shards as a data set, to be read in any order.
+	data, err := OpenTar(shards...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer data.Close()
+	var c checkpoint
+	if err := json.Unmarshal(rest, &c); err != nil {
+		log.Fatal(err)
+	}
+	known := 0
+	for i := range data.Len() {
+		r, err := data.Get(ctx, i)
+		if err != nil {
+			log.Fatal(err)
+		}
+		digit, err := decodeDigit(ctx, Pair[File, int]{First: File{r.Key, r.Get("png")}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		if _, best := c.Model.classify(digit.First, 0); strconv.Itoa(best) == string(r.Get("cls")) {
+			known++
+		}
+	}
+	fmt.Printf("%d of %d training images recognized\n", known, data.Len())
+	// Output:
+	// the same weights as without the interruption: true
+	// 528 of 550 training images recognized
+}
+
+// packDigits deals the train digits out to tar shards, in random order: as a rule that is done once, because shards are
+// read from front to back.
+func packDigits(ctx context.Context, pattern string, shards int) error {
+	archive, err := zip.OpenReader("testdata/digits.zip")
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	train, err := fs.Sub(archive, "train")
+	if err != nil {
+		return err
+	}
+	files, classes, err := Folder(train)
+	if err != nil {
+		return err
+	}
+	for s := range shards {
+		out, err := os.Create(fmt.Sprintf(pattern, s))
+		if err != nil {
+			return err
+		}
+		w := NewTarWriter(out)
+		for i := range Indices(Random(files.Len(), 7)).Shard(Shard{s, shards}).Epoch(ctx, 0) {
+			file, err := files.Get(ctx, i)
+			if err != nil {
+				return err
+			}
+			class := classes[file.Second]
+			if err := w.Write(Record{
+				Key:   class + "/" + strings.TrimSuffix(path.Base(file.First.Name), ".png"),
+				Files: []File{{"png", file.First.Data}, {"cls", []byte(class)}},
+			}); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(w.Close(), out.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack makes a tar shard in a new folder.
+func pack(name string, records ...Record) (path string, err error) {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, name)
+	out, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	w := NewTarWriter(out)
+	for _, r := range records {
+		if err := w.Write(r); err != nil {
+			return "", err
+		}
+	}
+	return path, errors.Join(w.Close(), out.Close())
+}
+
+// A shard that has been cut gives the records that are whole, and then an error; the next shard follows.
+func ExampleTar() {
+	shard, err := pack("train-0.tar",
+		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}, {"cls", []byte("0")}}},
+		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}, {"cls", []byte("1")}}},
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(filepath.Dir(shard))
+	whole, err := os.ReadFile(shard)
+	if err != nil {
+		log.Fatal(err)
+	}
+	cut := filepath.Join(filepath.Dir(shard), "train-1.tar")
+	if err := os.WriteFile(cut, whole[:3000], 0o666); err != nil {
+		log.Fatal(err)
+	}
+
+	records, err := Tar([]string{cut, shard}, TarOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		var bad *TarError
+		if errors.As(err, &bad) {
+			fmt.Println("skipping the rest of", filepath.Base(bad.Shard), "from", bad.Entry, "on")
+			continue
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
+	}
+	// Output:
+	// cat: 0 meow
+	// skipping the rest of train-1.tar from dog.cls on
+	// cat: 0 meow
+	// dog: 1 woof
+}
+
+// The records of shards by their index, for a loader that shuffles all of them. The index is made once.
+func ExampleOpenTar() {
+	shard, err := pack("train.tar",
+		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}}},
+		Record{Key: "cow", Files: []File{{"txt", []byte("moo")}}},
+		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}}},
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(filepath.Dir(shard))
+
+	data, err := OpenTar(shard)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer data.Close()
+	if err := data.WriteIndex(); err != nil { // beside it; the next OpenTar need not read the shard
+		log.Fatal(err)
+	}
+	loader, err := New[Record](data, List[Record], Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, r := range batch {
+			fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
+		}
+	}
+	// Output:
+	// dog: woof
+	// cow: moo
+	// cat: meow
+}
+
+// Shards in a store that Open does not know, here a file system in memory. Requests that need a header, or an
+// address that has to be signed anew, are opened in the same way.
+func ExampleOpener() {
+	store := fstest.MapFS{"bucket/train.tar": {Data: tarEntries("cat.txt=meow")}}
+	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		object, ok := strings.CutPrefix(name, "mem://")
+		if !ok {
+			return Open(ctx, name, offset)
+		}
+		file, err := store.Open(object)
+		if err != nil {
+			return nil, err
+		}
+		_, err = file.(io.Seeker).Seek(offset, io.SeekStart)
+		return file, err
+	}
+	records, err := Tar([]string{"mem://bucket/train.tar"}, TarOptions{Open: open})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
+	}
+	// Output: cat: meow
+}
+
+func ExampleExpand() {
+	shards, err := Expand("https://example.org/{train-{08..10},valid}.tar")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, name := range shards {
+		fmt.Println(name)
+	}
+	// Output:
+	// https://example.org/train-08.tar
+	// https://example.org/train-09.tar
+	// https://example.org/train-10.tar
+	// https://example.org/valid.tar
+}
+
+// A folder or an archive in, its files out, each decoded as far as the library can.
+func ExampleDecode() {
+	decoded := func(name string) (Stream[any], error) {
+		if strings.HasSuffix(name, ".tar") {
+			records, err := Tar([]string{name}, TarOptions{})
+			if err != nil {
+				return nil, err
+			}
+			files := Unbatch(Map(records, 0, func(_ context.Context, r Record) ([]File, error) { return r.Files, nil }))
+			return Map(files, 2, func(_ context.Context, f File) (any, error) { return Decode(f.Name, f.Data) }), nil
+		}
+		files, err := Files(os.DirFS(name))
+		if err != nil {
+			return nil, err
+		}
+		return Map(Indices(Sequential(files.Len())), 2, func(ctx context.Context, i int) (any, error) {
+			f, err := files.Get(ctx, i)
+			if err != nil {
+				return nil, err
+			}
+			return Decode(f.Name, f.Data)
+		}), nil
+	}
+
+	archive, err := pack("pets.tar", Record{Key: "cat", Files: []File{{"json", []byte(`{"legs": 4}`)}, {"cls", []byte("0")}, {"txt", []byte("meow")}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	folder := filepath.Dir(archive)
+	defer os.RemoveAll(folder)
+	if err := os.Mkdir(filepath.Join(folder, "dog"), 0o777); err != nil {
+		log.Fatal(err)
+	}
+	for name, text := range map[string]string{"dog.json": `{"legs": 4}`, "dog.cls": "1", "dog.txt": "woof"} {
+		if err := os.WriteFile(filepath.Join(folder, "dog", name), []byte(text), 0o666); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, name := range []string{archive, filepath.Join(folder, "dog")} {
+		stream, err := decoded(name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for value, err := range stream.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Printf("%T %v\n", value, value)
+		}
+	}
+	// Output:
+	// int 0
+	// map[string]interface {} map[legs:4]
+	// string meow
+	// int 1
+	// map[string]interface {} map[legs:4]
+	// string woof
 }
