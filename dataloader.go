@@ -73,9 +73,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math"
+	"os"
+	"runtime"
+	"runtime/trace"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -421,12 +426,19 @@ func (f *fetcher[T, B]) load(b *result[B]) {
 	if traced {
 		b.worker, b.start = f.scope.worker, time.Now()
 	}
-	over := false
+	over, ctx := false, f.ctx
 	f.at = -1
+	if trace.IsEnabled() { // else a task would not be free
+		var task *trace.Task
+		f.ctx, task = trace.NewTask(ctx, "batch")
+		defer task.End()
+		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.epoch.number, f.epoch.first+b.step)
+	}
 	defer func() {
 		if !over {
 			b.err = f.epoch.fault(b.step, f.at, caught(recover()))
 		}
+		f.ctx = ctx
 		clear(f.samples)
 		if traced {
 			b.done = time.Now()
@@ -436,11 +448,17 @@ func (f *fetcher[T, B]) load(b *result[B]) {
 		b.err = f.fetch(b)
 	}
 	if b.samples = len(f.samples); b.err == nil && b.samples > 0 {
-		if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
-			b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
-		}
+		f.join(b)
 	}
 	over = true
+}
+
+// join collates the samples.
+func (f *fetcher[T, B]) join(b *result[B]) {
+	defer trace.StartRegion(f.ctx, "collate").End()
+	if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
+		b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
+	}
 }
 
 // choose asks the sampler for the indices of the batch at step k.
@@ -478,6 +496,7 @@ func (f *fetcher[T, B]) spot(j int) spot {
 
 // fetch fetches the batch's samples. Without OnError the first that fails fails the batch.
 func (f *fetcher[T, B]) fetch(b *result[B]) error {
+	defer trace.StartRegion(f.ctx, "fetch").End()
 	if f.all != nil {
 		return f.fetchAll(b)
 	}
@@ -733,4 +752,157 @@ type Timing struct {
 	Received time.Time // in the hands of the loop's goroutine
 
 	Wait time.Duration // for which the loop was blocked
+}
+
+// Stats sums up the timings of a loader, and says in one line where the time goes: set Options.Trace to the Observe of a
+// new(Stats), and print it when you like. The zero value is ready, and safe for concurrent use; that a batch held up
+// others is only seen among the batches of one loop at a time.
+type Stats struct {
+	mu                        sync.Mutex // guards all
+	batches, samples, dropped int
+	workers                   int       // as many as have been seen
+	begin, end                time.Time // of the first wait, and of the last
+	loading, waiting, stalled time.Duration
+	waits                     []wait // those during which a batch still to come may have been ready
+}
+
+// A wait is a time in which the loop was blocked, from begin to end. Since ready, some later batch was ready.
+type wait struct{ begin, ready, end time.Time }
+
+// Observe adds a batch.
+func (s *Stats) Observe(t Timing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin := t.Received.Add(-t.Wait)
+	if s.batches == 0 {
+		s.begin = begin
+	}
+	s.end = t.Received
+	s.batches++
+	s.samples += t.Samples
+	s.dropped += t.Dropped
+	s.workers = max(s.workers, t.Worker+1)
+	s.loading += t.Done.Sub(t.Start)
+	s.waiting += t.Wait
+
+	over := 0 // of the waits, those that ended before this batch, and any after it, was sent
+	for i := range s.waits {
+		w := &s.waits[i]
+		if !t.Sent.Before(w.end) {
+			over = i + 1
+		} else if t.Done.Before(w.ready) {
+			ready := w.begin
+			if t.Done.After(ready) {
+				ready = t.Done
+			}
+			s.stalled += w.ready.Sub(ready)
+			w.ready = ready
+		}
+	}
+	s.waits = append(slices.Delete(s.waits, 0, over), wait{begin, t.Received, t.Received})
+}
+
+// String says how many batches and samples there were, how much of the time the loop has waited for them, how much of that
+// while a later batch was ready, and how busy the workers were; then which is the bottleneck, the loader or the
+// training, and how many workers would do.
+func (s *Stats) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.batches < 2 {
+		return fmt.Sprintf("%d batches: too few to say anything", s.batches)
+	}
+	elapsed := max(s.end.Sub(s.begin), 1)
+	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
+	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with later batches ready",
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(elapsed/1000+1), share(s.stalled))
+	if s.workers > 0 {
+		text += fmt.Sprintf("; %d workers, %.0f %% busy", s.workers, share(s.loading)/float64(s.workers))
+	}
+	return text + ": " + s.verdict(elapsed)
+}
+
+// verdict compares what it takes to load a batch with the time that the loop spends on one.
+func (s *Stats) verdict(elapsed time.Duration) string {
+	load := float64(s.loading) / float64(s.batches)
+	step := float64(elapsed-s.waiting) / float64(s.batches-1) // the last is not over
+	enough := int(math.Ceil(min(load/max(step, 1), 1e6)))
+	switch {
+	case s.waiting < elapsed/10:
+		return fmt.Sprintf("the training is the bottleneck, %d workers would do", min(enough, s.workers))
+	case s.stalled > s.waiting/2:
+		return "slow batches hold up those behind them, raise Prefetch or set Unordered"
+	case enough <= s.workers:
+		return "the loader keeps up on average but not always, raise Prefetch"
+	case enough > runtime.GOMAXPROCS(0):
+		return fmt.Sprintf("the loader is the bottleneck, %d workers would do if they mostly wait: only %d can compute at once", enough, runtime.GOMAXPROCS(0))
+	}
+	return fmt.Sprintf("the loader is the bottleneck, %d workers would do", enough)
+}
+
+// Progress returns seq, of which it shows on w how far it is: the count, of total unless that is 0 or less, the rate, the time
+// left, and the share of the time in which the loop waited for seq. On a terminal that is a bar, drawn at most ten times a
+// second when an item is done; elsewhere a line every ten seconds. A last line comes at the end, also after a break. Values
+// and errors pass through. PyTorch: what tqdm does around a DataLoader.
+func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
+	return progress(w, total, isTerminal(w), seq)
+}
+
+// isTerminal reports whether what is written to w is seen at once, as far as the standard library can tell.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
+	every, begin, end := 10*time.Second, "", "\n"
+	if terminal {
+		every, begin, end = time.Second/10, "\r", "\x1b[K" // which clears the rest of the line
+	}
+	return func(yield func(B, error) bool) {
+		start := time.Now()
+		drawn, back := start, start // when the last line was written; when the loop came back
+		m := meter{total: total}
+		for item, err := range seq {
+			m.waited += time.Since(back)
+			more := yield(item, err)
+			back = time.Now()
+			m.elapsed = back.Sub(start)
+			if m.count++; !more {
+				break
+			}
+			if back.Sub(drawn) >= every {
+				drawn = back
+				fmt.Fprint(w, begin, m.line(terminal), end)
+			}
+		}
+		fmt.Fprint(w, begin, m.line(terminal), strings.TrimSuffix(end, "\n"), "\n")
+	}
+}
+
+// A meter is how far a sequence is.
+type meter struct {
+	total, count    int
+	elapsed, waited time.Duration
+}
+
+// line says so.
+func (m meter) line(bar bool) string {
+	elapsed := max(m.elapsed, 1)
+	text := fmt.Sprint(m.count)
+	if m.total > 0 {
+		share := min(float64(m.count)/float64(m.total), 1)
+		if text = fmt.Sprintf("%d/%d %3.0f%%", m.count, m.total, 100*share); bar {
+			done := int(30 * share)
+			text += " [" + strings.Repeat("#", done) + strings.Repeat(".", 30-done) + "]"
+		}
+	}
+	text += fmt.Sprintf(" %.4g/s, %v", float64(m.count)/elapsed.Seconds(), m.elapsed.Round(time.Second/10))
+	if left := m.total - m.count; left > 0 && m.count > 0 {
+		text += fmt.Sprintf(", %v left", time.Duration(float64(elapsed)/float64(m.count)*float64(left)).Round(time.Second/10))
+	}
+	return text + fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(elapsed))
 }

@@ -9,6 +9,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime/debug"
+	"runtime/pprof"
+	"strconv"
 	"sync"
 )
 
@@ -117,6 +119,7 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 // reader is the life of the goroutine that reads.
 func (e *engine[S]) reader(ctx context.Context, permits <-chan *slot[S], tasks chan<- *slot[S]) {
 	defer close(tasks)
+	ctx = labelled(ctx, "reader")
 	var s *slot[S]
 	take := func() *S {
 		if s = <-permits; s == nil { // the caller has gone
@@ -153,7 +156,7 @@ func (e *engine[S]) work(ctx context.Context, w int, workers *sync.WaitGroup, ta
 			workers.Go(func() { e.work(ctx, w, workers, tasks, results) })
 		}
 	}()
-	load := e.load(ctx, w)
+	load := e.load(labelled(ctx, "worker "+strconv.Itoa(w)), w)
 	one := func(s *slot[S]) {
 		defer func() { results <- s }() // whatever happens: a slot that is lost would be waited for
 		if ctx.Err() == nil {
@@ -164,6 +167,13 @@ func (e *engine[S]) work(ctx context.Context, w int, workers *sync.WaitGroup, ta
 		one(s)
 	}
 	over = true
+}
+
+// labelled labels the goroutine, and the context that goes with it, for profiles.
+func labelled(ctx context.Context, name string) context.Context {
+	ctx = pprof.WithLabels(ctx, pprof.Labels("dataloader", name))
+	pprof.SetGoroutineLabels(ctx)
+	return ctx
 }
 
 // errGoexit is the error of a task whose user code called runtime.Goexit in a worker, as t.FailNow does.
@@ -397,7 +407,7 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 		reader.Go(func() {
 			defer close(ahead)
 			write := 0
-			for item, err := range s.guarded(reading, from) {
+			for item, err := range s.guarded(labelled(reading, "prefetch"), from) {
 				ring[write] = pair{item, err}
 				write = (write + 1) % len(ring)
 				select {
