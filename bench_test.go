@@ -153,7 +153,20 @@ func BenchmarkTrivial(b *testing.B) {
 		line(fmt.Sprintf("workers=%d", workers), epochOf(b, numbers(n), List[int], Options{Workers: workers}))
 	}
 	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
-	line("workers=2/trace", epochOf(b, numbers(n), List[int], Options{Workers: 2, Trace: func(Timing) {}}))
+}
+
+// BenchmarkTrace has what it costs to be observed, above the same loader without.
+func BenchmarkTrace(b *testing.B) {
+	const n = 50000
+	for _, workers := range []int{0, 2} {
+		for name, observe := range map[string]func(Timing){"nothing": func(Timing) {}, "Stats": new(Stats).Observe} {
+			b.Run(fmt.Sprintf("workers=%d/%s", workers, name), func(b *testing.B) {
+				theirs, mine, _ := rounds(b, epochOf(b, numbers(n), List[int], Options{Workers: workers}),
+					epochOf(b, numbers(n), List[int], Options{Workers: workers, Trace: observe}))
+				b.ReportMetric((median(mine)-median(theirs))/n, "ns-more/batch")
+			})
+		}
+	}
 }
 
 // sink keeps results from being optimized away.

@@ -301,9 +301,12 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 		next:    func(b *result[B]) bool { return l.next(e, b) },
 		load:    func(ctx context.Context, w int) func(*result[B]) { return l.worker(ctx, w, e) },
 	}
-	ended, clock := false, l.now()
+	if l.opts.Trace != nil {
+		e.began = time.Now()
+	}
+	ended, clock := false, e.began
 	loading.run(ctx, func(b *result[B]) bool {
-		received := l.now()
+		received := e.now()
 		if ended = ctx.Err() != nil || !l.judge(ctx, e, b); ended {
 			return false
 		}
@@ -318,21 +321,13 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 		} else {
 			more = yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
 		}
-		clock = l.now()
+		clock = e.now()
 		return more
 	})
 	if ended {
 		return context.Cause(ctx)
 	}
 	return nil
-}
-
-// now is the time, if anybody wants to know.
-func (l *DataLoader[B]) now() (t time.Time) {
-	if l.opts.Trace != nil {
-		t = time.Now()
-	}
-	return t
 }
 
 // A result is a batch on its way: what to load, and then what has been loaded.
@@ -359,7 +354,7 @@ func (l *DataLoader[B]) next(e *epoch, b *result[B]) bool {
 		l.free = l.free[:last]
 	}
 	l.mu.Unlock()
-	b.sent = l.now()
+	b.sent = e.now()
 	return true
 }
 
@@ -422,10 +417,7 @@ type fetcher[T, B any] struct {
 
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
-	traced := f.opts.Trace != nil
-	if traced {
-		b.worker, b.start = f.scope.worker, time.Now()
-	}
+	b.worker, b.start = f.scope.worker, f.epoch.now()
 	over, ctx := false, f.ctx
 	f.at = -1
 	if trace.IsEnabled() { // else a task would not be free
@@ -440,9 +432,7 @@ func (f *fetcher[T, B]) load(b *result[B]) {
 		}
 		f.ctx = ctx
 		clear(f.samples)
-		if traced {
-			b.done = time.Now()
-		}
+		b.done = f.epoch.now()
 	}()
 	if b.err = f.choose(b.step); b.err == nil {
 		b.err = f.fetch(b)
@@ -618,7 +608,16 @@ type epoch struct {
 	steps  int
 	sent   int // the next step to be sent, but for those in ahead
 	mark   int
-	ahead  []run // sorted, apart from mark and from each other
+	ahead  []run     // sorted, apart from mark and from each other
+	began  time.Time // of the loop; zero without Trace
+}
+
+// now is the time, if anybody wants to know. Only the first call asks for the date, which takes longer than the time since.
+func (e *epoch) now() time.Time {
+	if e.began.IsZero() {
+		return e.began
+	}
+	return e.began.Add(time.Since(e.began))
 }
 
 // open begins a loop at a cursor, or says why it does not fit.
@@ -814,7 +813,7 @@ func (s *Stats) String() string {
 	elapsed := max(s.end.Sub(s.begin), 1)
 	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
 	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with later batches ready",
-		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(elapsed/1000+1), share(s.stalled))
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(time.Millisecond), share(s.stalled))
 	if s.workers > 0 {
 		text += fmt.Sprintf("; %d workers, %.0f %% busy", s.workers, share(s.loading)/float64(s.workers))
 	}
@@ -825,18 +824,20 @@ func (s *Stats) String() string {
 func (s *Stats) verdict(elapsed time.Duration) string {
 	load := float64(s.loading) / float64(s.batches)
 	step := float64(elapsed-s.waiting) / float64(s.batches-1) // the last is not over
-	enough := int(math.Ceil(min(load/max(step, 1), 1e6)))
+	enough := int(math.Ceil(load / max(step, load/1000, 1)))
 	switch {
 	case s.waiting < elapsed/10:
-		return fmt.Sprintf("the training is the bottleneck, %d workers would do", min(enough, s.workers))
+		return fmt.Sprintf("the training is the bottleneck, workers needed: %d", min(enough, s.workers))
 	case s.stalled > s.waiting/2:
 		return "slow batches hold up those behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
 		return "the loader keeps up on average but not always, raise Prefetch"
+	case step < load/1000:
+		return "the loader is the bottleneck, the loop takes no time of its own"
 	case enough > runtime.GOMAXPROCS(0):
-		return fmt.Sprintf("the loader is the bottleneck, %d workers would do if they mostly wait: only %d can compute at once", enough, runtime.GOMAXPROCS(0))
+		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute, for which there are %d CPUs", enough, runtime.GOMAXPROCS(0))
 	}
-	return fmt.Sprintf("the loader is the bottleneck, %d workers would do", enough)
+	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
 }
 
 // Progress returns seq, of which it shows on w how far it is: the count, of total unless that is 0 or less, the rate, the time

@@ -34,6 +34,8 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
 	"slices"
 	"strconv"
 	"strings"
@@ -5236,6 +5238,205 @@ func TestTarStages(t *testing.T) {
 		ranks += count(stream.Shard(Shard{i, 4}))
 	}
 	equal(t, "one shard on 4 ranks", ranks, 47)
+}
+
+// TestStats compares every figure with that of a schedule worked out by hand. Each batch has a sample or two, of which
+// the comment says how long it takes, and the loop takes step for a batch.
+func TestStats(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		name string
+		opts Options
+		n    int
+		load func(i int) time.Duration
+		step time.Duration
+		want string
+	}{
+		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
+		{"loader", Options{BatchSize: 2, Workers: 2}, 40, func(int) time.Duration { return 50 * ms }, 30 * ms,
+			"20 batches, 40 samples (39/s), 0 dropped; waited 45 % of 1.03s, 0 % with later batches ready; 2 workers, 97 % busy: the loader is the bottleneck, workers needed: 4"},
+		{"loader alone", Options{}, 10, func(int) time.Duration { return 100 * ms }, 30 * ms,
+			"10 batches, 10 samples (8/s), 0 dropped; waited 79 % of 1.27s, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
+		{"no training", Options{Workers: 1}, 10, func(int) time.Duration { return 100 * ms }, 0,
+			"10 batches, 10 samples (10/s), 0 dropped; waited 100 % of 1s, 0 % with later batches ready; 1 workers, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+		// Only the first batch is waited for.
+		{"many", Options{Workers: 1}, 11, func(int) time.Duration { return 100 * ms }, 10 * ms,
+			"11 batches, 11 samples (10/s), 0 dropped; waited 91 % of 1.1s, 0 % with later batches ready; 1 workers, 100 % busy: the loader is the bottleneck, workers needed: 10, if they wait rather than compute, for which there are 8 CPUs"},
+		{"training", Options{Workers: 4}, 20, func(int) time.Duration { return 20 * ms }, 100 * ms,
+			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 1.92s, 0 % with later batches ready; 4 workers, 5 % busy: the training is the bottleneck, workers needed: 1"},
+		{"training alone", Options{}, 20, func(int) time.Duration { return 1 * ms }, 100 * ms,
+			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 1.92s, 0 % with later batches ready: the training is the bottleneck, workers needed: 0"},
+		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are ready.
+		{"slow batch", Options{Workers: 2}, 12, func(i int) time.Duration {
+			if i == 2 {
+				return 200 * ms
+			}
+			return 10 * ms
+		}, 20 * ms,
+			"12 batches, 12 samples (31/s), 0 dropped; waited 44 % of 390ms, 41 % with later batches ready; 2 workers, 40 % busy: slow batches hold up those behind them, raise Prefetch or set Unordered"},
+		// The same out of order: the others come meanwhile, each 20 after the one before, and the slow one as the last but one.
+		{"slow batch out of order", Options{Workers: 2, Unordered: true}, 12, func(i int) time.Duration {
+			if i == 2 {
+				return 200 * ms
+			}
+			return 10 * ms
+		}, 20 * ms,
+			"12 batches, 12 samples (52/s), 0 dropped; waited 4 % of 230ms, 0 % with later batches ready; 2 workers, 67 % busy: the training is the bottleneck, workers needed: 2"},
+		// Batches 0, 4, 8, … take 60, the others 10: 30 on the average of 30 that two workers need.
+		{"uneven", Options{Workers: 1, Prefetch: 1}, 9, func(i int) time.Duration {
+			if i%4 == 0 {
+				return 60 * ms
+			}
+			return 10 * ms
+		}, 30 * ms,
+			"9 batches, 9 samples (25/s), 0 dropped; waited 33 % of 360ms, 0 % with later batches ready; 1 workers, 67 % busy: the loader keeps up on average but not always, raise Prefetch"},
+		{"bad samples", Options{BatchSize: 2, OnError: func(*SampleError) error { return nil }}, 20, func(i int) time.Duration {
+			if i < 5 {
+				return -1
+			}
+			return 50 * ms
+		}, 30 * ms,
+			"10 batches, 15 samples (16/s), 5 dropped; waited 78 % of 960ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
+		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "1 batches: too few to say anything"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				stats := new(Stats)
+				c.opts.Trace = stats.Observe
+				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
+					d := c.load(i)
+					time.Sleep(d)
+					if d < 0 {
+						return 0, errBad
+					}
+					return i, nil
+				}), c.opts)
+				for range loader.Epoch(t.Context(), 0) {
+					time.Sleep(c.step)
+				}
+				equal(t, "Stats", stats, c.want)
+			})
+		})
+	}
+	// What was waited for in one epoch is over in the next.
+	synctest.Test(t, func(t *testing.T) {
+		stats := new(Stats)
+		loader := newLoader(t, double10ms(4), Options{Workers: 2, Trace: stats.Observe})
+		for epoch := range 50 {
+			for range loader.Epoch(t.Context(), epoch) {
+			}
+		}
+		if len(stats.waits) > 4 {
+			t.Errorf("%d waits are kept", len(stats.waits))
+		}
+		saysAll(t, errors.New(stats.String()), "200 batches", "waited 100 % of 1s", " 0 % with later")
+	})
+}
+
+// double10ms is a data set of which each sample takes 10 ms.
+func double10ms(n int) Dataset[int] {
+	return Func(n, func(_ context.Context, i int) (int, error) {
+		time.Sleep(10 * time.Millisecond)
+		return i, nil
+	})
+}
+
+func TestProgress(t *testing.T) {
+	run := func(total, n int, terminal bool, wait, body time.Duration, leave int) (shown string) {
+		synctest.Test(t, func(t *testing.T) {
+			var out strings.Builder
+			seq := func(yield func(int, error) bool) {
+				for i := range n {
+					time.Sleep(wait)
+					var err error
+					if i == 1 {
+						err = errBad
+					}
+					if !yield(i, err) {
+						return
+					}
+				}
+			}
+			k := 0
+			for i, err := range progress(&out, total, terminal, seq) {
+				if i != k || (err != nil) != (i == 1) || err != nil && err != errBad {
+					t.Fatalf("item %d: %d, %v", k, i, err)
+				}
+				if k++; k == leave {
+					break
+				}
+				time.Sleep(body)
+			}
+			time.Sleep(time.Hour)
+			shown = out.String()
+		})
+		return shown
+	}
+	const s = time.Second
+	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 30-done) + "]" }
+	equal(t, "a bar", run(4, 4, true, s/4, 3*s/4, 0), ""+
+		"\r1/4  25% "+bar(7)+" 1/s, 1s, 3s left, waited 25%\x1b[K"+
+		"\r2/4  50% "+bar(15)+" 1/s, 2s, 2s left, waited 25%\x1b[K"+
+		"\r3/4  75% "+bar(22)+" 1/s, 3s, 1s left, waited 25%\x1b[K"+
+		"\r4/4 100% "+bar(30)+" 1/s, 4s, waited 25%\x1b[K"+
+		"\r4/4 100% "+bar(30)+" 1/s, 4s, waited 25%\x1b[K\n")
+	equal(t, "lines", run(25, 25, false, s, 0, 0), "10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%\n")
+	equal(t, "unknown", run(0, 15, false, 0, 2*s, 0), "5 0.5/s, 10s, waited 0%\n10 0.5/s, 20s, waited 0%\n15 0.5/s, 30s, waited 0%\n15 0.5/s, 30s, waited 0%\n")
+	equal(t, "more than promised", run(2, 3, false, s, 0, 0), "3/2 100% 1/s, 3s, waited 100%\n")
+	equal(t, "nothing", run(2, 0, false, s, 0, 0), "0/2   0% 0/s, 0s, waited 0%\n")
+	equal(t, "a break", run(100, 100, true, s/4, s/4, 2), "\r1/100   1% "+bar(0)+" 2/s, 500ms, 49.5s left, waited 50%\x1b[K\r2/100   2% "+bar(0)+" 2.667/s, 800ms, 36.8s left, waited 67%\x1b[K\n")
+	if n := strings.Count(run(0, 10000, true, time.Millisecond, 0, 0), "\r"); n != 101 {
+		t.Errorf("drawn %d times in 10 s", n)
+	}
+	if isTerminal(io.Discard) || isTerminal(must(os.Open("go.mod"))) {
+		t.Error("a file is no terminal")
+	}
+	var out strings.Builder
+	equal(t, "values", collect(t, Progress(&out, 3, Stream[int].Epoch(counting(3), t.Context(), 0))), "[0 1 2]")
+	if !strings.HasPrefix(out.String(), "3/3 100%") || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("%q", out.String())
+	}
+}
+
+// TestProfiles looks into profiles as the tools show them: who a goroutine is, and what a batch was made of.
+func TestProfiles(t *testing.T) {
+	var out bytes.Buffer
+	running := trace.Start(&out) == nil // else somebody traces this test already
+	labels := make(chan string, 100)
+	loader := newLoader(t, Func(4, func(ctx context.Context, i int) (int, error) {
+		label, _ := pprof.Label(ctx, "dataloader")
+		labels <- label
+		var goroutines bytes.Buffer
+		pprof.Lookup("goroutine").WriteTo(&goroutines, 1)
+		if want := fmt.Sprintf(`"dataloader":"worker %d"`, Worker(ctx)); label != fmt.Sprintf("worker %d", Worker(ctx)) || !strings.Contains(goroutines.String(), want) {
+			t.Errorf("label %q; no %s among the goroutines", label, want)
+		}
+		trace.Log(ctx, "in the batch's task", "")
+		return i, nil
+	}), Options{Workers: 2, BatchSize: 2})
+	collect(t, loader.Epoch(t.Context(), 0))
+	collect(t, Map(Stream[int](FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+		label, _ := pprof.Label(ctx, "dataloader")
+		labels <- label
+		return one(1, nil)
+	})).Prefetch(2), 1, quick).Epoch(t.Context(), 0))
+	close(labels)
+	seen := map[string]bool{}
+	for label := range labels {
+		seen[label] = true
+	}
+	if !seen["prefetch"] {
+		t.Errorf("labels %v", seen)
+	}
+	if running {
+		trace.Stop()
+		for _, name := range []string{"batch", "epoch 0, batch 1", "fetch", "collate", "in the batch's task"} {
+			if !bytes.Contains(out.Bytes(), []byte(name)) {
+				t.Errorf("the trace has no %q", name)
+			}
+		}
+	}
 }
 
 // A data set, a loader and the training loop, with a checkpoint in every step.
