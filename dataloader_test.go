@@ -5,6 +5,7 @@ import (
 	"archive/zip"
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
@@ -5437,6 +5438,191 @@ func TestProfiles(t *testing.T) {
 			}
 		}
 	}
+}
+
+// goldenFile compares data with a file of testdata, which -update rewrites.
+func goldenFile(t testing.TB, name string, data []byte) {
+	t.Helper()
+	name = filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(name, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(data, want) {
+		t.Errorf("%s is not what it was; go test -update writes it", name)
+	}
+}
+
+// TestTimeline draws what three loaders do with the same twelve batches, of which the third is slow, from their Timings in fake
+// time: as text, and as the picture of the README. A column is 10 ms.
+func TestTimeline(t *testing.T) {
+	const column = 10 * time.Millisecond
+	load := func(k int) time.Duration {
+		d := time.Duration(4+k%2) * column
+		if k == 2 {
+			d = 19 * column
+		}
+		return d + time.Duration(1+k*k)*10*time.Microsecond // so that no two are ready at the same moment
+	}
+	var text strings.Builder
+	var pic svg
+	for _, c := range []struct {
+		title string
+		opts  Options
+	}{
+		{"one worker", Options{Workers: 1}},
+		{"three workers, out of order", Options{Workers: 3, Unordered: true}},
+		{"three workers, in order", Options{Workers: 3}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var timings []Timing
+			c.opts.Trace = func(tm Timing) { timings = append(timings, tm) }
+			loader := newLoader(t, Func(12, func(_ context.Context, k int) (int, error) {
+				time.Sleep(load(k))
+				return k, nil
+			}), c.opts)
+			start := time.Now()
+			for range loader.Epoch(t.Context(), 0) {
+				time.Sleep(column)
+			}
+			at := func(x time.Time) int { return int(x.Sub(start) / column) }
+			last := at(timings[11].Received) + 1
+			// Which of the workers that are free at the same moment takes a task is up to the scheduler; here, the first.
+			var loading, waiting, training []bar
+			for _, tm := range timings {
+				loading = append(loading, bar{tm.Batch, at(tm.Start), at(tm.Done)})
+				waiting = append(waiting, bar{tm.Batch, at(tm.Done), at(tm.Received)})
+				training = append(training, bar{tm.Batch, at(tm.Received), at(tm.Received) + 1})
+			}
+			var lanes []lane
+			for w, row := range rows(loading) {
+				lanes = append(lanes, lane{fmt.Sprintf("worker %d", w), "load", row})
+			}
+			for _, row := range rows(waiting) {
+				lanes = append(lanes, lane{"ready", "wait", row})
+			}
+			lanes = append(lanes, lane{"caller", "train", training})
+			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n", c.title, 10*last, 10*(last-12))
+			for _, l := range lanes {
+				line := []byte(strings.Repeat(".", last))
+				for _, b := range l.bars {
+					copy(line[b.from:], strings.Repeat(strconv.FormatInt(int64(b.batch), 12), b.to-b.from))
+				}
+				fmt.Fprintf(&text, "%-9s %s\n", l.name, line)
+			}
+			text.WriteByte('\n')
+			pic.panel(c.title, last, lanes)
+		})
+	}
+	goldenFile(t, "timeline.txt", []byte(text.String()))
+	goldenFile(t, "timeline.svg", pic.bytes("What three loaders do with the same twelve batches, of which batch 2 is slow"))
+}
+
+// A bar is what happens to a batch from one column to another, and a lane what happens in one place.
+type bar struct{ batch, from, to int }
+
+type lane struct {
+	name, kind string
+	bars       []bar
+}
+
+// rows puts bars into as few rows as there are at most at once, each into the first that is free.
+func rows(bars []bar) (rows [][]bar) {
+	slices.SortFunc(bars, func(a, b bar) int { return cmp.Or(a.from-b.from, a.batch-b.batch) })
+	for _, b := range bars {
+		if b.from == b.to {
+			continue
+		}
+		free := slices.IndexFunc(rows, func(row []bar) bool { return row[len(row)-1].to <= b.from })
+		if free < 0 {
+			free = len(rows)
+			rows = append(rows, nil)
+		}
+		rows[free] = append(rows[free], b)
+	}
+	return rows
+}
+
+// An svg is a picture that is written from top to bottom. Its colours have a light and a dark form.
+type svg struct {
+	body   strings.Builder
+	height int
+}
+
+const svgWidth = 760
+
+func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
+
+// panel draws lanes, with the time below them.
+func (p *svg) panel(title string, last int, lanes []lane) {
+	const left, column, row = 74, 9, 20
+	p.height += 24
+	p.add(`<text class="title" x="8" y="%d">%s: %d ms</text>`, p.height, title, 10*last)
+	p.height += 8
+	top := p.height
+	for x := 0; x <= last; x += 10 {
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left+x*column, top, left+x*column, top+row*len(lanes)+4)
+		p.add(`<text class="time" x="%d" y="%d">%d</text>`, left+x*column, top+row*len(lanes)+16, 10*x)
+	}
+	for _, l := range lanes {
+		p.add(`<text x="8" y="%d">%s</text>`, p.height+14, l.name)
+		for _, b := range l.bars {
+			kind := l.kind
+			if b.batch == 2 {
+				kind += " slow"
+			}
+			width := (b.to-b.from)*column - 1
+			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, left+b.from*column, p.height+2, width, row-4)
+			p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, left+b.from*column+width/2, p.height+14, b.batch)
+		}
+		p.height += row
+	}
+	p.height += 24
+}
+
+// bytes ends the picture.
+func (p *svg) bytes(title string) []byte {
+	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
+<title>%s</title>
+<style>
+svg { background: #ffffff; }
+text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
+.title { font-weight: 600; }
+.time, .batch { text-anchor: middle; font-size: 10px; }
+.time { fill: #59636e; }
+.grid { stroke: #d1d9e0; }
+.load { fill: #2a78d6; }
+.wait { fill: #b9d3f2; }
+.train { fill: #5d6670; }
+.slow { fill: #c2571a; }
+.wait.slow { fill: #f0c3a5; }
+.ideal { stroke: #59636e; stroke-dasharray: 4 4; fill: none; }
+.line { stroke: #2a78d6; stroke-width: 2; fill: none; }
+.line.slow { stroke: #c2571a; }
+.batch.load, .batch.train, .batch.slow { fill: #ffffff; }
+.batch.wait { fill: #1f2328; }
+@media (prefers-color-scheme: dark) {
+svg { background: #0d1117; }
+text { fill: #e6edf3; }
+.time { fill: #9198a1; }
+.grid { stroke: #30363d; }
+.wait { fill: #1c3d66; }
+.train { fill: #8b949e; }
+.wait.slow { fill: #5c2e12; }
+.ideal { stroke: #9198a1; }
+.line { stroke: #58a6ff; }
+.line.slow { stroke: #f0883e; }
+.batch.wait { fill: #e6edf3; }
+.batch.train { fill: #0d1117; }
+}
+</style>
+%s</svg>
+`, svgWidth, p.height, title, p.body.String())
 }
 
 // A data set, a loader and the training loop, with a checkpoint in every step.
