@@ -5472,12 +5472,12 @@ func TestTimeline(t *testing.T) {
 	var text strings.Builder
 	var pic svg
 	for _, c := range []struct {
-		title string
-		opts  Options
+		title, ready string
+		opts         Options
 	}{
-		{"one worker", Options{Workers: 1}},
-		{"three workers, out of order", Options{Workers: 3, Unordered: true}},
-		{"three workers, in order", Options{Workers: 3}},
+		{"one worker", "queue", Options{Workers: 1}},
+		{"three workers, out of order", "queue", Options{Workers: 3, Unordered: true}},
+		{"three workers, in order", "cache", Options{Workers: 3}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var timings []Timing
@@ -5504,7 +5504,7 @@ func TestTimeline(t *testing.T) {
 				lanes = append(lanes, lane{fmt.Sprintf("worker %d", w), "load", row})
 			}
 			for _, row := range rows(waiting) {
-				lanes = append(lanes, lane{"ready", "wait", row})
+				lanes = append(lanes, lane{c.ready, "wait", row})
 			}
 			lanes = append(lanes, lane{"caller", "train", training})
 			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n", c.title, 10*last, 10*(last-12))
@@ -5577,6 +5577,9 @@ func (p *svg) panel(title string, last int, lanes []lane) {
 				kind += " slow"
 			}
 			width := (b.to-b.from)*column - 1
+			if b.batch > 9 && width < 12 {
+				kind += " small"
+			}
 			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, left+b.from*column, p.height+2, width, row-4)
 			p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, left+b.from*column+width/2, p.height+14, b.batch)
 		}
@@ -5594,6 +5597,7 @@ svg { background: #ffffff; }
 text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
 .title { font-weight: 600; }
 .time, .batch { text-anchor: middle; font-size: 10px; }
+.batch.small { font-size: 7px; }
 .time { fill: #59636e; }
 .grid { stroke: #d1d9e0; }
 .load { fill: #2a78d6; }
