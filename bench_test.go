@@ -155,6 +155,55 @@ func BenchmarkTrivial(b *testing.B) {
 	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
 }
 
+// BenchmarkThroughput has batches that take a millisecond of waiting, as for a request, and such that take 200 µs of computing, with
+// more and more workers. With -update it draws the picture of the README.
+func BenchmarkThroughput(b *testing.B) {
+	pic := svg{height: 340}
+	const left, right, bottom, top, most = 50, 620, 300, 20, 16
+	x := func(workers int) int { return left + (right-left)*workers/most }
+	y := func(speed float64) float64 { return bottom - (bottom-top)*speed/most }
+	for i := 0; i <= most; i += 2 {
+		pic.add(`<line class="grid" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(float64(i)), right, y(float64(i)))
+		pic.add(`<text class="time" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
+		pic.add(`<text class="time" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
+	}
+	pic.add(`<text class="time" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
+	pic.add(`<line class="ideal" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(0), right, y(most))
+	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
+	for _, kind := range []struct {
+		name, class string
+		n           int
+		load        func(k int)
+	}{
+		{"waiting", "line", 64, func(int) { time.Sleep(time.Millisecond) }},
+		{"computing", "line slow", 300, burn(200 * time.Microsecond)},
+	} {
+		data := Func(kind.n, func(_ context.Context, k int) (int, error) {
+			kind.load(k)
+			return k, nil
+		})
+		points, last := fmt.Sprintf("%d,%.0f", x(0), y(0)), 0.0
+		for _, workers := range []int{1, 2, 4, 8, 16} {
+			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
+				loop, mine, _ := rounds(b, func() {
+					for k := range kind.n {
+						kind.load(k)
+					}
+				}, epochOf(b, data, List[int], Options{Workers: workers}))
+				last = median(loop) / median(mine)
+				b.ReportMetric(last, "x-loop")
+				b.ReportMetric(float64(kind.n)/median(mine)*1e9, "batches/s")
+			})
+			points += fmt.Sprintf(" %d,%.0f", x(workers), y(last))
+		}
+		pic.add(`<polyline class="%s" points="%s"/>`, kind.class, points)
+		pic.add(`<text x="%d" y="%.0f">%s: %.1f×</text>`, right+8, y(last)+4, kind.name, last)
+	}
+	if *update {
+		goldenFile(b, "throughput.svg", pic.bytes("How many times as fast as a plain loop, against the number of workers"))
+	}
+}
+
 // BenchmarkTrace has what it costs to be observed, above the same loader without.
 func BenchmarkTrace(b *testing.B) {
 	const n = 50000

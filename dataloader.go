@@ -23,49 +23,114 @@
 //		}
 //	}
 //
-// # A loader has no state
+// What follows is how that works, with what to read next. It starts from a loop that anybody would write.
 //
-// Three things make a loader. A [Dataset] says how to fetch sample i. A [Sampler] says which sample stands at
-// which position of which epoch; it is a function, not a generator that somebody has to carry along. A
-// [Collate] makes one batch of some samples. [New] puts them together, and the [DataLoader] is immutable: all
-// that moves is a [Cursor], a small value that the caller owns. Saving it is the checkpoint, passing it back
-// is the resume, with any number of workers and, at the same global batch, of ranks.
+// # A loop of ten lines
 //
-// # Workers
+//	order := rng.Perm(n)
+//	for len(order) > 0 {
+//		k := min(batchSize, len(order))
+//		var samples []Sample
+//		for _, i := range order[:k] {
+//			samples = append(samples, load(i))
+//		}
+//		order = order[k:]
+//		train(stack(samples))
+//	}
 //
-// With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it. That is the
-// specification: any number of workers gives the same batches, errors and random numbers in the same order,
-// sooner. Goroutines live only inside the range over Epoch or Run. Leaving it in any way, at any point, stops
-// and joins them; there is nothing to close.
+// Three decisions are in it: what sample i is, in which order samples come, and how some become a batch. Here each is a
+// type of its own.
 //
-// # Errors
+// # The data set
 //
-// A batch that cannot be loaded comes as an error in its place, a [SampleError] that names the epoch, the
-// batch and the sample; a loop that goes on gets the next batch. Options.OnError may drop a bad sample instead.
-// A panic in the user's code is such an error too, a [PanicError] with the stack. An ended context, or a
-// cursor of another order, ends the loop with that error.
+// A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). A [Slice] is one, and [Func],
+// [Files], [Folder] and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make one of another. A
+// data set is asked for any sample at any time, from several goroutines at once. Read dataset.go.
+//
+// # The sampler
+//
+// A [Sampler] says which sample stands at which position of which epoch (PyTorch: Sampler). In the loop above that is a
+// table, which depends on all that rng has drawn before. Here it is a function of epoch and position alone: [Random]
+// computes a permutation of any length at any position, without a table. Read permutation and feistel in sampler.go.
+//
+// # The batch
+//
+// A [Collate] makes a batch of samples (PyTorch: collate_fn): [Stack] copies tensors of one shape into one of a dimension
+// more, [Pad] makes sequences equally long, [List] keeps a slice. Like append it may build in memory that was used
+// before: [DataLoader.Recycle] gives a batch back. Read Stack in batch.go.
+//
+// # One goroutine
+//
+// With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it (PyTorch:
+// _SingleProcessDataLoaderIter). That is the specification: any number of workers gives the same batches, errors and
+// random numbers, in the same order, sooner. Read fetcher's load and fetch in dataloader.go, and inline in worker.go.
+//
+// # Several, out of order
+//
+// Workers are goroutines that take tasks, the numbers of batches, from a queue, and put results into another, while the
+// loop trains. With Options.Unordered (PyTorch: in_order=False) whoever is done first delivers first. How far they may
+// run ahead is the window: Workers × Prefetch batches that were asked for and not delivered. Read work in worker.go.
+//
+// # In order
+//
+// By default a batch that comes too early waits in the cache until its turn (PyTorch: _MultiProcessingDataLoaderIter, with
+// _send_idx, _rcvd_idx and _task_info). Two counters, of what was sent and what was received, describe it all:
+//
+//	recv <= send <= recv + window
+//
+//	batch    0 1 2 3 4 5 6 7 8 9 …
+//	             ^           ^
+//	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
+//
+// Each batch between the two is in exactly one place, and there are never more than window of them. So no send ever
+// blocks, and memory is bounded even if batch 2 never comes. The picture in the README, and testdata/timeline.txt, show
+// the same batches in all three ways. Read engine in worker.go.
+//
+// # Errors and breaks
+//
+// A batch that cannot be loaded comes as an error in its place, a [SampleError] that names the epoch, the batch and the
+// sample, or holds a [PanicError]; a loop that goes on gets the next batch. Options.OnError may drop a bad sample
+// instead. Goroutines live only inside the range: leaving it in any way stops and joins them, and there is nothing to
+// close. Read run in worker.go, from its defers on.
+//
+// # Cursors and checkpoints
+//
+// A loader has no state; a [Cursor] has. It is a small value that the caller owns and Run keeps current: the epoch, the
+// position after the batch in hand, and a description of the order, so that another order is refused. Saved as JSON it
+// is the checkpoint, passed to Run the resume, with any number of workers (PyTorch: StatefulDataLoader). Random numbers
+// for augmentation, [Rand], depend on the position too. Read Cursor in dataset.go, and DataLoader.open.
+//
+// # Shards and ranks
+//
+// When several machines train one model, Options.Shard deals each its part of an epoch: the positions Index, Index+Count,
+// … (PyTorch: DistributedSampler; [ShardFromEnv] knows the launchers). Any rank's cursor resumes all of them, and, with
+// the same global batch, any number of them. Read deal in sampler.go.
 //
 // # Streams
 //
 // What has no indices, or wants a pipeline of its own, is a [Stream]: a function from a cursor to the items that
-// follow it, each with the cursor after it. Streams are made of sequences ([FromSeq]), of samplers ([Indices]) and of
-// loaders (the method Stream); they are mapped, filtered, shuffled, batched, mixed, chained, zipped, repeated, dealt to
-// ranks and read ahead, and any composition resumes after any item:
+// follow it, each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar]
+// make streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one of another; any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
-//	for batch, err := range batches.Run(ctx, &at) {
 //
-// A stream of your own is a function of that type. Let it begin where the cursor says, at Pos and with what State.Load
-// gives; refuse a cursor in mid-epoch that is not its own; give each item a cursor of which Pos grows, and which never
-// changes; give an error with the zero cursor, and nothing after it, when ctx has ended. The helper checkStream in
-// dataloader_test.go puts a stream through all of that: it resumes after every item, natively and through JSON.
+// Read Stream, Take and staged in dataset.go.
 //
-// # Where to read on
+// # Tar shards
 //
-// dataset.go has the data sets, the cursor and the streams that only compose; sampler.go the orders, shuffles and
-// mixes, and who gets which part of them; batch.go how samples become a batch; worker.go the goroutines; and this
-// file the loader that they make.
+// Many small files are packed into tar shards, which a disk or a web server gives from front to back at full speed
+// (PyTorch: webdataset). [Tar] is the stream of their records, whose cursor is a shard and a byte offset; [OpenTar] reads
+// them by index, and a [TarWriter] makes them. Whatever is wrong is an error that says where, never a sample less.
+// Read next and advance in tar.go.
+//
+// # Where the time goes
+//
+// Options.Trace gets a [Timing] for each batch. [Stats] makes one line of them, which says what the bottleneck is;
+// [Progress] shows how far an epoch is. In profiles, workers have the label "dataloader", and in execution traces each
+// batch is a task with the regions fetch and collate.
+//
+// Read the files in this order: dataset.go, sampler.go, batch.go, worker.go, dataloader.go, tar.go.
 package dataloader
 
 import (

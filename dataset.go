@@ -605,6 +605,10 @@ type Item[T any] struct {
 // follows it, and the next item comes after it. An error with the zero cursor is the last pair: the context
 // has ended (the error is then context.Cause), or the cursor does not fit.
 //
+// A stream of your own is a function of this type. Let it begin where the cursor says, at Pos and with what State.Load
+// gives; refuse a cursor in mid-epoch that is not its own; give each item a cursor of which Pos grows, and which never
+// changes. The helper checkStream in dataloader_test.go puts a stream through all of that.
+//
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
 
