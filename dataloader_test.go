@@ -34,6 +34,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/pprof"
 	"runtime/trace"
@@ -3951,9 +3952,10 @@ func TestTarFaults(t *testing.T) {
 		{"bad number", resum(with(5120+108, "zzzz"), 5120), []string{a}, []string{"invalid tar header", "offset 5120"}},
 		{"a block of zeros inside", with(5120, strings.Repeat("\x00", 512)), []string{a}, []string{"invalid tar header", "offset 5120"}},
 		{"two archives", append(slices.Clone(sound), sound...), []string{a, b, c}, []string{"after the end marker"}},
-		{"4 EiB", resum(with(5120+124, "\x80\x00\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00"), 5120), []string{a, b}, []string{`entry "c.txt"`, "4611686018427387904 bytes, more than TarOptions.MaxFile, 1073741824"}},
+		{"4 EiB", resum(with(5120+124, "\x80\x00\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00"), 5120), []string{a, b}, []string{`entry "c.txt"`, "4611686018427387904 bytes make the record larger than MaxFile, 1073741824"}},
 		{"2^63-1 bytes", resum(with(5120+124, "\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), 5120), []string{a, b}, []string{`entry "c.txt"`, "9223372036854775807 bytes"}},
 		{"negative size", resum(with(5120+124, "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), 5120), []string{a}, []string{"invalid tar header"}},
+		{"a bad record, and a cut", tarEntries("a.txt=first", "a.cls=1", "b.txt=", "b.txt=")[:3072], []string{"a{txt:first cls:1}"}, []string{`has another field "txt"`, "has been cut", `record "b"`}},
 		{"no bytes", nil, nil, []string{"the archive is empty", `shard "0"`}},
 		{"no bytes in gzip", gzipped(nil), nil, []string{"the archive is empty"}},
 		{"a page", []byte("<!DOCTYPE html>" + strings.Repeat("<p>Not found</p>", 100)), nil, []string{"invalid tar header"}},
@@ -4007,7 +4009,8 @@ func TestTarBadRecords(t *testing.T) {
 		{[]string{"b.txt=1", "b.cls=2", "b.TXT=3", "b.png=4"}, `entry "b.TXT", offset 4096: record "b" has another field "txt"`, "error"},
 		{[]string{"b.txt=1", "b.cls>a.txt", "b.png=4"}, `entry "b.cls", offset 3072: it is a hard link to "a.txt"`, "b{txt:1 cls:first png:4}"},
 		{[]string{"b.txt=1", "b.cls>c.txt", "b.png=4"}, `it is a hard link to "c.txt"`, "error"},
-		{[]string{"b.txt=" + strings.Repeat("x", 11)}, "it has 11 bytes, more than TarOptions.MaxFile, 10", "b{txt:xxxxxxxxxxx}"},
+		{[]string{"b.txt=" + strings.Repeat("x", 6), "b.cls=" + strings.Repeat("y", 5), "b.png="}, "its 5 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxx cls:yyyyy png:}"},
+		{[]string{"b.txt=" + strings.Repeat("x", 11)}, "its 11 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxxxxxxx}"},
 	} {
 		data := tarEntries(slices.Concat([]string{"a.txt=first", "a.cls=1"}, c.entries, []string{"c.txt=third"})...)
 		got := tarOutcomes(t, TarOptions{MaxFile: 10}, data)
@@ -4064,7 +4067,7 @@ func archiveTar(data []byte, maxFile int64) (all []archiveEntry, err error) {
 
 // thisReader reads an archive entry by entry with the reader of Tar and OpenTar.
 func thisReader(data []byte, maxFile int64) (all []archiveEntry, err error) {
-	s := &tarShard{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
+	s := &tarShard{ctx: context.Background(), in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
 	for {
 		err := s.advance()
 		if err == io.EOF {
@@ -4440,10 +4443,30 @@ func TestWeb(t *testing.T) {
 		{"changes its length", func(n int, w http.ResponseWriter, r *http.Request) {
 			object(w, r, data[:len(data)-n], "", 30000)
 		}, 2, "has changed"},
-		{"has weak tags", func(n int, w http.ResponseWriter, r *http.Request) {
-			r.Header.Del("If-Range")
-			object(w, r, data, fmt.Sprintf(`W/"%d"`, n), 40000)
+		{"has a weak tag", func(n int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("If-Range") != "" {
+				t.Error("a weak tag in If-Range")
+			}
+			object(w, r, data, `W/"one"`, 40000)
 		}, (len(data) + 39999) / 40000, ""},
+		{"changes its weak tag", func(n int, w http.ResponseWriter, r *http.Request) {
+			object(w, r, other, fmt.Sprintf(`W/"%d"`, n), 30000)
+		}, 2, "has changed"},
+		{"breaks before the first byte", func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}, 6, "attempt 6: unexpected EOF"},
+		{"changes before the first byte", func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
+			w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}, 2, "has changed"},
+		{"points to nowhere", func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Location", "http://user:secret@host:bad/x?sig=secret")
+			w.WriteHeader(302)
+		}, 1, "something that is not an address"},
 		{"promises more than it has", func(n int, w http.ResponseWriter, r *http.Request) {
 			if n > 1 {
 				w.WriteHeader(416)
@@ -4486,7 +4509,9 @@ func TestWeb(t *testing.T) {
 				t.Fatalf("got %q", got)
 			}
 			equal(t, "records before the error", got[:n], all[:n])
-			saysAll(t, errors.New(got[n]), "/x.tar", c.says)
+			if saysAll(t, errors.New(got[n]), "/x.tar", c.says); strings.Contains(got[n], "secret") {
+				t.Error(got[n])
+			}
 			equal(t, "the next shard", got[n+1], "z{txt:after}")
 		})
 	}
@@ -4509,6 +4534,28 @@ func TestWebRequests(t *testing.T) {
 		if d := s.waits[i]; d > want || d < want/2 {
 			t.Errorf("wait %d is %v, want %v or up to a half less", i, d, want)
 		}
+	}
+
+	// A date to come back at.
+	s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		if n == 1 {
+			w.Header().Set("Retry-After", time.Now().Add(100*time.Second).UTC().Format(http.TimeFormat))
+			w.WriteHeader(503)
+			return
+		}
+		object(w, r, data, `"tag"`, -1)
+	})
+	equal(t, "records", len(s.records(t, s.URL)), 3)
+	if d := s.waits[0]; d < 90*time.Second || d > 101*time.Second {
+		t.Errorf("a wait of %v", d)
+	}
+
+	// After Close nothing is asked for.
+	s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, data, `"tag"`, 6000) })
+	r := must(s.web.open(t.Context(), s.URL, 0))
+	r.Close()
+	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.requests()) != 1 {
+		t.Errorf("after Close: %v, %d requests", err, len(s.requests()))
 	}
 
 	// Waits grow, until they do not.
@@ -4720,14 +4767,20 @@ func TestTarShards(t *testing.T) {
 		{names, TarOptions{Shard: Shard{0, 2}}},
 	} {
 		c.opts.Open = inMemory(shards)
-		_, err := iter.Pull2(must(Tar(c.names, c.opts)).Run(t.Context(), ptr(at)))
-		_ = err
 		got := outcomes(must(Tar(c.names, c.opts)).Run(t.Context(), ptr(at)))
 		if len(got) != 1 {
 			t.Fatalf("%v: %q", c.opts, got)
 		}
 		saysAll(t, errors.New(got[0]), "it was made by Tar(", "this is Tar(")
 	}
+
+	// Names are compared one by one.
+	at = Cursor{}
+	pair := inMemory(map[string][]byte{"ab": tarEntries("1.txt=", "2.txt="), "c": tarEntries("3.txt="), "a": tarEntries("4.txt="), "bc": tarEntries("5.txt=")})
+	for range must(Tar([]string{"ab", "c"}, TarOptions{Open: pair})).Run(t.Context(), &at) {
+		break
+	}
+	saysAll(t, errors.New(outcomes(must(Tar([]string{"a", "bc"}, TarOptions{Open: pair})).Run(t.Context(), &at))[0]), "it was made by Tar(")
 
 	// Several shards at once.
 	var parts []Stream[Record]
@@ -4774,6 +4827,24 @@ func TestTarOpeners(t *testing.T) {
 		says   []string
 	}{
 		{failing(func() error { return errBad }), 2, []string{`entry "c.txt"`, "offset 2048", "bad sample", `record "c"`}},
+		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			f := &faultyFile{bytes.NewReader(data), len(data), func() error { return io.EOF }}
+			if name == "x" {
+				f.n, f.fail = 0, func() error { panic("broken at once") }
+			}
+			return f, nil
+		}, 0, []string{"panic: broken at once", "offset 0"}},
+		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
+			f := &faultyFile{bytes.NewReader(data), len(data), func() error { return io.EOF }}
+			if name == "x" {
+				denied := errors.New("denied")
+				f.n, f.fail = 0, func() error {
+					defer func() { denied = io.EOF }()
+					return denied
+				}
+			}
+			return f, nil
+		}, 0, []string{"denied", "offset 0"}},
 		{failing(func() error { panic("broken") }), 2, []string{`entry "c.txt"`, "panic: broken"}},
 		{func(_ context.Context, name string, _ int64) (io.ReadCloser, error) {
 			if name == "x" {
@@ -4818,12 +4889,45 @@ func TestTarOpeners(t *testing.T) {
 	if _, err := Open(ctx, name, 0); err != errBad {
 		t.Errorf("Open with a context that has ended: %v", err)
 	}
+	if r, err := Open(t.Context(), name, -1); r != nil || err == nil {
+		t.Errorf("from byte -1 on: %v, %v", r, err)
+	}
+	if r, err := Open(t.Context(), name+"missing", 0); r != nil || err == nil {
+		t.Errorf("a missing file: %v, %v", r, err)
+	}
 	file := &countingFile{Reader: bytes.NewReader(data)}
 	for range must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) { return file, nil }})).Epoch(t.Context(), 0) {
 		break
 	}
 	if !file.closed {
 		t.Error("the file is open after a break")
+	}
+
+	// A context that ends is noticed in a shard that gives no record.
+	ctx, cancel = context.WithCancelCause(t.Context())
+	blocks := 0
+	endless := readerFunc(func(p []byte) (int, error) {
+		if blocks++; blocks == 100 {
+			cancel(errBad)
+		}
+		return copy(p, tarEntries("README=")[:512]), nil
+	})
+	equal(t, "an endless shard", outcomes(must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
+		return io.NopCloser(endless), nil
+	}})).Epoch(ctx, 0)), "[error bad sample]")
+
+	// A record may have many files.
+	var b bytes.Buffer
+	w := NewTarWriter(&b)
+	many := Record{Key: "clip"}
+	for i := range 20000 {
+		many.Files = append(many.Files, File{Name: fmt.Sprintf("%05d.txt", i)})
+	}
+	if err := errors.Join(w.Write(many), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for r := range must(Tar([]string{"x"}, TarOptions{Open: inMemory(map[string][]byte{"x": b.Bytes()})})).Epoch(t.Context(), 0) {
+		equal(t, "files", len(r.Files), 20000)
 	}
 }
 
@@ -4919,8 +5023,12 @@ func TestTarDataset(t *testing.T) {
 	saysAll(t, err, "OpenTar", "no shards")
 	_, err = OpenTar(one, filepath.Join(t.TempDir(), "missing.tar"))
 	saysAll(t, err, "missing.tar", "no such file")
-	_, err = OpenTar("https://user:secret@host/x.tar")
-	saysAll(t, err, "https://host/x.tar", "use Tar")
+	for _, scheme := range []string{"https", "HTTPS", "s3"} {
+		_, err = OpenTar(scheme + "://user:secret@host/x.tar?sig=secret")
+		if saysAll(t, err, strings.ToLower(scheme)+"://host/x.tar", "use Tar"); strings.Contains(err.Error(), "secret") {
+			t.Error(err)
+		}
+	}
 	_, err = OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))
 	saysAll(t, err, "x.tar", "packed", "use Tar")
 }
@@ -4946,10 +5054,33 @@ func TestTarIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("v1.2 2\r\ntxt 1024 5 d/a.txt seg.png 2048 1 d/a.Seg.PNG .x 512 0 d/.x\r\ncls 3584 1 b.cls\r\n")
-	equal(t, "another's index", indexed(t, name), []string{want[0], "b{cls:2}"})
-	write("v1.2 3\ntxt 1024 5 d/a.txt\njson 512 1 __x__\ncls 3584 1 b.cls\n")
-	equal(t, "with what is no record", indexed(t, name), []string{"d/a{txt:first}", "b{cls:2}"})
+	write("v1.2 2\r\ntxt 1024 5 d/a.txt seg.png 2048 1 d/a.Seg.PNG\r\ntxt 3072 0 b.txt cls 3584 1 b.cls\r\n")
+	equal(t, "with other line ends", indexed(t, name), want)
+
+	// An index that has what is no record, cuts one in two, or lacks something of a record.
+	for _, c := range []struct {
+		shard []byte
+		text  string
+		want  string
+	}{
+		{tarEntries("__m__=x", "a.txt=1", ".h=2", "a.cls=3"), "v1.2 4\n 1 512 1 __m__\ntxt 1536 1 a.txt\nh 2560 1 .h\ncls 3584 1 a.cls\n", "[a{txt:1 cls:3}]"},
+		{tarEntries("d/", "a.txt=1", "README=2", "a.cls=3", "b/"), "v1.2 2\ntxt 1024 1 a.txt\ncls 3072 1 a.cls\n", "[a{txt:1 cls:3}]"},
+		{tarEntries("a.txt=1", "b.txt=2", "c.txt=3"), "v1.2 2\ntxt 512 1 a.txt\ntxt 2560 1 c.txt\n", ""},
+		{tarEntries("a.txt=1", "b.txt=2", "c.txt=3"), "v1.2 2\ntxt 1536 1 b.txt\ntxt 2560 1 c.txt\n", ""},
+		{tarEntries("a.txt=1", "a.cls>a.txt", "b.txt=2"), "v1.2 2\ntxt 512 1 a.txt\ntxt 2048 1 b.txt\n", ""},
+		{tarEntries("a.txt=1", "b.txt=2", "b.cls>a.txt"), "v1.2 2\ntxt 512 1 a.txt\ntxt 1536 1 b.txt\n", ""},
+		{tarEntries("a.txt=1", "b.txt=2"), "v1.2 0\n", "[a{txt:1} b{txt:2}]"},
+	} {
+		name := onDisk(t, "x.tar", c.shard)
+		if err := os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", []byte(strings.Replace(c.text, "\n 1 512", "\nx 512", 1)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if got := indexed(t, name); c.want != "" {
+			equal(t, c.text, got, c.want)
+		} else {
+			saysAll(t, errors.New(got[0]), "the shard is not the one that was indexed", "x.idx")
+		}
+	}
 
 	for _, c := range []struct{ text, says string }{
 		{"", `it begins with ""`}, {"v1.1 2\n", `"v1.1 2", must begin with "v1.2"`}, {"\x00\x00\x02\x00", "it begins with"}, {"v1.2 x\n", "v1.2 x"}, {"v1.2 2", "0 lines of records, its first line says 2"},
@@ -4959,7 +5090,7 @@ func TestTarIndex(t *testing.T) {
 		{"v1.2 1\ntxt 1000 5 d/a.txt\n", `line 2: "d/a.txt" has the offset 1000`}, {"v1.2 1\ntxt 0 5 d/a.txt\n", "the offset 0"}, {"v1.2 1\ntxt -512 5 d/a.txt\n", "the offset -512"},
 		{"v1.2 1\ntxt 1024 -5 d/a.txt\n", "the size -5"}, {"v1.2 1\ntxt 1024 500000 d/a.txt\n", "the size 500000"}, {"v1.2 1\ntxt 1024 9223372036854775807 d/a.txt\n", "9223372036854775807"},
 		{"v1.2 1\ntxt 99999999999999999999 5 d/a.txt\n", "99999999999999999999"}, {"v1.2 1\ntxt 1024 x d/a.txt\n", "the size x"},
-		{"v1.2 1\ntxt 1024 5 d/a.txt cls 3584 1 b.cls\n", `line 2: "b.cls" is no other file of the record`}, {"v1.2 1\ntxt 1024 5 d/a.txt txt 2048 1 d/a.TXT\n", `"d/a.TXT" is no other file`},
+		{"v1.2 1\ntxt 1024 5 d/a.txt txt 2048 1 d/a.TXT\n", `line 2: record "d/a" has another field "txt"`}, {"v1.2 2\ncls 3584 1 b.cls\ntxt 1024 5 d/a.txt\n", `line 3: "d/a.txt" has the offset 1024`},
 	} {
 		write(c.text)
 		_, err := OpenTar(name)
@@ -4985,7 +5116,7 @@ func TestTarIndex(t *testing.T) {
 		{tarEntries("d/", "d/a.txt=other!", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2"), false, 1},
 		{tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.cls=", "b.txt=2"), false, 1},
 		{tarEntries("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls>b.txt", "c="), false, 1},
-		{tarEntries("d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "c/", "c=", "c=", "c="), false, 2},
+		{tarEntries("d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "c/", "c=", "c=", "c="), true, 0},
 	} {
 		name := onDisk(t, "x.tar", c.shard)
 		if err := os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", []byte(text), 0o666); err != nil {
@@ -5003,6 +5134,23 @@ func TestTarIndex(t *testing.T) {
 		}
 		if c.open != (len(got) == 1) || !c.open && bad != c.bad {
 			t.Errorf("%d bytes: %q", len(c.shard), got)
+		}
+	}
+	// Also of names that do not fit into one header, whose records have the same size.
+	for _, prefix := range []string{"ä", strings.Repeat("x", 120)} {
+		name := onDisk(t, "x.tar", tarEntries(prefix+"1.txt=1", prefix+"2.txt=2", prefix+"3.txt=3"))
+		data := must(OpenTar(name))
+		if err := data.WriteIndex(); err != nil {
+			t.Fatal(err)
+		}
+		data.Close()
+		want := []string{prefix + "1{txt:1}", prefix + "2{txt:2}", prefix + "3{txt:3}"}
+		equal(t, "with an index", indexed(t, name), want)
+		if err := os.WriteFile(name, tarEntries(prefix+"3.txt=3", prefix+"1.txt=1", prefix+"2.txt=2"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range indexed(t, name) {
+			saysAll(t, errors.New(got), "the shard is not the one that was indexed")
 		}
 	}
 	// And so is a shard that changes while it is open.
@@ -5085,18 +5233,18 @@ func TestTarWriter(t *testing.T) {
 	}{
 		{Record{Key: "c"}, []string{`"c"`, "no files"}},
 		{Record{Key: "b", Files: []File{{"txt", nil}}}, []string{`a record "b" already`}},
-		{Record{Key: "", Files: []File{{"txt", nil}}}, []string{`key ""`}},
-		{Record{Key: "d/", Files: []File{{"txt", nil}}}, []string{`key "d/"`}},
-		{Record{Key: "c.x", Files: []File{{"txt", nil}}}, []string{`key "c.x"`, "no dot"}},
-		{Record{Key: "d/.c", Files: []File{{"txt", nil}}}, []string{`key "d/.c"`}},
-		{Record{Key: "__c__/d", Files: []File{{"txt", nil}}}, []string{`key "__c__/d"`}},
+		{Record{Key: "", Files: []File{{"txt", nil}}}, []string{`file ".txt"`, "left out"}},
+		{Record{Key: "d/", Files: []File{{"txt", nil}}}, []string{`file "d/.txt"`, "left out"}},
+		{Record{Key: "c.x", Files: []File{{"txt", nil}}}, []string{`file "c.x.txt"`, `field "x.txt" of record "c"`}},
+		{Record{Key: "d/.c", Files: []File{{"txt", nil}}}, []string{`file "d/.c.txt"`, "hidden"}},
+		{Record{Key: "__c__/d", Files: []File{{"txt", nil}}}, []string{`file "__c__/d.txt"`, "__meta__"}},
 		{Record{Key: "/c", Files: []File{{"txt", nil}}}, []string{`key "/c"`, "relative"}},
 		{Record{Key: "d/../../c", Files: []File{{"txt", nil}}}, []string{`key "d/../../c"`, `".."`}},
 		{Record{Key: "c\x00", Files: []File{{"txt", nil}}}, []string{`key "c\x00"`}},
 		{Record{Key: "c", Files: []File{{"t\x00t", nil}}}, []string{`field "t\x00t"`}},
-		{Record{Key: "c", Files: []File{{"", nil}}}, []string{`field ""`, "not empty"}},
-		{Record{Key: "c", Files: []File{{"txt", nil}, {"TXT", nil}}}, []string{`field "TXT"`, "lower case"}},
-		{Record{Key: "c", Files: []File{{"a/b", nil}}}, []string{`field "a/b"`}},
+		{Record{Key: "c", Files: []File{{"", nil}}}, []string{`field ""`, "must not be empty"}},
+		{Record{Key: "c", Files: []File{{"txt", nil}, {"TXT", nil}}}, []string{`file "c.TXT"`, `field "txt"`}},
+		{Record{Key: "c", Files: []File{{"a/b", nil}}}, []string{`file "c.a/b"`, "without a dot"}},
 		{Record{Key: "c", Files: []File{{"txt", nil}, {"cls", nil}, {"txt", nil}}}, []string{`"c"`, `"txt" twice`}},
 	} {
 		saysAll(t, w.Write(c.r), append(c.says, "TarWriter")...)
@@ -7221,7 +7369,7 @@ func ExampleTarWriter() {
 		fmt.Println(h.Name, h.Size)
 	}
 	// Output:
-	// dataloader: TarWriter: key "pets/dog.2" and field "txt" would not be read as such: the key must have no dot after its last slash, and not begin with one; the field must be in lower case, and not empty
+	// dataloader: TarWriter: file "pets/dog.2.txt" of record "pets/dog.2" would be read as field "2.txt" of record "pets/dog"
 	// pets/cat.cls 1
 	// pets/cat.txt 4
 }
@@ -7366,4 +7514,277 @@ func ExampleDecode() {
 	// int 1
 	// map[string]interface {} map[legs:4]
 	// string woof
+}
+
+// A data set of one's own is a type with two methods.
+type squares struct{ n int }
+
+func (s squares) Len() int { return s.n }
+
+func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error) {
+	x := float32(i)
+	return Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, nil
+}
+
+func Example_datasetOfYourOwn() {
+	loader, err := New(squares{5}, Stack[float32], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch.Shape, batch.Data)
+	}
+	// Output:
+	// [2 2] [0 0 1 1]
+	// [2 2] [2 4 3 9]
+	// [1 2] [4 16]
+}
+
+func Example_imageFolder() {
+	archive, err := zip.OpenReader("testdata/digits.zip")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer archive.Close()
+	images, err := fs.Sub(archive, "train")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := showImages(images); err != nil {
+		log.Fatal(err)
+	}
+	// Output: [0 1 2 3 4 5 6 7 8 9] [64 16 16] 64
+}
+
+// showImages loads a batch of the images in fsys, which has a folder for each class.
+func showImages(fsys fs.FS) error {
+	files, classes, err := Folder(fsys) // os.DirFS("train") with cat/1.png, dog/1.png, …
+	if err != nil {
+		return err
+	}
+	images := Transform(files, func(ctx context.Context, f Pair[File, int]) (Pair[Tensor[float32], int], error) {
+		img, err := Decode(f.First.Name, f.First.Data)
+		if err != nil {
+			return Pair[Tensor[float32], int]{}, err
+		}
+		return Pair[Tensor[float32], int]{First: pixels(img.(image.Image)), Second: f.Second}, nil
+	})
+	loader, err := New(images, CollatePair(Stack[float32], List[int]), Options{
+		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
+	})
+	if err != nil {
+		return err
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			return err
+		}
+		fmt.Println(classes, batch.First.Shape, len(batch.Second))
+		break
+	}
+	return nil
+}
+
+// pixels are the gray values of an image.
+func pixels(img image.Image) Tensor[float32] {
+	b := img.Bounds()
+	t := Tensor[float32]{Shape: []int{b.Dy(), b.Dx()}}
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		for x := b.Min.X; x < b.Max.X; x++ {
+			t.Data = append(t.Data, float32(color.GrayModel.Convert(img.At(x, y)).(color.Gray).Y)/255)
+		}
+	}
+	return t
+}
+
+// A checkpoint is what a training process must save for the next one: its model, here a sum, and the cursor. It is written
+// to another file and renamed, so that there is always a whole one.
+func Example_checkpoint() {
+	dir, err := os.MkdirTemp("", "run")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "checkpoint.json")
+	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Shuffle: true, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	train := func(steps int) error {
+		var c struct {
+			Sum int
+			At  Cursor
+		}
+		saved, err := os.ReadFile(name)
+		if err == nil {
+			err = json.Unmarshal(saved, &c)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for c.At.Epoch < 2 {
+			for batch, err := range loader.Run(context.Background(), &c.At) {
+				if err != nil {
+					return err
+				}
+				for _, x := range batch {
+					c.Sum += x
+				}
+				if saved, err = json.Marshal(c); err == nil {
+					err = os.WriteFile(name+".new", saved, 0o666)
+				}
+				if err = cmp.Or(err, os.Rename(name+".new", name)); err != nil {
+					return err
+				}
+				if steps--; steps == 0 {
+					return errors.New("interrupted")
+				}
+			}
+		}
+		fmt.Println("the sum of two epochs:", c.Sum)
+		return nil
+	}
+	fmt.Println(train(2))
+	fmt.Println(train(-1))
+	// Output:
+	// interrupted
+	// the sum of two epochs: 30
+	// <nil>
+}
+
+// What frameworks take is Data and Shape. This model is a function of such a pair; as for others,
+//
+//	GoMLX            tensors.FromFlatDataAndDimensions(batch.Data, batch.Shape...)
+//	Gorgonia         tensor.New(tensor.WithShape(batch.Shape...), tensor.WithBacking(batch.Data))
+//	onnxruntime_go   ort.NewTensor(ort.NewShape(shape...), batch.Data), with the shape as int64
+//
+// Whether they copy Data decides when the batch may be given back: those above that do not need it until their tensor
+// has been used.
+func ExampleTensor() {
+	model := func(data []float32, shape ...int64) {
+		fmt.Println(shape, data)
+	}
+	data := Slice[Tensor[float32]]{
+		{Data: []float32{1, 2, 3, 4}, Shape: []int{2, 2}},
+		{Data: []float32{5, 6, 7, 8}, Shape: []int{2, 2}},
+	}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		var shape []int64
+		for _, n := range batch.Shape {
+			shape = append(shape, int64(n))
+		}
+		model(batch.Data, shape...)
+		loader.Recycle(batch) // once the model is done with it
+	}
+	// Output: [2 2 2] [1 2 3 4 5 6 7 8]
+}
+
+// Where the time goes, in one line: loading takes five times as long as training, so that five workers keep up.
+func ExampleStats() {
+	data := Func(100, func(ctx context.Context, i int) (int, error) {
+		time.Sleep(500 * time.Microsecond) // load
+		return i, nil
+	})
+	stats := new(Stats)
+	loader, err := New(data, List[int], Options{BatchSize: 10, Workers: 1, Trace: stats.Observe})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range loader.Epoch(context.Background(), 0) {
+		time.Sleep(time.Millisecond) // train
+	}
+	line := stats.String()
+	fmt.Println(line[:strings.Index(line, " (")])
+	fmt.Println(strings.Contains(line, "the loader is the bottleneck"))
+	// Output:
+	// 10 batches, 100 samples
+	// true
+}
+
+// On a terminal Progress(os.Stderr, …) shows a bar.
+func ExampleProgress() {
+	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var shown strings.Builder
+	for batch, err := range Progress(&shown, loader.Len(), loader.Epoch(context.Background(), 0)) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println(strings.Fields(shown.String())[:2])
+	// Output:
+	// [1 2]
+	// [3 4]
+	// [5]
+	// [3/3 100%]
+}
+
+// TestReadme takes the programs out of README.md, puts each into a module beside a copy of this package and runs it; and
+// looks for the Examples, benchmarks and files that are named there.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []byte // of the source
+	sources, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "dataloader"), 0o777), os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module example.org/trainer\n\ngo 1.25\n"), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range sources {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all = append(all, data...); !strings.HasSuffix(name, "_test.go") {
+			if err := os.WriteFile(filepath.Join(dir, "dataloader", name), data, 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	programs := 0
+	for _, block := range strings.Split(string(readme), "```go\n")[1:] {
+		program, _, _ := strings.Cut(block, "```")
+		if !strings.HasPrefix(program, "package main\n") {
+			t.Errorf("this is no program:\n%s", program)
+			continue
+		}
+		programs++
+		if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("go", "run", ".")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) == 0 {
+			t.Errorf("program %d: %v\n%s", programs, err, out)
+		}
+	}
+	if lines := bytes.Count(readme, []byte("\n")); programs < 3 || lines > 250 {
+		t.Errorf("%d programs in %d lines", programs, lines)
+	}
+	for _, name := range regexp.MustCompile(`\b(Example|Test|Fuzz|Benchmark)\w*`).FindAllString(string(readme), -1) {
+		if !bytes.Contains(all, []byte("func "+name+"(")) {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	for _, m := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(string(readme), -1) {
+		if _, err := os.Stat(m[1]); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +23,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,15 +79,15 @@ type TarOptions struct {
 	Shard   Shard    // this rank's part of the shards; dealt out after the shuffle
 	Fields  []string // read only these; nil: all. A record that has none of them comes without files.
 	Open    Opener   // nil: Open
-	MaxFile int64    // the largest file, in bytes, for which memory is taken; 0: 1 GiB
+	MaxFile int64    // the most bytes for which memory is taken: of a file, and of the files of a record together; 0: 1 GiB
 }
 
 // defaultMaxFile is TarOptions.MaxFile if it is not given.
 const defaultMaxFile = 1 << 30
 
-// A TarError says what is wrong with a shard, and where. Entry is the last entry whose header could be read, empty before the
+// A TarError says what is wrong with a shard, and where. Entry is the last entry whose header was read, empty before the
 // first and after the end marker. Offset is in the archive when it is unpacked; headers begin there, those of Entry or
-// those that come next. Err is the cause. Of a shard's address in the web, neither Shard nor Err has password or query.
+// those that come next. Err is the cause. Of an address, Shard has neither password nor query, nor has an error of Open.
 type TarError struct {
 	Shard, Entry string
 	Offset       int64
@@ -105,11 +105,12 @@ func (e *TarError) Unwrap() error { return e.Err }
 // Tar is the stream of the records in tar shards, plain or packed with gzip or bzip2, whatever their names end in. It
 // keeps one record and one buffer in memory. Its cursors are a shard and a byte offset, where a resume goes
 // on: with a seek or a request for a range in a plain shard, by unpacking again in one that is packed. They fit the
-// same shards elsewhere too, as long as their base names are the same.
+// same shards elsewhere too: of names, the base is compared, without a query.
 //
 // A shard that is cut, damaged or cannot be opened gives one error, a TarError, after the records before it, and the
-// next shard follows. A record of which one file cannot be given (a field that comes twice, a hard link, a file above
-// MaxFile) is one error too, and the next record follows. No part of such a record is given.
+// next shard follows. A record of which one file cannot be given (a field that comes twice, a hard link, more than
+// MaxFile) is one error too, and the next record follows. No part of such a record is given. A file with holes that is
+// larger than MaxFile ends its shard.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, open the shards in random order (TarOptions.Shuffle) and add Stream.Shuffle. Fewer
@@ -149,6 +150,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		for _, c := range []byte(path.Base(redact(name))) {
 			digest = hash(digest, uint64(c))
 		}
+		digest = hash(digest, 0)
 	}
 	by := fmt.Sprintf("Tar(shards #%x, %s, shard %d of %d)", digest, describe(order), rank.Index, rank.Count)
 	return staged(by, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[Record]) error {
@@ -169,12 +171,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 
 // readShard yields what comes in a shard from at on, each with the stage after it, and reports whether to go on.
 func readShard(ctx context.Context, name string, opts *TarOptions, at stage, yield func(rec Record, err error, next stage) bool) bool {
-	s, err := openShard(ctx, name, opts.Open, at)
-	if err != nil {
+	s := &tarShard{ctx: ctx, name: name, max: opts.MaxFile, fields: map[string]bool{}}
+	if err := s.open(opts.Open, at); err != nil {
 		return yield(Record{}, err, stage{N: at.N + 1})
 	}
 	defer s.file.Close()
-	s.max = opts.MaxFile
 	s.take = func(rec *Record, field string) error {
 		if opts.Fields != nil && !slices.Contains(opts.Fields, field) {
 			return nil
@@ -198,11 +199,13 @@ func readShard(ctx context.Context, name string, opts *TarOptions, at stage, yie
 
 // A tarShard is an archive as it is read, from front to back.
 type tarShard struct {
+	ctx    context.Context
 	name   string
 	file   io.ReadCloser
 	in     *bufio.Reader // of the archive, unpacked
 	packed bool
-	pos    int64 // of in
+	pos    int64  // of in
+	start  *stage // where to begin, until that is done
 
 	at     tarEntry // the last one whose headers were read
 	left   int64    // of its data
@@ -212,9 +215,11 @@ type tarShard struct {
 	width  int      // how many files the last record had
 
 	// take is called for each file of a record, and may read it. Its error makes the record unusable.
-	take  func(rec *Record, field string) error
-	max   int64               // the size of a file
-	files map[string]tarEntry // what hard links may link to, unless nil
+	take   func(rec *Record, field string) error
+	fields map[string]bool     // of the record
+	taken  int64               // bytes of the record
+	max    int64               // of them
+	files  map[string]tarEntry // what hard links may link to, unless nil
 }
 
 // A tarEntry is what an archive's headers say about one entry.
@@ -236,45 +241,48 @@ const (
 // errCut is the error of an archive without an end.
 var errCut = fmt.Errorf("the archive ends without an end marker, it has been cut: %w", io.ErrUnexpectedEOF)
 
-// openShard opens a shard where at says.
-func openShard(ctx context.Context, name string, open Opener, at stage) (*tarShard, error) {
-	s := &tarShard{name: name}
-	start := at.Offset
-	if at.Packed {
-		start = 0
+// open opens the shard, to be read from at on.
+func (s *tarShard) open(open Opener, at stage) (err error) {
+	if !at.Packed {
+		s.pos = at.Offset
 	}
-	var err error
-	if s.file, err = try(func() (io.ReadCloser, error) { return open(ctx, name, start) }); err != nil {
-		return nil, s.fault(err)
+	s.start, s.at.head = &at, s.pos
+	if s.file, err = try(func() (io.ReadCloser, error) { return open(s.ctx, s.name, s.pos) }); err == nil && s.file == nil {
+		err = errors.New("the Opener returned nothing to read")
 	}
-	if s.file == nil {
-		return nil, s.fault(errors.New("the Opener returned nothing to read"))
+	if err != nil {
+		return s.fault(err)
 	}
-	s.in, s.pos, s.at.head = bufio.NewReaderSize(s.file, tarBuffer), start, start
-	if start == 0 {
+	s.in = bufio.NewReaderSize(s.file, tarBuffer)
+	return nil
+}
+
+// begin reads up to where next is to begin.
+func (s *tarShard) begin() (err error) {
+	at := s.start
+	s.start = nil
+	if s.pos == 0 {
 		err = s.unpack()
 	}
 	if err == nil {
-		err = s.discard(at.Offset - start)
+		err = s.discard(at.Offset - s.pos)
 	}
-	if err != nil {
-		s.file.Close()
-		return nil, s.fault(err)
-	}
-	return s, nil
+	return err
 }
 
 // unpack finds out by its first bytes whether the shard is packed, and with what.
 func (s *tarShard) unpack() error {
-	magic, _ := s.in.Peek(10) // an error will come again
+	magic, err := s.in.Peek(10)
+	if err != nil && err != io.EOF {
+		return err
+	}
 	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
 	var r io.Reader
-	var err error
 	switch {
 	case begins("\x1f\x8b"):
 		r, err = gzip.NewReader(s.in)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
-		r = bzip2.NewReader(s.in)
+		r, err = bzip2.NewReader(s.in), nil
 	case begins("\xfd7zXZ\x00"):
 		return errors.New("it is packed with xz, which cannot be read: use gzip, bzip2 or a plain tar")
 	case begins("\x28\xb5\x2f\xfd"):
@@ -305,6 +313,13 @@ func (s *tarShard) next() (rec Record, err error) {
 			rec, err = Record{}, s.fail(caught(r))
 		}
 	}()
+	if s.start != nil {
+		if err = s.begin(); err != nil {
+			return rec, s.fail(err)
+		}
+	}
+	clear(s.fields)
+	s.taken = 0
 	var bad error // what is wrong with this record
 	found := false
 	for err == nil && !s.ended {
@@ -324,17 +339,21 @@ func (s *tarShard) next() (rec Record, err error) {
 			break
 		}
 		if bad == nil {
-			if slices.ContainsFunc(rec.Files, func(f File) bool { return f.Name == field }) {
+			if s.fields[field] {
 				bad = s.fault(fmt.Errorf("record %q has another field %q", key, field))
 			} else if bad = s.take(&rec, field); s.failed {
-				err = bad
+				err, bad = bad, nil
 			}
+			s.fields[field] = true
 		}
 	}
 	s.width = len(rec.Files)
 	switch {
 	case s.failed && found:
-		return Record{}, fmt.Errorf("%w; record %q, which may lack files, is left out", cmp.Or(bad, err), rec.Key)
+		if bad != nil {
+			err = fmt.Errorf("%w; then %w", bad, err)
+		}
+		return Record{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, rec.Key)
 	case s.failed:
 		return Record{}, err
 	case !found:
@@ -347,6 +366,9 @@ func (s *tarShard) next() (rec Record, err error) {
 
 // advance goes on to the next entry, or returns io.EOF at the end marker.
 func (s *tarShard) advance() error {
+	if s.ctx.Err() != nil {
+		return s.fail(context.Cause(s.ctx))
+	}
 	if err := s.skip(); err != nil {
 		return s.fail(err)
 	}
@@ -409,9 +431,9 @@ func (s *tarShard) parseHeaders(marker bool) error {
 	return nil
 }
 
-// tooLarge is the error of an entry that is larger than MaxFile.
+// tooLarge is the error of an entry for which no memory is taken.
 func (s *tarShard) tooLarge() error {
-	return fmt.Errorf("it has %d bytes, more than TarOptions.MaxFile, %d", s.at.size, s.max)
+	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", s.at.size, s.max)
 }
 
 // Read reads from the archive.
@@ -426,9 +448,10 @@ func (s *tarShard) read() ([]byte, error) {
 	if s.at.kind == tar.TypeLink {
 		return nil, s.fault(fmt.Errorf("it is a hard link to %q, which a stream cannot go back to: use OpenTar, or tar with --hard-dereference", s.at.link))
 	}
-	if s.at.size > s.max {
+	if s.at.size > s.max-s.taken {
 		return nil, s.fault(s.tooLarge())
 	}
+	s.taken += s.at.size
 	data := make([]byte, s.at.size)
 	var err error
 	if s.at.sparse != nil {
@@ -470,7 +493,10 @@ func (s *tarShard) discard(n int64) error {
 		}
 	}
 	for n > 0 {
-		d, err := s.in.Discard(int(min(n, math.MaxInt32)))
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
+		}
+		d, err := s.in.Discard(int(min(n, tarBuffer)))
 		s.pos += int64(d)
 		if n -= int64(d); err == io.EOF {
 			return io.ErrUnexpectedEOF
@@ -504,6 +530,8 @@ func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 // than archive/tar, to which it leaves whatever looks unusual, and agrees with it on the rest.
 func parseHeader(b []byte) (name string, size int64, ok bool) {
 	file, size, ok := basics(b)
+	sum, good := octal(b[148:156])
+	ok = ok && good && sum == checksum(b)
 	for _, field := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148]} { // mode, uid, gid, mtime
 		_, good := octal(field)
 		ok = ok && good
@@ -525,18 +553,14 @@ func parseHeader(b []byte) (name string, size int64, ok bool) {
 // posixMagic tells headers that have a prefix to the name.
 const posixMagic = "ustar\x00"
 
-// basics reads what a header says about a regular file, if its sum is right and its size an octal number.
+// basics reads what a header says about a regular file, if it is of one.
 func basics(b []byte) (name []byte, size int64, ok bool) {
-	sum, ok1 := octal(b[148:156])
-	size, ok2 := octal(b[124:136])
-	if kind := b[156]; kind != tar.TypeReg && kind != 0 && kind != tar.TypeCont || !ok1 || !ok2 || sum != checksum(b) {
-		return nil, 0, false
-	}
+	size, ok = octal(b[124:136])
 	name = untilNUL(b[:100])
 	if string(b[257:263]) == posixMagic && b[345] != 0 {
 		name = slices.Concat(untilNUL(b[345:500]), []byte{'/'}, name)
 	}
-	return name, size, true
+	return name, size, ok && (b[156] == tar.TypeReg || b[156] == 0 || b[156] == tar.TypeCont)
 }
 
 // untilNUL is the text in a field of a header.
@@ -562,26 +586,21 @@ func octal(field []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// checksum adds up the bytes of a header, its own checksum counted as spaces. It adds eight at a time, in four lanes of
-// 16 bits.
+// checksum adds up the bytes of a header, its own checksum counted as spaces.
 func checksum(b []byte) int64 {
-	const lanes = 0x00FF00FF00FF00FF
-	sum := uint64(0)
-	block := (*[tarBlock]byte)(b)
-	for i := 0; i < tarBlock; i += 16 {
-		v, w := binary.LittleEndian.Uint64(block[i:]), binary.LittleEndian.Uint64(block[i+8:])
-		sum += v&lanes + v>>8&lanes + w&lanes + w>>8&lanes
+	sum := int64(0)
+	for _, c := range b[:tarBlock] {
+		sum += int64(c)
 	}
-	total := int64(sum&0xFFFF + sum>>16&0xFFFF + sum>>32&0xFFFF + sum>>48)
 	for _, c := range b[148:156] {
-		total += ' ' - int64(c)
+		sum += ' ' - int64(c)
 	}
-	return total
+	return sum
 }
 
 // Open is the Opener for files and for http and https addresses. A connection that breaks, or gives nothing for a
 // minute, is taken up again where it stopped, and an answer of 408, 429 or 5xx asked for again, after a wait that doubles from a
-// second on, or that the server asks for; six failures without a byte in between end it. It
+// second on, or is as long as Retry-After says, up to two minutes; six failures without a byte in between end it. It
 // is an error if the object is not as long as was promised, or has changed between two requests. Other stores, and
 // requests that need headers of their own, are for an Opener of the user's.
 func Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -618,13 +637,22 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 	}
 	if isWeb(name) {
 		o := &webObject{web: w, ctx: ctx, address: name, pos: offset, size: -1}
-		return o, o.connect()
+		if err := o.connect(); err != nil {
+			return nil, err
+		}
+		return o, nil
 	}
 	file, err := os.Open(name)
-	if err == nil && offset > 0 {
-		_, err = file.Seek(offset, io.SeekStart)
+	if err != nil {
+		return nil, err
 	}
-	return file, err
+	if offset != 0 {
+		if _, err = file.Seek(offset, io.SeekStart); err != nil {
+			file.Close()
+			return nil, err
+		}
+	}
+	return file, nil
 }
 
 // isWeb reports whether name is an address rather than a file.
@@ -661,6 +689,7 @@ type webObject struct {
 	body     io.ReadCloser // of its answer; nil: there is none
 	behind   int64         // bytes of body that come before pos
 	failures int           // since the last byte
+	over     error         // nothing more will come
 }
 
 // errStalled is the error of a server that gives nothing.
@@ -668,7 +697,7 @@ var errStalled = errors.New("the server has stalled")
 
 // Read reads from the object, in as many requests as it takes.
 func (o *webObject) Read(p []byte) (int, error) {
-	for len(p) > 0 && o.pos != o.size {
+	for len(p) > 0 && o.pos != o.size && o.over == nil {
 		if o.body == nil {
 			if err := o.connect(); err != nil {
 				return 0, err
@@ -697,20 +726,26 @@ func (o *webObject) Read(p []byte) (int, error) {
 		}
 	}
 	if len(p) > 0 {
-		return 0, io.EOF
+		return 0, cmp.Or(o.over, io.EOF)
 	}
 	return 0, nil
 }
 
 // Close ends the request that is under way.
 func (o *webObject) Close() error {
+	o.over = cmp.Or(o.over, os.ErrClosed)
+	o.hangUp()
+	return nil
+}
+
+// hangUp ends a request.
+func (o *webObject) hangUp() {
 	o.hang.Stop()
 	o.cancel(nil)
 	if o.body != nil {
 		o.body.Close()
 		o.body = nil
 	}
-	return nil
 }
 
 // connect asks for the rest of the object until it comes.
@@ -732,13 +767,14 @@ func (o *webObject) retry(err error, after time.Duration) error {
 	if context.Cause(o.request) == errStalled {
 		err = errStalled
 	}
-	o.Close()
+	o.hangUp()
 	if o.ctx.Err() != nil {
 		return context.Cause(o.ctx)
 	}
 	o.failures++
 	if after < 0 || o.failures == o.attempts {
-		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redact(o.address), o.pos, o.failures, err)
+		o.over = fmt.Errorf("get %s from byte %d, attempt %d: %w", redact(o.address), o.pos, o.failures, err)
+		return o.over
 	}
 	wait := min(time.Second<<(o.failures-1), 30*time.Second)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), min(after, 2*time.Minute)))
@@ -759,14 +795,19 @@ func (o *webObject) ask() (after time.Duration, err error) {
 	req.Header.Set("Accept-Encoding", "identity") // or offsets would mean nothing
 	if o.pos > 0 {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.pos))
-		if tag := cmp.Or(o.tag, o.modified); tag != "" {
-			req.Header.Set("If-Range", tag)
+		if strings.HasPrefix(o.tag, `"`) {
+			req.Header.Set("If-Range", o.tag)
+		} else if o.modified != "" { // a weak tag is not allowed here
+			req.Header.Set("If-Range", o.modified)
 		}
 	}
 	resp, err := o.client.Do(req)
 	if err != nil {
 		if e := (*url.Error)(nil); errors.As(err, &e) { // which quotes the address
 			err = e.Err
+		}
+		if strings.Contains(err.Error(), "://") {
+			return -1, errors.New("the server points to something that is not an address")
 		}
 		return 0, err
 	}
@@ -788,15 +829,16 @@ func (o *webObject) accept(resp *http.Response) (after time.Duration, err error)
 			return -1, fmt.Errorf("the server answers with the range %q", got)
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
-		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		wait := resp.Header.Get("Retry-After")
+		seconds, _ := strconv.Atoi(wait)
+		if date, err := http.ParseTime(wait); err == nil {
+			seconds = int(time.Until(date).Seconds()) + 1
+		}
 		return time.Duration(max(0, min(seconds, 3600))) * time.Second, errors.New(resp.Status)
 	default:
 		return -1, errors.New(resp.Status)
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
-	if strings.HasPrefix(tag, "W/") { // weak: of another object perhaps
-		tag = ""
-	}
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
 	if differ(o.tag, tag) || differ(o.modified, modified) || o.size >= 0 && size >= 0 && o.size != size {
 		return -1, errors.New("the object has changed while it was read")
@@ -807,15 +849,16 @@ func (o *webObject) accept(resp *http.Response) (after time.Duration, err error)
 }
 
 // A TarDataset is the same records as those of Tar, as a Dataset: each is read by its index, with one read of the
-// file, from several goroutines at once if need be. Packed shards cannot be read like that; hard links can.
+// file, from several goroutines at once if need be. Packed shards cannot be read like that; hard links can. The files of a
+// record share one piece of memory. It keeps each shard open until Close.
 //
 // PyTorch: wids, the indexed form of webdataset.
 type TarDataset struct {
-	shards []*tarIndex
-	ends   []int // ends[s] is the number of records in the shards up to and with s
+	records Dataset[Record]
+	shards  []*tarIndex
 }
 
-// A tarIndex says where the records of a shard are.
+// A tarIndex says where the records of a shard are, and is the Dataset of them.
 type tarIndex struct {
 	name    string
 	file    *os.File
@@ -827,38 +870,39 @@ type tarIndex struct {
 // A tarMember is a file of a record.
 type tarMember struct {
 	name             string
-	stored           string // the name in the header before data, that of a hard link's target
+	stored           string // the name in the headers at head, that of a hard link's target
 	head, data, size int64  // as in tarEntry
 	sparse           bool
 	key              int32 // the length of the key in name
 }
 
 // OpenTar opens tar shards, which are files, as one data set. The headers of each are read once, unless there is an index beside
-// it: for x.tar the file x.idx, in the format of DALI's wds2idx, version 1.2, as WriteIndex writes it. A shard that
-// is damaged, cut or packed is an error. Which records there are does not change afterwards; a record of which one file
-// cannot be given is an error each time it is asked for.
+// it: for x.tar the file x.idx, in the format of DALI's wds2idx, version 1.2, as WriteIndex writes it; then only what it
+// does not tell is read. A shard that is damaged, cut or packed is an error, and so is an index that lacks records or is
+// of another shard. Which records there are does not change afterwards; one of which a file cannot be given is an
+// error each time it is asked for.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("dataloader: OpenTar: there are no shards")
 	}
 	d := new(TarDataset)
+	var parts []Dataset[Record]
 	for _, name := range paths {
 		x := &tarIndex{name: name, faults: map[int]error{}}
-		err := x.open()
-		d.shards = append(d.shards, x)
-		d.ends = append(d.ends, d.Len()+len(x.ends))
-		if err != nil {
+		d.shards, parts = append(d.shards, x), append(parts, x)
+		if err := x.open(); err != nil {
 			d.Close()
 			return nil, err
 		}
 	}
+	d.records = Concat(parts...)
 	return d, nil
 }
 
 // open opens the shard, and reads its index or makes one.
 func (x *tarIndex) open() (err error) {
-	s := &tarShard{name: x.name, max: defaultMaxFile, files: map[string]tarEntry{}}
-	if isWeb(x.name) {
+	s := &tarShard{ctx: context.Background(), name: x.name, max: defaultMaxFile, fields: map[string]bool{}}
+	if strings.Contains(x.name, "://") {
 		return s.fault(errors.New("OpenTar reads files; use Tar"))
 	}
 	if x.file, err = os.Open(x.name); err != nil {
@@ -872,27 +916,52 @@ func (x *tarIndex) open() (err error) {
 		return s.fault(err)
 	}
 	index, err := os.ReadFile(x.indexName())
-	if errors.Is(err, os.ErrNotExist) {
-		return x.scan(s)
-	}
 	if err == nil {
 		err = x.parse(string(index))
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("dataloader: index %s: %w; without it the shard itself is read", x.indexName(), err)
 	}
-	// What comes after the last record tells whether the index has them all.
-	records, end := len(x.ends), int64(0)
-	for _, m := range x.members {
-		end = max(end, m.data+m.size)
+	if err = x.locate(s); err != nil {
+		return err
 	}
-	if err = s.discard(end + -end&(tarBlock-1)); err != nil {
-		return s.fault(x.stale())
+	known := len(x.ends)
+	if known == 0 {
+		s.files = map[string]tarEntry{}
 	}
-	if err = x.scan(s); err == nil && len(x.ends) > records {
+	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known { // what comes after the last record of the index
 		err = s.fault(x.stale())
 	}
 	return err
+}
+
+// locate looks at what lies between the members that the index has: headers of theirs beside the one right before
+// the data, and what has no part in a record. It leaves s behind the last one.
+func (x *tarIndex) locate(s *tarShard) error {
+	end := int64(0) // of the members so far
+	for i := range x.members {
+		m := &x.members[i]
+		if m.head > end {
+			if err := s.discard(end - s.pos); err != nil {
+				return s.fault(x.stale())
+			}
+			for s.at.data < m.data {
+				if err := s.advance(); err != nil {
+					return s.fault(fmt.Errorf("%w (%w)", x.stale(), err))
+				}
+				if _, _, ok := splitName(s.at.name); s.at.data > m.data || s.at.data < m.data && ok && s.at.kind != 0 {
+					return s.fault(x.stale())
+				}
+			}
+			m.head, m.sparse, s.left, s.at.sparse = s.at.head, s.at.sparse != nil, 0, nil
+		}
+		end = m.data + m.size
+		end += -end & (tarBlock - 1)
+	}
+	if err := s.discard(end - s.pos); err != nil {
+		return s.fault(x.stale())
+	}
+	return nil
 }
 
 // indexName is the name of the shard's index.
@@ -944,14 +1013,14 @@ func (x *tarIndex) parse(index string) error {
 	if err != nil {
 		return err
 	}
-	number := 1
+	number, record, end := 1, "", int64(0) // of the file before
+	fields := map[string]bool{}
 	for line := range strings.Lines(rest) {
 		number++
 		words := strings.Fields(line)
 		if len(words) == 0 || len(words)%4 != 0 {
 			return fmt.Errorf("line %d has %d words, must have 4 for each file", number, len(words))
 		}
-		first := len(x.members)
 		for ; len(words) > 0; words = words[4:] {
 			name := words[3]
 			key, field, ok := splitName(name)
@@ -960,20 +1029,22 @@ func (x *tarIndex) parse(index string) error {
 			}
 			data, err1 := strconv.ParseInt(words[1], 10, 64)
 			size, err2 := strconv.ParseInt(words[2], 10, 64)
-			if err1 != nil || err2 != nil || data < tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
-				return fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes", number, name, words[1], words[2], info.Size())
+			if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
+				return fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
+					number, name, words[1], words[2], info.Size(), end)
 			}
-			if slices.ContainsFunc(x.members[first:], func(m tarMember) bool {
-				k, f, _ := splitName(m.name)
-				return k != key || f == field
-			}) {
-				return fmt.Errorf("line %d: %q is no other file of the record", number, name)
+			if len(x.members) == 0 || key != record {
+				x.ends, record = append(x.ends, 0), key
+				clear(fields)
 			}
+			if fields[field] {
+				return fmt.Errorf("line %d: record %q has another field %q", number, key, field)
+			}
+			fields[field] = true
 			x.members = append(x.members, tarMember{name, name, data - tarBlock, data, size, false, int32(len(key))})
+			x.ends[len(x.ends)-1], end = len(x.members), data+size
 		}
-		if count--; len(x.members) > first {
-			x.ends = append(x.ends, len(x.members))
-		}
+		count--
 	}
 	if count != 0 {
 		return fmt.Errorf("it has %d lines of records, its first line says %d", number-1, number-1+count)
@@ -982,23 +1053,16 @@ func (x *tarIndex) parse(index string) error {
 }
 
 // Len returns the number of records.
-func (d *TarDataset) Len() int {
-	if len(d.ends) == 0 {
-		return 0
-	}
-	return d.ends[len(d.ends)-1]
-}
+func (d *TarDataset) Len() int { return d.records.Len() }
 
 // Get reads record i. If the shard has changed so that the index no longer fits it, that is an error.
-func (d *TarDataset) Get(_ context.Context, i int) (Record, error) {
-	if i < 0 || i >= d.Len() {
-		return Record{}, outside(i, d.Len())
-	}
-	n, _ := slices.BinarySearch(d.ends, i+1)
-	x := d.shards[n]
-	if n > 0 {
-		i -= d.ends[n-1]
-	}
+func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
+
+// Len returns the number of records in the shard.
+func (x *tarIndex) Len() int { return len(x.ends) }
+
+// Get reads record i of the shard.
+func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.faults[i]; err != nil {
 		return Record{}, err
 	}
@@ -1036,7 +1100,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 		return nil
 	}
 	if apart {
-		return x.readSparse(&files[0], members[0])
+		return x.readAnew(&files[0], members[0])
 	}
 	data := make([]byte, to-from)
 	if _, err := x.file.ReadAt(data, from); err == io.EOF {
@@ -1047,35 +1111,24 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	for j := range members {
 		m := &members[j]
 		begin, end := m.data-from, m.data-from+m.size
-		if !m.heads(data[begin-tarBlock : begin]) {
-			return x.fault(*m, x.stale())
+		if name, size, ok := basics(data[begin-tarBlock : begin]); ok && size == m.size && string(name) == m.stored {
+			files[j].Data = data[begin:end:end]
+		} else if err := x.readAnew(&files[j], *m); err != nil {
+			return err
 		}
-		files[j].Data = data[begin:end:end]
 	}
 	return nil
 }
 
-// heads reports whether header is the one that is before m's data. Names that do not fit into one are not compared.
-func (m *tarMember) heads(header []byte) bool {
-	if name, size, ok := basics(header); ok && size == m.size && string(name) == m.stored {
-		return true
-	}
-	h, err := tar.NewReader(bytes.NewReader(header)).Next()
-	long := len(m.stored) > 100 || strings.ContainsFunc(m.stored, func(r rune) bool { return r >= 0x80 })
-	return err == nil && (h.Name == m.stored || long) && (h.Size == m.size || m.size >= 1<<33) && (h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont)
-}
-
-// readSparse reads a file that is stored without its holes.
-func (x *tarIndex) readSparse(file *File, m tarMember) error {
-	s := &tarShard{name: x.name, pos: m.head, max: defaultMaxFile}
+// readAnew reads a file whose own header does not say all, because its name is long, or it has holes; or which is not there.
+func (x *tarIndex) readAnew(file *File, m tarMember) error {
+	s := &tarShard{ctx: context.Background(), name: x.name, pos: m.head, max: max(m.size, defaultMaxFile)}
 	s.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	err := s.advance()
-	if err == nil && (s.at.name != m.stored || s.at.size != m.size) {
-		err = s.fault(x.stale())
+	if err := s.advance(); err != nil || s.at.name != m.stored || s.at.size != m.size || s.at.data != m.data {
+		return x.fault(m, x.stale())
 	}
-	if err == nil {
-		file.Data, err = s.read()
-	}
+	var err error
+	file.Data, err = s.read()
 	return err
 }
 
@@ -1182,9 +1235,15 @@ func (w *TarWriter) Write(r Record) error {
 		return fmt.Errorf("dataloader: TarWriter: key %q must be a relative path, without \"..\"", r.Key)
 	}
 	for i, f := range files {
-		key, field, ok := splitName(r.Key + "." + f.Name)
-		if !ok || key != r.Key || field != f.Name || field == "" || strings.Contains(field, "\x00") {
-			return fmt.Errorf("dataloader: TarWriter: key %q and field %q would not be read as such: the key must have no dot after its last slash, and not begin with one; the field must be in lower case, and not empty", r.Key, f.Name)
+		name := r.Key + "." + f.Name
+		key, field, ok := splitName(name)
+		switch {
+		case f.Name == "" || strings.Contains(f.Name, "\x00"):
+			return fmt.Errorf("dataloader: TarWriter: record %q: field %q must not be empty or have a NUL", r.Key, f.Name)
+		case !ok:
+			return fmt.Errorf("dataloader: TarWriter: file %q of record %q would be left out when it is read, as are hidden files, files without a dot, and names like __meta__", name, r.Key)
+		case key != r.Key || field != f.Name:
+			return fmt.Errorf("dataloader: TarWriter: file %q of record %q would be read as field %q of record %q", name, r.Key, field, key)
 		}
 		if i > 0 && f.Name == files[i-1].Name {
 			return fmt.Errorf("dataloader: TarWriter: record %q has field %q twice", r.Key, f.Name)
@@ -1228,10 +1287,52 @@ func Expand(pattern string) ([]string, error) {
 
 // expand expands the first braces of a pattern, then what is in them and what comes after them.
 func expand(pattern string) ([]string, error) {
-	var cuts []int // where the first braces begin, have commas, and end
+	cuts, err := braces(pattern)
+	if err != nil {
+		return nil, err
+	}
+	if len(cuts) == 0 {
+		return []string{escape.ReplaceAllString(pattern, "$1")}, nil
+	}
+	before, after := pattern[:cuts[0]], pattern[cuts[len(cuts)-1]+1:]
+	var choices []string
+	for i, cut := range cuts[1:] {
+		list, part := expand, pattern[cuts[i]+1:cut]
+		if len(cuts) == 2 {
+			list = sequence
+		}
+		names, err := list(part)
+		if err == nil && names == nil { // no braces that mean something
+			return expand(before + `\{` + part + `\}` + after)
+		}
+		if choices = append(choices, names...); err == nil && len(choices) > maxExpand {
+			err = errTooMany
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	rests, err := expand(after)
+	if err == nil && len(choices) > maxExpand/len(rests) {
+		err = errTooMany
+	}
+	if err != nil {
+		return nil, err
+	}
+	before = escape.ReplaceAllString(before, "$1")
+	var names []string
+	for _, choice := range choices {
+		for _, rest := range rests {
+			names = append(names, before+choice+rest)
+		}
+	}
+	return names, nil
+}
+
+// braces finds where the first braces of a pattern begin, have commas, and end.
+func braces(pattern string) (cuts []int, err error) {
 	depth := 0
-scan:
-	for i := 0; i < len(pattern); i++ {
+	for i := 0; i < len(pattern) && (depth > 0 || len(cuts) == 0); i++ {
 		switch c := pattern[i]; {
 		case c == '\\':
 			i++
@@ -1247,64 +1348,19 @@ scan:
 			}
 			if depth == 0 {
 				cuts = append(cuts, i)
-				break scan
 			}
 		}
 	}
 	if depth > 0 {
 		return nil, errors.New("a { has no }")
 	}
-	if len(cuts) == 0 {
-		return []string{unescape(pattern)}, nil
-	}
-	begin, end := cuts[0], cuts[len(cuts)-1]
-	choices, err := choices(pattern, cuts)
-	if err != nil {
-		return nil, err
-	}
-	rests, err := expand(pattern[end+1:])
-	if err != nil {
-		return nil, err
-	}
-	if len(choices) > maxExpand/len(rests) {
-		return nil, errTooMany
-	}
-	var names []string
-	for _, choice := range choices {
-		for _, rest := range rests {
-			names = append(names, unescape(pattern[:begin])+choice+rest)
-		}
-	}
-	return names, nil
+	return cuts, nil
 }
 
-var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
-
-// choices lists what may stand in place of the braces that begin and end at the first and last of cuts.
-func choices(pattern string, cuts []int) ([]string, error) {
-	inner := pattern[cuts[0]+1 : cuts[len(cuts)-1]]
-	if len(cuts) == 2 {
-		if numbers, err := sequence(inner); numbers != nil || err != nil {
-			return numbers, err
-		}
-		names, err := expand(inner)
-		for i, name := range names {
-			names[i] = "{" + name + "}"
-		}
-		return names, err
-	}
-	var all []string
-	for i, cut := range cuts[1:] {
-		names, err := expand(pattern[cuts[i]+1 : cut])
-		if err != nil {
-			return nil, err
-		}
-		if all = append(all, names...); len(all) > maxExpand {
-			return nil, errTooMany
-		}
-	}
-	return all, nil
-}
+var (
+	errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
+	escape     = regexp.MustCompile(`(?s)\\(.)`)
+)
 
 // sequence lists the elements of a sequence such as "08..11" or "a..z..2", or nothing if that is none.
 func sequence(s string) ([]string, error) {
@@ -1349,18 +1405,6 @@ func sequence(s string) ([]string, error) {
 		all = append(all, fmt.Sprintf(format, width, n))
 	}
 	return all, nil
-}
-
-// unescape takes away the backslashes that protect what comes after them.
-func unescape(s string) string {
-	var out []byte
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+1 < len(s) {
-			i++
-		}
-		out = append(out, s[i])
-	}
-	return string(out)
 }
 
 // Decode makes of a file what its extension says, as well as the standard library can: an image.Image of png, jpg, jpeg
