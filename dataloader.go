@@ -630,24 +630,6 @@ func few(indices []int) string {
 	return fmt.Sprint(indices)
 }
 
-// An order is what a Sampler or a BatchSampler has said about an epoch: one of the two functions, or why
-// there is none.
-type order struct {
-	samples func(pos int) int
-	batches func(k int) []int
-	err     error
-}
-
-// orderOf returns the function that asks one of the two samplers, whichever is not nil.
-func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
-	return func(epoch int) order {
-		if b != nil {
-			return order{batches: b.Batches(epoch)}
-		}
-		return order{samples: s.Order(epoch)}
-	}
-}
-
 // A loaderState is the State of a loader's cursor. By, which describes the order, and Seed tell loaders apart
 // whose batches differ, the seed because of Rand.
 type loaderState struct {

@@ -166,7 +166,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if sum > maxTorch {
 		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
 	}
-	order := TorchRandom(sum, seed).Order(0)
+	order := TorchRandom(sum, seed).Order(0) // of sampler.go: a function from position to index
 	parts := make([]Dataset[T], len(lengths))
 	end := 0
 	for p, n := range lengths {
@@ -285,7 +285,7 @@ func (c *cache[T]) fetch(ctx context.Context, i int) (sample T, err error) {
 		close(c.busy[i])
 		delete(c.busy, i)
 	}()
-	sample, err = c.data.Get(withSpot(ctx, spot{pos: uint64(i)}), i)
+	sample, err = c.data.Get(withSpot(ctx, spot{pos: uint64(i)}), i) // Rand's place; worker.go has both
 	good = err == nil
 	return sample, err
 }
@@ -305,7 +305,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 		panic(fmt.Sprintf("dataloader: Retry: backoff is %v, must not be negative", backoff))
 	}
 	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
-		rewind := rewinder(ctx)
+		rewind := rewinder(ctx) // of Rand; see worker.go
 		wait := backoff
 		for attempt := 1; ; attempt++ {
 			sample, err := data.Get(ctx, i)
@@ -644,8 +644,8 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // fatal reports whether a pair of a stream is the last, an error that cannot be continued.
 func fatal[T any](item Item[T], err error) bool { return err != nil && item.Next.isZero() }
 
-// guarded is s, but for a panic in it, which becomes the last pair. A panic in the loop body, for which s is in
-// the middle of a yield, passes.
+// guarded is s, but for a panic in it, which becomes the last pair; caught, in worker.go, makes an error of it. A panic in
+// the loop body, for which s is in the middle of a yield, passes.
 func (s Stream[T]) guarded(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 	return func(yield func(Item[T], error) bool) {
 		outside := false
@@ -748,6 +748,7 @@ func staged[T any](name string, sources int, bad error, run func(ctx context.Con
 
 // Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
+	// try, in worker.go, makes errors of panics.
 	return streamOf(cmp.Or(badNil("Filter", s), badIf(keep == nil, "Filter: keep is nil")), func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
 		for item, err := range s(ctx, from) {
 			kept := true
@@ -821,7 +822,8 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	})
 }
 
-// Shard takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard itself.
+// Shard takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard itself. What a
+// Shard is sampler.go says.
 // All ranks must read the same items in the same order, so what drops or reorders them at random (Filter, Shuffle,
 // Mix) belongs before Shard; after it go one-for-one stages and Batch. Then any rank's cursor, taken after the same
 // number of steps, resumes every rank, of any number of ranks. An end that cannot be dealt out evenly is left uneven.

@@ -539,6 +539,24 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}}, nil
 }
 
+// An order is what a Sampler or a BatchSampler has said about an epoch: one of the two functions, or why
+// there is none.
+type order struct {
+	samples func(pos int) int
+	batches func(k int) []int
+	err     error
+}
+
+// orderOf returns the function that asks one of the two samplers, whichever is not nil.
+func orderOf(s Sampler, b BatchSampler) func(epoch int) order {
+	return func(epoch int) order {
+		if b != nil {
+			return order{batches: b.Batches(epoch)}
+		}
+		return order{samples: s.Order(epoch)}
+	}
+}
+
 // Indices is the stream of a sampler's indices, and the beginning of a pipeline of one's own: Map fetches them
 // and Batch makes batches. A resume at any position is immediate. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {

@@ -180,7 +180,7 @@ func labelled(ctx context.Context, name string) context.Context {
 var errGoexit = errors.New("runtime.Goexit was called")
 
 // caught makes an error of what recover has returned in a deferred function of a call that did not come
-// to its end: nil means runtime.Goexit.
+// to its end: nil means runtime.Goexit, else it is a PanicError, which dataloader.go has.
 func caught(recovered any) error {
 	if recovered == nil {
 		return errGoexit
