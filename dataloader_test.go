@@ -5538,7 +5538,7 @@ func TestProgress(t *testing.T) {
 	if n := strings.Count(run(0, 10000, true, time.Millisecond, 0, 0), "\r"); n != 101 {
 		t.Errorf("drawn %d times in 10 s", n)
 	}
-	if isTerminal(io.Discard) || isTerminal(must(os.Open("go.mod"))) {
+	if isTerminal(io.Discard) || isTerminal(must(os.Open("README.md"))) {
 		t.Error("a file is no terminal")
 	}
 	var out strings.Builder
