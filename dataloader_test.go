@@ -4774,6 +4774,16 @@ func TestTarShards(t *testing.T) {
 		saysAll(t, errors.New(got[0]), "it was made by Tar(", "this is Tar(")
 	}
 
+	// After a last shard that failed comes nothing; a shard after that there is not.
+	rank1 := must(Tar(names, TarOptions{Shard: Shard{1, 4}, Open: inMemory(nil)}))
+	for item := range rank1(t.Context(), Cursor{}) {
+		at = item.Next
+	}
+	equal(t, "after the last shard", outcomes(rank1.Run(t.Context(), ptr(throughJSON(t, at)))), "[]")
+	damaged := *at.State.(*stage)
+	damaged.N++
+	saysAll(t, errors.New(outcomes(rank1.Run(t.Context(), &Cursor{at.Epoch, at.Pos, damaged}))[0]), "damaged", "3 shards")
+
 	// Names are compared one by one.
 	at = Cursor{}
 	pair := inMemory(map[string][]byte{"ab": tarEntries("1.txt=", "2.txt="), "c": tarEntries("3.txt="), "a": tarEntries("4.txt="), "bc": tarEntries("5.txt=")})

@@ -155,7 +155,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	by := fmt.Sprintf("Tar(shards #%x, %s, shard %d of %d)", digest, describe(order), rank.Index, rank.Count)
 	return staged(by, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[Record]) error {
 		turn, pos := order.Order(from.Epoch), from.Pos
-		for ; at.N < len(shards) && rank.Index+at.N*rank.Count < len(shards); at = (stage{N: at.N + 1}) {
+		mine := (len(shards) - rank.Index + rank.Count - 1) / rank.Count
+		if at.N > mine {
+			return from.refused("its state is damaged: there are only %d shards, not %d", mine, at.N)
+		}
+		for ; at.N < mine; at = (stage{N: at.N + 1}) {
 			name := shards[turn(rank.Index+at.N*rank.Count)]
 			if !readShard(ctx, name, &opts, at, func(rec Record, err error, next stage) bool {
 				next.By = by
