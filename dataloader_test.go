@@ -5279,6 +5279,17 @@ func TestTarWriter(t *testing.T) {
 	h := must(tar.NewReader(&first).Next())
 	equal(t, "a header", fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(), h.Format), `b.cls 444 0 "" 0 USTAR`)
 
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	w = NewTarWriter(z)
+	for _, r := range records {
+		w.Write(r)
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "read back from gzip", tarOutcomes(t, TarOptions{}, zipped.Bytes()), want)
+
 	w = NewTarWriter(&failingWriter{1000})
 	var err error
 	for i := 0; err == nil && i < 10; i++ {
@@ -5296,6 +5307,39 @@ func (w *failingWriter) Write(p []byte) (int, error) {
 		return 0, errBad
 	}
 	return len(p), nil
+}
+
+// TestTarNames reads and indexes a shard whose entries would like to be written elsewhere, and opens names that other
+// libraries would execute. Nothing but the index is written.
+func TestTarNames(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "in", "x.tar")
+	os.Mkdir(filepath.Dir(name), 0o777)
+	data := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.idx=3")
+	if err := os.WriteFile(name, data, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	want := "[../../evil{txt:1} /etc/evil{txt:2} d/../../evil{idx:3}]"
+	equal(t, "streamed", outcomes(briefly(must(Tar([]string{name}, TarOptions{}))).Epoch(t.Context(), 0)), want)
+	d := must(OpenTar(name))
+	defer d.Close()
+	if err := d.WriteIndex(); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "indexed", indexed(t, name), want)
+	for _, command := range []string{"pipe:touch " + dir + "/evil", "|touch " + dir + "/evil", "file://" + name, "-"} {
+		if _, err := Open(t.Context(), command, 0); err == nil {
+			t.Errorf("%s was opened", command)
+		}
+	}
+	var found []string
+	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() {
+			found = append(found, filepath.Base(path))
+		}
+		return err
+	})
+	equal(t, "files", found, "[x.idx x.tar]")
 }
 
 // TestExpand has what bash makes of each pattern, but for braces that are not paired.
