@@ -7403,12 +7403,15 @@ func ExampleTar() {
 
 // A shard is made of records, here in memory. Records that could not be read back as they are do not get into it.
 func ExampleTarWriter() {
+	put := func(w *TarWriter, key, text string) error {
+		return w.Write(Record{Key: key, Files: []File{{"txt", []byte(text)}, {"cls", []byte("0")}}})
+	}
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
-	if err := w.Write(Record{Key: "pets/cat", Files: []File{{"txt", []byte("meow")}, {"cls", []byte("0")}}}); err != nil {
+	if err := put(w, "pets/cat", "meow"); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(w.Write(Record{Key: "pets/dog.2", Files: []File{{"txt", []byte("woof")}}}))
+	fmt.Println(put(w, "pets/dog.2", "woof"))
 	if err := w.Close(); err != nil {
 		log.Fatal(err)
 	}
@@ -7423,7 +7426,7 @@ func ExampleTarWriter() {
 		fmt.Println(h.Name, h.Size)
 	}
 	// Output:
-	// dataloader: TarWriter: file "pets/dog.2.txt" of record "pets/dog.2" would be read as field "2.txt" of record "pets/dog"
+	// dataloader: TarWriter: file "pets/dog.2.cls" of record "pets/dog.2" would be read as field "2.cls" of record "pets/dog"
 	// pets/cat.cls 1
 	// pets/cat.txt 4
 }

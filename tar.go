@@ -1189,14 +1189,12 @@ func writeFile(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
+	defer os.Remove(f.Name()) // unless it has another name by then
 	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
 	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	return os.Rename(f.Name(), name)
 }
 
 // Close closes the shards. Get is an error afterwards.
