@@ -855,14 +855,14 @@ func (s *Stats) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.batches < 2 {
-		return fmt.Sprintf("%d batches: too few to say anything", s.batches)
+		return fmt.Sprintf("too few batches to say anything: %d", s.batches)
 	}
 	elapsed := max(s.end.Sub(s.begin), 1)
 	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
 	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with later batches ready",
 		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(time.Millisecond), share(s.stalled))
 	if s.workers > 0 {
-		text += fmt.Sprintf("; %d workers, %.0f %% busy", s.workers, share(s.loading)/float64(s.workers))
+		text += fmt.Sprintf("; workers: %d, %.0f %% busy", s.workers, share(s.loading)/float64(s.workers))
 	}
 	return text + ": " + s.verdict(elapsed)
 }

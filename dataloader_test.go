@@ -5458,16 +5458,16 @@ func TestStats(t *testing.T) {
 	}{
 		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
 		{"loader", Options{BatchSize: 2, Workers: 2}, 40, func(int) time.Duration { return 50 * ms }, 30 * ms,
-			"20 batches, 40 samples (39/s), 0 dropped; waited 45 % of 1.03s, 0 % with later batches ready; 2 workers, 97 % busy: the loader is the bottleneck, workers needed: 4"},
+			"20 batches, 40 samples (39/s), 0 dropped; waited 45 % of 1.03s, 0 % with later batches ready; workers: 2, 97 % busy: the loader is the bottleneck, workers needed: 4"},
 		{"loader alone", Options{}, 10, func(int) time.Duration { return 100 * ms }, 30 * ms,
 			"10 batches, 10 samples (8/s), 0 dropped; waited 79 % of 1.27s, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
 		{"no training", Options{Workers: 1}, 10, func(int) time.Duration { return 100 * ms }, 0,
-			"10 batches, 10 samples (10/s), 0 dropped; waited 100 % of 1s, 0 % with later batches ready; 1 workers, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+			"10 batches, 10 samples (10/s), 0 dropped; waited 100 % of 1s, 0 % with later batches ready; workers: 1, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
 		// Only the first batch is waited for.
 		{"many", Options{Workers: 1}, 11, func(int) time.Duration { return 100 * ms }, 10 * ms,
-			"11 batches, 11 samples (10/s), 0 dropped; waited 91 % of 1.1s, 0 % with later batches ready; 1 workers, 100 % busy: the loader is the bottleneck, workers needed: 10, if they wait rather than compute, for which there are 8 CPUs"},
+			"11 batches, 11 samples (10/s), 0 dropped; waited 91 % of 1.1s, 0 % with later batches ready; workers: 1, 100 % busy: the loader is the bottleneck, workers needed: 10, if they wait rather than compute, for which there are 8 CPUs"},
 		{"training", Options{Workers: 4}, 20, func(int) time.Duration { return 20 * ms }, 100 * ms,
-			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 1.92s, 0 % with later batches ready; 4 workers, 5 % busy: the training is the bottleneck, workers needed: 1"},
+			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 1.92s, 0 % with later batches ready; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
 		{"training alone", Options{}, 20, func(int) time.Duration { return 1 * ms }, 100 * ms,
 			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 1.92s, 0 % with later batches ready: the training is the bottleneck, workers needed: 0"},
 		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are ready.
@@ -5477,7 +5477,7 @@ func TestStats(t *testing.T) {
 			}
 			return 10 * ms
 		}, 20 * ms,
-			"12 batches, 12 samples (31/s), 0 dropped; waited 44 % of 390ms, 41 % with later batches ready; 2 workers, 40 % busy: slow batches hold up those behind them, raise Prefetch or set Unordered"},
+			"12 batches, 12 samples (31/s), 0 dropped; waited 44 % of 390ms, 41 % with later batches ready; workers: 2, 40 % busy: slow batches hold up those behind them, raise Prefetch or set Unordered"},
 		// The same out of order: the others come meanwhile, each 20 after the one before, and the slow one as the last but one.
 		{"slow batch out of order", Options{Workers: 2, Unordered: true}, 12, func(i int) time.Duration {
 			if i == 2 {
@@ -5485,7 +5485,7 @@ func TestStats(t *testing.T) {
 			}
 			return 10 * ms
 		}, 20 * ms,
-			"12 batches, 12 samples (52/s), 0 dropped; waited 4 % of 230ms, 0 % with later batches ready; 2 workers, 67 % busy: the training is the bottleneck, workers needed: 2"},
+			"12 batches, 12 samples (52/s), 0 dropped; waited 4 % of 230ms, 0 % with later batches ready; workers: 2, 67 % busy: the training is the bottleneck, workers needed: 2"},
 		// Batches 0, 4, 8, … take 60, the others 10: 30 on the average of 30 that two workers need.
 		{"uneven", Options{Workers: 1, Prefetch: 1}, 9, func(i int) time.Duration {
 			if i%4 == 0 {
@@ -5493,7 +5493,7 @@ func TestStats(t *testing.T) {
 			}
 			return 10 * ms
 		}, 30 * ms,
-			"9 batches, 9 samples (25/s), 0 dropped; waited 33 % of 360ms, 0 % with later batches ready; 1 workers, 67 % busy: the loader keeps up on average but not always, raise Prefetch"},
+			"9 batches, 9 samples (25/s), 0 dropped; waited 33 % of 360ms, 0 % with later batches ready; workers: 1, 67 % busy: the loader keeps up on average but not always, raise Prefetch"},
 		{"bad samples", Options{BatchSize: 2, OnError: func(*SampleError) error { return nil }}, 20, func(i int) time.Duration {
 			if i < 5 {
 				return -1
@@ -5501,7 +5501,7 @@ func TestStats(t *testing.T) {
 			return 50 * ms
 		}, 30 * ms,
 			"10 batches, 15 samples (16/s), 5 dropped; waited 78 % of 960ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
-		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "1 batches: too few to say anything"},
+		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "too few batches to say anything: 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
