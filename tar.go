@@ -201,7 +201,15 @@ func readShard(ctx context.Context, name string, opts *TarOptions, at stage, yie
 	}
 }
 
-// A tarShard is an archive as it is read, from front to back.
+// A tarShard is an archive as it is read, from front to back. An archive is blocks of 512 bytes: for each entry a header,
+// or several if its name is long, and its data, filled up with zeros; and at the end two blocks of zeros.
+//
+//	head     data                head     data
+//	│ header │ data ······ 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
+//	│ a.txt  │                 │ │ a.cls  │            │   end marker    │
+//
+// A record is over when the header of another record's file, or the end marker, has been read. So the shard is always one
+// header ahead of the records it has given, and the offset of that header, at.head, is where a resume goes on.
 type tarShard struct {
 	ctx    context.Context
 	name   string
@@ -212,8 +220,8 @@ type tarShard struct {
 	start  *stage // where to begin, until that is done
 
 	at     tarEntry // the last one whose headers were read
-	left   int64    // of its data
-	ahead  bool     // it belongs to the next record
+	left   int64    // of its data, still to be read or skipped
+	ahead  bool     // at belongs to the next record
 	ended  bool     // the end marker was read
 	failed bool     // nothing more can be read
 	width  int      // how many files the last record had
@@ -400,14 +408,16 @@ func (s *tarShard) advance() error {
 }
 
 // parseHeaders reads an entry's headers whatever they are. marker says that they are zeros.
+//
+// It lets archive/tar do so, which reads no byte more than the headers: so pos is then where the data begins.
 func (s *tarShard) parseHeaders(marker bool) error {
-	r := tar.NewReader(s) // which never reads more than the headers
+	r := tar.NewReader(s)
 	h, err := r.Next()
 	switch {
 	case err == io.EOF && marker:
 		s.ended, s.at.name = true, ""
 		return err
-	case err == io.EOF:
+	case err == io.EOF: // to archive/tar, a cut between two entries is an end like any other
 		return s.fail(errCut)
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return s.fail(fmt.Errorf("the headers that come next: %w", err))
