@@ -4913,18 +4913,20 @@ func TestTarOpeners(t *testing.T) {
 		t.Error("the file is open after a break")
 	}
 
-	// A context that ends is noticed in a shard that gives no record.
-	ctx, cancel = context.WithCancelCause(t.Context())
-	blocks := 0
-	endless := readerFunc(func(p []byte) (int, error) {
-		if blocks++; blocks == 100 {
-			cancel(errBad)
-		}
-		return copy(p, tarEntries("README=")[:512]), nil
-	})
-	equal(t, "an endless shard", outcomes(must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
-		return io.NopCloser(endless), nil
-	}})).Epoch(ctx, 0)), "[error bad sample]")
+	// A context that ends is noticed in a shard that gives no record, and in one that does not end.
+	for _, block := range [][]byte{tarEntries("README=")[:512], make([]byte, 512)} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		blocks := 0
+		endless := readerFunc(func(p []byte) (int, error) {
+			if blocks++; blocks == 100 {
+				cancel(errBad)
+			}
+			return copy(p, block), nil
+		})
+		equal(t, "an endless shard", outcomes(must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
+			return io.NopCloser(endless), nil
+		}})).Epoch(ctx, 0)), "[error bad sample]")
+	}
 
 	// A record may have many files.
 	var b bytes.Buffer

@@ -524,7 +524,7 @@ func (s *tarShard) discard(n int64) error {
 // finish reads the rest of the shard, which must be zeros, so that what unpacks it checks its sum, and what
 // fetches it the length. It returns io.EOF if all is well.
 func (s *tarShard) finish() error {
-	for {
+	for s.ctx.Err() == nil {
 		rest, err := s.in.Peek(max(1, s.in.Buffered()))
 		if !isZero(rest) {
 			return s.fail(errors.New("there is data after the end marker, perhaps another archive, which is not read"))
@@ -536,6 +536,7 @@ func (s *tarShard) finish() error {
 			return s.fail(err)
 		}
 	}
+	return s.fail(context.Cause(s.ctx))
 }
 
 func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
