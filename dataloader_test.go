@@ -4264,6 +4264,34 @@ func TestTarGNU(t *testing.T) {
 	}
 }
 
+// TestParseHeader has the headers that the fast path must take, or must leave to archive/tar.
+func TestParseHeader(t *testing.T) {
+	all := archives(t)
+	for _, format := range []string{"v7", "oldgnu", "gnu", "ustar", "posix-global"} {
+		data := all[format+".tar"]
+		if format == "posix-global" {
+			data = data[1024:]
+		}
+		name, size, ok := parseHeader(data[:512])
+		equal(t, format, fmt.Sprint(name, size, ok), "a.cls1 true")
+	}
+	name, size, ok := parseHeader(all["ustar-prefix.tar"][:512])
+	equal(t, "ustar", fmt.Sprint(name, size, ok), "a.cls1 true")
+	header := all["ustar.tar"][:512]
+	for at, bytes := range map[int]string{0: "a", 100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x", 508: "tar\x00"} {
+		changed := slices.Clone(header)
+		copy(changed[at:], bytes)
+		copy(changed[148:], fmt.Sprintf("%06o\x00 ", checksum(changed)))
+		if _, _, ok := parseHeader(changed); ok != (at == 0) {
+			t.Errorf("with %q at %d: %t", bytes, at, ok)
+		}
+		changed[148] ^= 1
+		if _, _, ok := parseHeader(changed); ok {
+			t.Errorf("with %q at %d and another sum", bytes, at)
+		}
+	}
+}
+
 // FuzzTar reads arbitrary bytes as a shard. There is always an end, nothing panics, no more memory is taken than MaxFile for a
 // file, archive/tar agrees, and a resume after every record gives the rest.
 func FuzzTar(f *testing.F) {
