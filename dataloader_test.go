@@ -5531,6 +5531,11 @@ func TestStats(t *testing.T) {
 			return 50 * ms
 		}, 30 * ms,
 			"10 batches, 15 samples (16/s), 5 dropped; waited 78 % of 960ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
+		// Batch 0 comes at 100, and batch 1, which waits for it, is ready at 60.
+		{"first batch slow", Options{Workers: 2}, 4, func(i int) time.Duration { return []time.Duration{100, 60, 10, 10}[i] * ms }, 10 * ms,
+			"4 batches, 4 samples (31/s), 0 dropped; waited 77 % of 130ms, 31 % with later batches ready; workers: 2, 69 % busy: the loader is the bottleneck, workers needed: 5"},
+		{"two batches", Options{}, 2, func(int) time.Duration { return 10 * ms }, 10 * ms,
+			"2 batches, 2 samples (67/s), 0 dropped; waited 67 % of 30ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 1"},
 		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "too few batches to say anything: 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -5624,6 +5629,9 @@ func TestProgress(t *testing.T) {
 	}
 	if isTerminal(io.Discard) || isTerminal(must(os.Open("README.md"))) {
 		t.Error("a file is no terminal")
+	}
+	if runtime.GOOS == "linux" && !isTerminal(must(os.Open(os.DevNull))) {
+		t.Error("a device that is written to character by character counts as one")
 	}
 	var out strings.Builder
 	equal(t, "values", collect(t, Progress(&out, 3, Stream[int].Epoch(counting(3), t.Context(), 0))), "[0 1 2]")
