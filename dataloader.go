@@ -74,7 +74,7 @@
 // # In order
 //
 // By default a batch that comes too early waits in the cache until its turn (PyTorch: _MultiProcessingDataLoaderIter, with
-// _send_idx, _rcvd_idx and _task_info). Two counters, of what was sent and what was received, describe it all:
+// _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe it:
 //
 //	recv <= send <= recv + window
 //
@@ -104,7 +104,7 @@
 //
 // When several machines train one model, Options.Shard deals each its part of an epoch: the positions Index, Index+Count,
 // … (PyTorch: DistributedSampler; [ShardFromEnv] knows the launchers). Any rank's cursor resumes all of them, and, with
-// the same global batch, any number of them. Read deal in sampler.go.
+// the same global batch, any number of them; that of an Unordered loop only its own rank. Read deal in sampler.go.
 //
 // # Streams
 //
@@ -126,9 +126,9 @@
 //
 // # Where the time goes
 //
-// Options.Trace gets a [Timing] for each batch. [Stats] makes one line of them, which says what the bottleneck is;
-// [Progress] shows how far an epoch is. In profiles, workers have the label "dataloader", and in execution traces each
-// batch is a task with the regions fetch and collate.
+// Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which says what the bottleneck is;
+// [Progress] shows how far an epoch is. In profiles, goroutines have the label dataloader ("worker 0", "reader", …), and in
+// execution traces (go test -trace) each batch of a loader is a task with the regions fetch and collate.
 //
 // Read the files in this order: dataset.go, sampler.go, batch.go, worker.go, dataloader.go, tar.go.
 package dataloader
@@ -318,7 +318,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 func (l *DataLoader[B]) Stream() Stream[B] { return streamOf(nil, l.run) }
 
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the one that a loop over the
-// epoch gives at its k-th turn. It disturbs no loop that is under way, and is not traced.
+// epoch gives at its k-th turn. It disturbs no loop that is under way, and Options.Trace does not see it.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	var b result[B]
 	e, err := l.open(Cursor{Epoch: epoch})
@@ -369,7 +369,7 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 	if l.opts.Trace != nil {
 		e.began = time.Now()
 	}
-	ended, clock := false, e.began
+	ended, first, clock, step := false, true, e.began, time.Duration(0)
 	loading.run(ctx, func(b *result[B]) bool {
 		received := e.now()
 		if ended = ctx.Err() != nil || !l.judge(ctx, e, b); ended {
@@ -378,7 +378,8 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 		e.delivered(b.step)
 		if l.opts.Trace != nil {
 			l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
-				b.sent, b.start, b.done, received, received.Sub(clock)})
+				b.sent, b.start, b.done, received, received.Sub(clock), step, first})
+			first = false
 		}
 		more := true
 		if b.err == nil && b.samples == 0 { // all dropped: there is nothing to hand over
@@ -387,6 +388,7 @@ func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B]
 			more = yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
 		}
 		clock = e.now()
+		step = clock.Sub(received)
 		return more
 	})
 	if ended {
@@ -478,24 +480,27 @@ type fetcher[T, B any] struct {
 	indices   []int // of its samples in data; of those fetched, after fetch
 	samples   []T
 	at        int // the sample that user code is being called for, or -1
+
+	task     *trace.Task // of the batch, while an execution trace is being written; else nil
+	region   *trace.Region
+	untraced context.Context // ctx without the task
 }
 
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
 	b.worker, b.start = f.scope.worker, f.epoch.now()
-	over, ctx := false, f.ctx
+	over := false
 	f.at = -1
-	if trace.IsEnabled() { // else a task would not be free
-		var task *trace.Task
-		f.ctx, task = trace.NewTask(ctx, "batch")
-		defer task.End()
-		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.epoch.number, f.epoch.first+b.step)
+	if trace.IsEnabled() {
+		f.beginTask(b)
 	}
 	defer func() {
 		if !over {
 			b.err = f.epoch.fault(b.step, f.at, caught(recover()))
 		}
-		f.ctx = ctx
+		if f.task != nil {
+			f.endTask()
+		}
 		clear(f.samples)
 		b.done = f.epoch.now()
 	}()
@@ -503,17 +508,38 @@ func (f *fetcher[T, B]) load(b *result[B]) {
 		b.err = f.fetch(b)
 	}
 	if b.samples = len(f.samples); b.err == nil && b.samples > 0 {
-		f.join(b)
+		f.enter("collate")
+		if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
+			b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
+		}
 	}
 	over = true
 }
 
-// join collates the samples.
-func (f *fetcher[T, B]) join(b *result[B]) {
-	defer trace.StartRegion(f.ctx, "collate").End()
-	if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
-		b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
+// beginTask makes the batch a task of the execution trace that is being written, for user code too.
+func (f *fetcher[T, B]) beginTask(b *result[B]) {
+	f.untraced = f.ctx
+	f.ctx, f.task = trace.NewTask(f.ctx, "batch")
+	trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.epoch.number, f.epoch.first+b.step)
+}
+
+// enter begins a region of the task, if there is one, and ends the region before.
+func (f *fetcher[T, B]) enter(region string) {
+	if f.task != nil {
+		if f.region != nil {
+			f.region.End()
+		}
+		f.region = trace.StartRegion(f.ctx, region)
 	}
+}
+
+// endTask ends the task and its region.
+func (f *fetcher[T, B]) endTask() {
+	if f.region != nil {
+		f.region.End()
+	}
+	f.task.End()
+	f.ctx, f.task, f.region = f.untraced, nil, nil
 }
 
 // choose asks the sampler for the indices of the batch at step k.
@@ -551,7 +577,7 @@ func (f *fetcher[T, B]) spot(j int) spot {
 
 // fetch fetches the batch's samples. Without OnError the first that fails fails the batch.
 func (f *fetcher[T, B]) fetch(b *result[B]) error {
-	defer trace.StartRegion(f.ctx, "fetch").End()
+	f.enter("fetch")
 	if f.all != nil {
 		return f.fetchAll(b)
 	}
@@ -681,7 +707,7 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 	}
 	if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			s.Shard, s.Size, l.deal.shard, l.deal.size)
+			*cmp.Or(s.Shard, new(Shard)), s.Size, l.deal.shard, l.deal.size)
 	}
 	e := &epoch{number: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
 	e.first = from.Pos / l.deal.size / l.deal.shard.Count
@@ -797,19 +823,21 @@ type Timing struct {
 	Done     time.Time // loaded
 	Received time.Time // in the hands of the loop's goroutine
 
-	Wait time.Duration // for which the loop was blocked
+	Wait  time.Duration // for which the loop was blocked
+	Step  time.Duration // for which the loop body had the batch before; 0 for a loop's first
+	First bool          // of its loop
 }
 
 // Stats sums up the timings of a loader, and says in one line where the time goes: set Options.Trace to the Observe of a
-// new(Stats), and print it when you like. The zero value is ready, and safe for concurrent use; that a batch held up
-// others is only seen among the batches of one loop at a time.
+// new(Stats), and print it when you like. The zero value is ready, and safe for concurrent use. Have one for each loader. Of
+// several loops at once the times add up, and that a batch holds up others is not seen.
 type Stats struct {
-	mu                        sync.Mutex // guards all
-	batches, samples, dropped int
-	workers                   int       // as many as have been seen
-	begin, end                time.Time // of the first wait, and of the last
-	loading, waiting, stalled time.Duration
-	waits                     []wait // those during which a batch still to come may have been ready
+	mu                         sync.Mutex // guards all
+	batches, loops             int
+	samples, dropped, workers  int           // of the workers, as many as have been seen
+	loading, waiting, training time.Duration // of a loop's last batch, the training is not known
+	starting, stalled          time.Duration // of waiting: for the first batch of a loop, and while a later one was ready
+	waits                      []wait        // those during which a batch still to come may have been ready
 }
 
 // A wait is a time in which the loop was blocked, from begin to end. Since ready, some later batch was ready.
@@ -819,24 +847,20 @@ type wait struct{ begin, ready, end time.Time }
 func (s *Stats) Observe(t Timing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	begin := t.Received.Add(-t.Wait)
-	if s.batches == 0 {
-		s.begin = begin
-	}
-	s.end = t.Received
 	s.batches++
 	s.samples += t.Samples
 	s.dropped += t.Dropped
 	s.workers = max(s.workers, t.Worker+1)
 	s.loading += t.Done.Sub(t.Start)
 	s.waiting += t.Wait
-
-	over := 0 // of the waits, those that ended before this batch, and any after it, was sent
-	for i := range s.waits {
-		w := &s.waits[i]
-		if !t.Sent.Before(w.end) {
-			over = i + 1
-		} else if t.Done.Before(w.ready) {
+	s.training += t.Step
+	if t.First {
+		s.loops++
+		s.starting += t.Wait
+		s.waits = s.waits[:0]
+	}
+	for i := len(s.waits) - 1; i >= 0 && t.Done.Before(s.waits[i].end); i-- {
+		if w := &s.waits[i]; t.Done.Before(w.ready) {
 			ready := w.begin
 			if t.Done.After(ready) {
 				ready = t.Done
@@ -845,40 +869,54 @@ func (s *Stats) Observe(t Timing) {
 			w.ready = ready
 		}
 	}
-	s.waits = append(slices.Delete(s.waits, 0, over), wait{begin, t.Received, t.Received})
+	over := 0 // of the waits, those that ended before this batch, and any after it, was sent
+	for over < len(s.waits) && !t.Sent.Before(s.waits[over].end) {
+		over++
+	}
+	s.waits = append(slices.Delete(s.waits, 0, over), wait{t.Received.Add(-t.Wait), t.Received, t.Received})
 }
 
-// String says how many batches and samples there were, how much of the time the loop has waited for them, how much of that
-// while a later batch was ready, and how busy the workers were; then which is the bottleneck, the loader or the
-// training, and how many workers would do.
+// String says how many batches and samples there were, how much of the time in loops was spent on waiting for them, how
+// much of that while a later batch was ready, and how busy the workers were; then which is the bottleneck, the loader or
+// the training, and how many workers would do.
 func (s *Stats) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.batches < 2 {
 		return fmt.Sprintf("too few batches to say anything: %d", s.batches)
 	}
-	elapsed := max(s.end.Sub(s.begin), 1)
+	elapsed, unit := max(s.waiting+s.training, 1), time.Millisecond
+	if elapsed < 100*unit {
+		unit = time.Microsecond
+	}
 	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
 	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with later batches ready",
-		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(time.Millisecond), share(s.stalled))
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(unit), share(s.stalled))
+	busy := share(s.loading) / float64(max(s.workers, 1))
 	if s.workers > 0 {
-		text += fmt.Sprintf("; workers: %d, %.0f %% busy", s.workers, share(s.loading)/float64(s.workers))
+		text += fmt.Sprintf("; workers: %d, %.0f %% busy", s.workers, busy)
 	}
-	return text + ": " + s.verdict(elapsed)
+	return text + ": " + s.verdict(elapsed, busy)
 }
 
 // verdict compares what it takes to load a batch with the time that the loop spends on one.
-func (s *Stats) verdict(elapsed time.Duration) string {
+func (s *Stats) verdict(elapsed time.Duration, busy float64) string {
 	load := float64(s.loading) / float64(s.batches)
-	step := float64(elapsed-s.waiting) / float64(s.batches-1) // the last is not over
-	enough := int(math.Ceil(load / max(step, load/1000, 1)))
+	step := float64(s.training) / float64(max(1, s.batches-s.loops))
+	enough := int(math.Ceil(load/max(step, load/1000, 1) - 0.05))
 	switch {
 	case s.waiting < elapsed/10:
 		return fmt.Sprintf("the training is the bottleneck, workers needed: %d", min(enough, s.workers))
-	case s.stalled > s.waiting/2:
+	case s.workers == 0 && enough <= 1:
+		return "loading and training take turns, a worker would load meanwhile"
+	case enough <= s.workers && s.starting > s.waiting/2:
+		return fmt.Sprintf("the loader keeps up, but for the first batch of a loop; loops: %d", s.loops)
+	case enough <= s.workers && s.stalled > s.waiting/2:
 		return "slow batches hold up those behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
 		return "the loader keeps up on average but not always, raise Prefetch"
+	case s.workers > 0 && busy < 75:
+		return "a few batches are so slow that the loop waits for them while workers are idle"
 	case step < load/1000:
 		return "the loader is the bottleneck, the loop takes no time of its own"
 	case enough > runtime.GOMAXPROCS(0):
@@ -887,10 +925,11 @@ func (s *Stats) verdict(elapsed time.Duration) string {
 	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
 }
 
-// Progress returns seq, of which it shows on w how far it is: the count, of total unless that is 0 or less, the rate, the time
-// left, and the share of the time in which the loop waited for seq. On a terminal that is a bar, drawn at most ten times a
-// second when an item is done; elsewhere a line every ten seconds. A last line comes at the end, also after a break. Values
-// and errors pass through. PyTorch: what tqdm does around a DataLoader.
+// Progress returns seq and shows on w how far it has got: the count, of total unless that is 0 or less, the rate, the time
+// left, and the share of the time in which the loop waited for seq. total is what seq gives: of a resumed epoch, what is
+// left of it. On a terminal that is a bar, drawn at most ten times a second when an item is done; elsewhere a line every
+// ten seconds. A last line comes at the end, also after a break. Values and errors pass through. PyTorch: what tqdm
+// does around a DataLoader.
 func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
 	return progress(w, total, isTerminal(w), seq)
 }
@@ -906,17 +945,26 @@ func isTerminal(w io.Writer) bool {
 }
 
 func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
-	every, begin, end := 10*time.Second, "", "\n"
-	if terminal {
-		every, begin, end = time.Second/10, "\r", "\x1b[K" // which clears the rest of the line
-	}
 	return func(yield func(B, error) bool) {
+		m, width := meter{total: total}, 0
+		draw := func(end string) {
+			line := m.line(terminal)
+			if terminal { // over the line before, which may have been longer
+				fmt.Fprintf(w, "\r%-*s%s", width, line, strings.TrimSuffix(end, "\n"))
+				width = len(line)
+			} else {
+				fmt.Fprint(w, line, end)
+			}
+		}
+		every := 10 * time.Second
+		if terminal {
+			every = time.Second / 10
+		}
 		start := time.Now()
-		drawn, back := start, start // when the last line was written; when the loop came back
-		m := meter{total: total}
+		drawn, back, more := start, start, true // when the last line was written; when the loop came back
 		for item, err := range seq {
 			m.waited += time.Since(back)
-			more := yield(item, err)
+			more = yield(item, err)
 			back = time.Now()
 			m.elapsed = back.Sub(start)
 			if m.count++; !more {
@@ -924,10 +972,15 @@ func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, err
 			}
 			if back.Sub(drawn) >= every {
 				drawn = back
-				fmt.Fprint(w, begin, m.line(terminal), end)
+				draw("\n")
 			}
 		}
-		fmt.Fprint(w, begin, m.line(terminal), strings.TrimSuffix(end, "\n"), "\n")
+		if more { // and found that there is no more
+			m.waited += time.Since(back)
+			m.elapsed = time.Since(start)
+		}
+		draw("")
+		fmt.Fprintln(w)
 	}
 }
 
@@ -937,20 +990,24 @@ type meter struct {
 	elapsed, waited time.Duration
 }
 
-// line says so.
+// line says so, on a terminal in less than 80 columns unless the numbers are very large.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)
 	if m.total > 0 {
 		share := min(float64(m.count)/float64(m.total), 1)
 		if text = fmt.Sprintf("%d/%d %3.0f%%", m.count, m.total, 100*share); bar {
-			done := int(30 * share)
-			text += " [" + strings.Repeat("#", done) + strings.Repeat(".", 30-done) + "]"
+			done := int(12 * share)
+			text += " [" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]"
 		}
 	}
-	text += fmt.Sprintf(" %.4g/s, %v", float64(m.count)/elapsed.Seconds(), m.elapsed.Round(time.Second/10))
-	if left := m.total - m.count; left > 0 && m.count > 0 {
-		text += fmt.Sprintf(", %v left", time.Duration(float64(elapsed)/float64(m.count)*float64(left)).Round(time.Second/10))
+	rate, format := float64(m.count)/elapsed.Seconds(), " %.3g/s, %v"
+	if rate >= 100 {
+		format = " %.0f/s, %v"
+	}
+	text += fmt.Sprintf(format, rate, m.elapsed.Round(time.Second/10))
+	if left := float64(elapsed) / float64(m.count) * float64(m.total-m.count); m.count > 0 && left > 0 {
+		text += fmt.Sprintf(", %v left", time.Duration(min(left, 1<<62)).Round(time.Second/10))
 	}
 	return text + fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(elapsed))
 }

@@ -5539,9 +5539,9 @@ func TestStats(t *testing.T) {
 			"10 batches, 15 samples (16/s), 5 dropped; waited 78 % of 960ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 4"},
 		// Batch 0 comes at 100, and batch 1, which waits for it, is ready at 60.
 		{"first batch slow", Options{Workers: 2}, 4, func(i int) time.Duration { return []time.Duration{100, 60, 10, 10}[i] * ms }, 10 * ms,
-			"4 batches, 4 samples (31/s), 0 dropped; waited 77 % of 130ms, 31 % with later batches ready; workers: 2, 69 % busy: the loader is the bottleneck, workers needed: 5"},
+			"4 batches, 4 samples (31/s), 0 dropped; waited 77 % of 130ms, 31 % with later batches ready; workers: 2, 69 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
 		{"two batches", Options{}, 2, func(int) time.Duration { return 10 * ms }, 10 * ms,
-			"2 batches, 2 samples (67/s), 0 dropped; waited 67 % of 30ms, 0 % with later batches ready: the loader is the bottleneck, workers needed: 1"},
+			"2 batches, 2 samples (67/s), 0 dropped; waited 67 % of 30ms, 0 % with later batches ready: loading and training take turns, a worker would load meanwhile"},
 		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "too few batches to say anything: 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -5563,6 +5563,44 @@ func TestStats(t *testing.T) {
 			})
 		})
 	}
+	// What happens between loops is neither waiting nor training.
+	synctest.Test(t, func(t *testing.T) {
+		stats := new(Stats)
+		loader := newLoader(t, Func(20, func(_ context.Context, i int) (int, error) {
+			time.Sleep(60 * ms)
+			return i, nil
+		}), Options{Workers: 1, Trace: stats.Observe})
+		for epoch := range 3 {
+			for range loader.Epoch(t.Context(), epoch) {
+				time.Sleep(30 * ms)
+			}
+			time.Sleep(10 * time.Second) // evaluation
+		}
+		equal(t, "three epochs", stats, "60 batches, 60 samples (17/s), 0 dropped; waited 52 % of 3.6s, 0 % with later batches ready; workers: 1, 100 % busy: the loader is the bottleneck, workers needed: 2")
+	})
+	// Short loops wait for their first batch, whatever Prefetch is.
+	synctest.Test(t, func(t *testing.T) {
+		stats := new(Stats)
+		loader := newLoader(t, double10ms(5), Options{Workers: 4, Trace: stats.Observe})
+		for epoch := range 10 {
+			for range loader.Epoch(t.Context(), epoch) {
+				time.Sleep(10 * ms)
+			}
+		}
+		saysAll(t, errors.New(stats.String()), "50 batches", "waited 20 %", "the loader keeps up, but for the first batch of a loop; loops: 10")
+	})
+	// Batches of another length each do stand before others that are ready, but it is workers that are missing.
+	synctest.Test(t, func(t *testing.T) {
+		stats := new(Stats)
+		loader := newLoader(t, Func(200, func(_ context.Context, i int) (int, error) {
+			time.Sleep(50*ms + time.Duration(below(100, 1, uint64(i)))*ms)
+			return i, nil
+		}), Options{Workers: 4, Trace: stats.Observe})
+		for range loader.Epoch(t.Context(), 0) {
+			time.Sleep(20 * ms)
+		}
+		saysAll(t, errors.New(stats.String()), "200 batches", "the loader is the bottleneck, workers needed: 5")
+	})
 	// What was waited for in one epoch is over in the next.
 	synctest.Test(t, func(t *testing.T) {
 		stats := new(Stats)
@@ -5618,18 +5656,31 @@ func TestProgress(t *testing.T) {
 		return shown
 	}
 	const s = time.Second
-	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 30-done) + "]" }
-	equal(t, "a bar", run(4, 4, true, s/4, 3*s/4, 0), ""+
-		"\r1/4  25% "+bar(7)+" 1/s, 1s, 3s left, waited 25%\x1b[K"+
-		"\r2/4  50% "+bar(15)+" 1/s, 2s, 2s left, waited 25%\x1b[K"+
-		"\r3/4  75% "+bar(22)+" 1/s, 3s, 1s left, waited 25%\x1b[K"+
-		"\r4/4 100% "+bar(30)+" 1/s, 4s, waited 25%\x1b[K"+
-		"\r4/4 100% "+bar(30)+" 1/s, 4s, waited 25%\x1b[K\n")
+	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
+	// frames are what is to be seen on a terminal, one after the other: each covers the one before.
+	frames := func(shown string) (all []string) {
+		last := 0
+		for _, frame := range strings.Split(strings.TrimPrefix(strings.TrimSuffix(shown, "\n"), "\r"), "\r") {
+			if len(frame) < last || len(frame) > 79 {
+				t.Errorf("%q has %d columns, after %d", frame, len(frame), last)
+			}
+			frame = strings.TrimRight(frame, " ")
+			all, last = append(all, frame), len(frame)
+		}
+		return all
+	}
+	equal(t, "a bar", strings.Join(frames(run(4, 4, true, s/4, 3*s/4, 0)), "\n"), "1/4  25% "+bar(3)+" 1/s, 1s, 3s left, waited 25%\n"+
+		"2/4  50% "+bar(6)+" 1/s, 2s, 2s left, waited 25%\n"+
+		"3/4  75% "+bar(9)+" 1/s, 3s, 1s left, waited 25%\n"+
+		"4/4 100% "+bar(12)+" 1/s, 4s, waited 25%\n"+
+		"4/4 100% "+bar(12)+" 1/s, 4s, waited 25%")
+	frames(run(99999, 20, true, 10*time.Minute, 50*time.Minute, 0))
 	equal(t, "lines", run(25, 25, false, s, 0, 0), "10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%\n")
 	equal(t, "unknown", run(0, 15, false, 0, 2*s, 0), "5 0.5/s, 10s, waited 0%\n10 0.5/s, 20s, waited 0%\n15 0.5/s, 30s, waited 0%\n15 0.5/s, 30s, waited 0%\n")
 	equal(t, "more than promised", run(2, 3, false, s, 0, 0), "3/2 100% 1/s, 3s, waited 100%\n")
 	equal(t, "nothing", run(2, 0, false, s, 0, 0), "0/2   0% 0/s, 0s, waited 0%\n")
-	equal(t, "a break", run(100, 100, true, s/4, s/4, 2), "\r1/100   1% "+bar(0)+" 2/s, 500ms, 49.5s left, waited 50%\x1b[K\r2/100   2% "+bar(0)+" 2.667/s, 800ms, 36.8s left, waited 67%\x1b[K\n")
+	equal(t, "a break", strings.Join(frames(run(100, 100, true, s/4, s/4, 2)), "\n"), "1/100   1% "+bar(0)+" 2/s, 500ms, 49.5s left, waited 50%\n2/100   2% "+bar(0)+" 2.67/s, 800ms, 36.8s left, waited 67%")
+	equal(t, "fast and long", run(1<<62, 1000, false, 0, time.Microsecond, 0), "1000/4611686018427387904   0% 1000000/s, 0s, 1281023h53m38.4s left, waited 0%\n")
 	if n := strings.Count(run(0, 10000, true, time.Millisecond, 0, 0), "\r"); n != 101 {
 		t.Errorf("drawn %d times in 10 s", n)
 	}

@@ -163,10 +163,10 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if sum != data.Len() {
 		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, sum, data.Len())
 	}
-	if sum > maxTorch {
+	if sum > maxTorch { // of sampler.go, as TorchRandom below
 		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
 	}
-	order := TorchRandom(sum, seed).Order(0) // of sampler.go: a function from position to index
+	order := TorchRandom(sum, seed).Order(0) // a function from position to index
 	parts := make([]Dataset[T], len(lengths))
 	end := 0
 	for p, n := range lengths {
@@ -822,8 +822,8 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	})
 }
 
-// Shard takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard itself. What a
-// Shard is sampler.go says.
+// Shard (of sampler.go) takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard
+// itself.
 // All ranks must read the same items in the same order, so what drops or reorders them at random (Filter, Shuffle,
 // Mix) belongs before Shard; after it go one-for-one stages and Batch. Then any rank's cursor, taken after the same
 // number of steps, resumes every rank, of any number of ranks. An end that cannot be dealt out evenly is left uneven.
