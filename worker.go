@@ -169,7 +169,8 @@ func (e *engine[S]) work(ctx context.Context, w int, workers *sync.WaitGroup, ta
 	over = true
 }
 
-// labelled labels the goroutine, and the context that goes with it, for profiles.
+// labelled labels the goroutine, and the context that goes with it, for profiles. Labels that ctx has stay; those that the
+// caller's goroutine has without it do not.
 func labelled(ctx context.Context, name string) context.Context {
 	ctx = pprof.WithLabels(ctx, pprof.Labels("dataloader", name))
 	pprof.SetGoroutineLabels(ctx)
