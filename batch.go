@@ -114,9 +114,7 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 // CollatePair returns the Collate that makes a pair of batches of pairs: with Stack and List, of images
 // and their labels, a tensor of images and a slice of labels. It panics if one of the two is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
-	if first == nil || second == nil {
-		panic("dataloader: CollatePair: a Collate is nil")
-	}
+	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
 	type columns struct {
 		firsts  []T
 		seconds []U

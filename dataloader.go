@@ -197,42 +197,25 @@ type Options struct {
 
 // check returns o with its defaults filled in, or says which field is wrong.
 func (o Options) check() (Options, error) {
-	bad := func(format string, args ...any) (Options, error) {
-		return o, fmt.Errorf("dataloader: Options."+format, args...)
+	prefetch := cmp.Or(o.Prefetch, 2)
+	shard, bad := o.Shard.check()
+	if bad != nil {
+		bad = fmt.Errorf("dataloader: Options.%w", bad)
 	}
-	if o.BatchSampler != nil {
-		if o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast {
-			return bad("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
-				o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
-		}
-	} else if o.Sampler != nil && o.Shuffle {
-		return bad("Sampler excludes Shuffle; a shuffling Sampler is Random")
-	}
-	if o.BatchSize < 0 {
-		return bad("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
-	}
-	if o.Workers < 0 {
-		return bad("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
-	}
-	if o.Prefetch < 0 {
-		return bad("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
-	}
-	if o.Prefetch > 0 && o.Workers == 0 {
-		return bad("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
-	}
-	o.Prefetch = cmp.Or(o.Prefetch, 2)
-	if o.Workers > math.MaxInt32/o.Prefetch {
-		return bad("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
-	}
-	if o.Tail < PadTail || o.Tail > UnevenTail {
-		return bad("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
-	}
-	var err error
-	if o.Shard, err = o.Shard.check(); err != nil {
-		return bad("%w", err)
-	}
-	o.BatchSize = cmp.Or(o.BatchSize, 1)
-	return o, nil
+	bad = cmp.Or(
+		badIf(o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast),
+			"Options.BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
+			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast),
+		badIf(o.Sampler != nil && o.Shuffle, "Options.Sampler excludes Shuffle; a shuffling Sampler is Random"),
+		badIf(o.BatchSize < 0, "Options.BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
+		badIf(o.Workers < 0, "Options.Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers),
+		badIf(o.Prefetch < 0, "Options.Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
+		badIf(o.Prefetch > 0 && o.Workers == 0, "Options.Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
+		badIf(o.Workers > math.MaxInt32/prefetch, "Options.Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, prefetch),
+		badIf(o.Tail < PadTail || o.Tail > UnevenTail, "Options.Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
+		bad)
+	o.Shard, o.Prefetch, o.BatchSize = shard, prefetch, cmp.Or(o.BatchSize, 1)
+	return o, bad
 }
 
 // A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over

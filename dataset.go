@@ -44,6 +44,13 @@ func outside(i, n int) error {
 	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
 }
 
+// panicIf panics if an argument can never be right.
+func panicIf(bad bool, format string, args ...any) {
+	if bad {
+		panic(fmt.Sprintf("dataloader: "+format, args...))
+	}
+}
+
 // Slice is a Dataset in memory. A nil Slice is an empty data set.
 type Slice[T any] []T
 
@@ -62,12 +69,8 @@ func (s Slice[T]) Get(_ context.Context, i int) (T, error) {
 // Func makes a Dataset of n samples out of a function, which must be safe for concurrent use.
 // It panics if n is negative or get is nil.
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
-	if n < 0 {
-		panic(fmt.Sprintf("dataloader: Func: n is %d, must not be negative", n))
-	}
-	if get == nil {
-		panic("dataloader: Func: get is nil")
-	}
+	panicIf(n < 0, "Func: n is %d, must not be negative", n)
+	panicIf(get == nil, "Func: get is nil")
 	return function[T]{n, get}
 }
 
@@ -118,9 +121,7 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
 	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
 	for p, part := range parts {
-		if part == nil {
-			panic(fmt.Sprintf("dataloader: Concat: part %d is nil", p))
-		}
+		panicIf(part == nil, "Concat: part %d is nil", p)
 		bounds = append(bounds, bounds[p]+part.Len())
 	}
 	return Func(bounds[len(parts)], func(ctx context.Context, i int) (T, error) {
@@ -210,12 +211,8 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 // error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the
 // transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
-	if data == nil {
-		panic("dataloader: Transform: the data set is nil")
-	}
-	if f == nil {
-		panic("dataloader: Transform: the function is nil")
-	}
+	panicIf(data == nil, "Transform: the data set is nil")
+	panicIf(f == nil, "Transform: the function is nil")
 	return Func(data.Len(), func(ctx context.Context, i int) (U, error) {
 		sample, err := data.Get(ctx, i)
 		if err != nil {
@@ -232,9 +229,7 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 // augmentation outside the Cache, decoding inside, and let it make a copy of what it changes, because a kept
 // sample is handed out again. It panics if data is nil.
 func Cache[T any](data Dataset[T]) Dataset[T] {
-	if data == nil {
-		panic("dataloader: Cache: the data set is nil")
-	}
+	panicIf(data == nil, "Cache: the data set is nil")
 	return &cache[T]{data: data, kept: map[int]T{}, busy: map[int]chan struct{}{}}
 }
 
@@ -295,15 +290,9 @@ func (c *cache[T]) fetch(ctx context.Context, i int) (sample T, err error) {
 // when ctx ends. Each attempt sees the same random numbers from Rand(ctx), so a failure in between changes
 // nothing. It panics if data is nil, attempts is less than 1 or backoff is negative.
 func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
-	if data == nil {
-		panic("dataloader: Retry: the data set is nil")
-	}
-	if attempts < 1 {
-		panic(fmt.Sprintf("dataloader: Retry: attempts is %d, must be at least 1", attempts))
-	}
-	if backoff < 0 {
-		panic(fmt.Sprintf("dataloader: Retry: backoff is %v, must not be negative", backoff))
-	}
+	panicIf(data == nil, "Retry: the data set is nil")
+	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
+	panicIf(backoff < 0, "Retry: backoff is %v, must not be negative", backoff)
 	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
 		rewind := rewinder(ctx) // of Rand; see worker.go
 		wait := backoff
@@ -349,21 +338,19 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 		return nil, errors.New("dataloader: Files: the file system is nil")
 	}
 	var names []string
+	all := len(patterns) == 0
+	if all {
+		patterns = []string{"**"}
+	}
 	for _, pattern := range patterns {
 		found, err := glob(fsys, pattern)
-		if err == nil && len(found) == 0 {
+		if err == nil && len(found) == 0 && !all {
 			err = fmt.Errorf("pattern %q matches no file", pattern)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("dataloader: Files: %w", err)
 		}
 		names = append(names, found...)
-	}
-	if len(patterns) == 0 {
-		var err error
-		if names, err = glob(fsys, "**"); err != nil {
-			return nil, fmt.Errorf("dataloader: Files: %w", err)
-		}
 	}
 	slices.Sort(names)
 	return readFiles(fsys, slices.Compact(names)), nil

@@ -59,9 +59,7 @@ func describe(s interface{ Len() int }) string {
 
 // notNegative panics if the argument n of a constructor is negative.
 func notNegative(constructor string, n int) {
-	if n < 0 {
-		panic(fmt.Sprintf("dataloader: %s: n is %d, must not be negative", constructor, n))
-	}
+	panicIf(n < 0, "%s: n is %d, must not be negative", constructor, n)
 }
 
 // Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch: SequentialSampler.
@@ -326,9 +324,7 @@ const maxTorch = 1 << 32 / 20
 // from where on torch draws in another way.
 func TorchRandom(n int, seed uint64) Sampler {
 	notNegative("TorchRandom", n)
-	if n > maxTorch {
-		panic(fmt.Sprintf("dataloader: TorchRandom: n is %d, must be at most %d", n, maxTorch))
-	}
+	panicIf(n > maxTorch, "TorchRandom: n is %d, must be at most %d", n, maxTorch)
 	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
 		order := make([]uint32, n)
 		for i := range order {
@@ -380,9 +376,7 @@ func (t *twister) next() uint32 {
 // the epoch. All OrderFuncs of one length look alike to a cursor. It panics if n is negative or order nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	notNegative("OrderFunc", n)
-	if order == nil {
-		panic("dataloader: OrderFunc: order is nil")
-	}
+	panicIf(order == nil, "OrderFunc: order is nil")
 	return sampler{n, fmt.Sprintf("OrderFunc(%d)", n), func(epoch int) func(int) int {
 		indices := slices.Clone(order(epoch))
 		if len(indices) != n { // a Sampler has no other way to say so; the loader makes an error of it
@@ -396,9 +390,7 @@ func OrderFunc(n int, order func(epoch int) []int) Sampler {
 // its epochs: with count = 2·s.Len(), epoch 3 is s's epochs 6 and 7. It panics if s is nil or
 // count is not positive (it may be 0 if s is empty). PyTorch: num_samples.
 func Resize(s Sampler, count int) Sampler {
-	if s == nil {
-		panic("dataloader: Resize: the sampler is nil")
-	}
+	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
 	if err := checkCount("Resize", n, count); err != nil {
 		panic(err.Error())
@@ -438,12 +430,8 @@ func (e *epochs[F]) at(epoch int) F {
 // out with dropLast. A loader does the same with Options.Sampler and BatchSize; this is for batch samplers of your
 // own that build on it. It panics if s is nil or size is not positive. PyTorch: BatchSampler.
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
-	if s == nil {
-		panic("dataloader: Batches: the sampler is nil")
-	}
-	if size <= 0 {
-		panic(fmt.Sprintf("dataloader: Batches: size is %d, must be positive", size))
-	}
+	panicIf(s == nil, "Batches: the sampler is nil")
+	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	n := s.Len()
 	count := ceil(n, size)
 	if dropLast {
