@@ -1976,13 +1976,15 @@ func TestBuckets(t *testing.T) {
 }
 
 func TestShardFromEnv(t *testing.T) {
-	all := []string{"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "JOB_COMPLETION_INDEX"}
+	all := []string{"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "PMI_RANK", "PMI_SIZE", "JOB_COMPLETION_INDEX"}
 	for _, c := range []struct{ env, want string }{
 		{"", "{0 0}"},
 		{"WORLD_SIZE=1", "{0 0}"},
 		{"RANK=2 WORLD_SIZE=4", "{2 4}"},
 		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "{1 2}"},
 		{"SLURM_PROCID=3 SLURM_NTASKS=8", "{3 8}"},
+		{"PMI_RANK=1 PMI_SIZE=3", "{1 3}"},
+		{"SLURM_PROCID=3 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "{3 8}"},
 		{"JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "{5 6}"},
 		{"RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_NTASKS=8", "{0 2}"},
 		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},

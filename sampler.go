@@ -786,8 +786,8 @@ func (s Shard) check() (Shard, error) {
 }
 
 // ShardFromEnv returns the shard of this process as its launcher describes it in the environment: RANK
-// and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (mpirun), SLURM_PROCID and SLURM_NTASKS (srun),
-// or JOB_COMPLETION_INDEX (a Kubernetes indexed Job, in whose manifest you set WORLD_SIZE to its number of
+// and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI's mpirun), SLURM_PROCID and SLURM_NTASKS (srun),
+// PMI_RANK and PMI_SIZE (mpirun of MPICH and Intel MPI), or JOB_COMPLETION_INDEX (a Kubernetes indexed Job, in whose manifest you set WORLD_SIZE to its number of
 // completions). The first whose rank is set counts. Without any, it is the zero Shard: a single
 // process. A number that is missing or makes no sense is an error, because it would mean training on the
 // wrong samples.
@@ -796,6 +796,7 @@ func ShardFromEnv() (Shard, error) {
 		{"RANK", "WORLD_SIZE"},
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
 		{"SLURM_PROCID", "SLURM_NTASKS"},
+		{"PMI_RANK", "PMI_SIZE"},
 		{"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
 	}
 	for _, l := range launchers {
