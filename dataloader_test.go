@@ -4919,6 +4919,15 @@ func TestTarOpeners(t *testing.T) {
 		equal(t, "the next shard", got[c.before+1:], rest)
 	}
 
+	// A reader that gives neither bytes nor an error.
+	large := tarEntries("a.txt=" + strings.Repeat("x", 2*tarBuffer))
+	for _, n := range []int{100, 1000, len(large) - 100} {
+		got := outcomes(must(Tar([]string{"x"}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
+			return &faultyFile{bytes.NewReader(large), n, func() error { return nil }}, nil
+		}})).Epoch(t.Context(), 0))
+		saysAll(t, errors.New(got[len(got)-1]), "multiple Read calls return no data or error")
+	}
+
 	// Files: a missing one is an error, a resume seeks, and each is closed.
 	name := onDisk(t, "x.tar", data)
 	stream := must(Tar([]string{filepath.Join(t.TempDir(), "missing.tar"), name}, TarOptions{}))

@@ -450,11 +450,15 @@ func (s *tarShard) tooLarge() error {
 	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", s.at.size, s.max)
 }
 
-// Read reads from the archive.
+// Read reads from the archive. The buffer passes large reads on, also if nothing comes, so they are counted here.
 func (s *tarShard) Read(p []byte) (int, error) {
-	n, err := s.in.Read(p)
-	s.pos += int64(n)
-	return n, err
+	for range 100 {
+		if n, err := s.in.Read(p); n > 0 || err != nil || len(p) == 0 {
+			s.pos += int64(n)
+			return n, err
+		}
+	}
+	return 0, io.ErrNoProgress
 }
 
 // read reads the file that the shard is at.
