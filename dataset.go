@@ -304,12 +304,8 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			if attempt == attempts {
 				return sample, fmt.Errorf("after %d attempts: %w", attempts, err)
 			}
-			timer := time.NewTimer(wait - rand.N(wait/2+1))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-				return sample, context.Cause(ctx)
+			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
+				return sample, err
 			}
 			if wait < math.MaxInt64/2 {
 				wait *= 2
@@ -317,6 +313,18 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			rewind()
 		}
 	})
+}
+
+// pause waits, at most until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // A File is a file's name, a slash-separated path inside its file system, and what is in it.

@@ -28,6 +28,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // A Record is one sample of a tar shard: the files whose names share a key, which stand next to each other in the
@@ -395,10 +396,10 @@ func (s *tarShard) advance() error {
 		return s.fail(err)
 	}
 	if name, size, ok := parseHeader(block); ok {
-		s.at = tarEntry{name: string(name), kind: tar.TypeReg, head: s.pos, data: s.pos + tarBlock, size: size}
+		s.at = tarEntry{name: name, kind: tar.TypeReg, head: s.pos, data: s.pos + tarBlock, size: size}
 		s.in.Discard(tarBlock)
 		s.pos, s.left = s.at.data, size
-	} else if err := s.parseHeaders(isZero(block)); err != nil {
+	} else if err := s.readHeaders(isZero(block)); err != nil {
 		return err
 	}
 	if s.files != nil && s.at.kind == tar.TypeReg {
@@ -407,10 +408,10 @@ func (s *tarShard) advance() error {
 	return nil
 }
 
-// parseHeaders reads an entry's headers whatever they are. marker says that they are zeros.
+// readHeaders reads an entry's headers whatever they are. marker says that they begin with zeros, as the end marker does.
 //
 // It lets archive/tar do so, which reads no byte more than the headers: so pos is then where the data begins.
-func (s *tarShard) parseHeaders(marker bool) error {
+func (s *tarShard) readHeaders(marker bool) error {
 	r := tar.NewReader(s)
 	h, err := r.Next()
 	switch {
@@ -624,18 +625,6 @@ func checksum(b []byte) int64 {
 // requests that need headers of their own, are for an Opener of the user's.
 func Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	return web{http.DefaultClient, 6, time.Minute, pause}.open(ctx, name, offset)
-}
-
-// pause waits, at most until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // A web says how to read from the web.
@@ -1185,7 +1174,7 @@ func (x *tarIndex) format() ([]byte, error) {
 	for _, end := range x.ends {
 		for j, m := range x.members[first:end] {
 			key, field, _ := splitName(m.name)
-			if m.sparse || m.name != m.stored || field == "" || len(strings.Fields(m.name)) != 1 || strings.TrimSpace(m.name) != m.name {
+			if m.sparse || m.name != m.stored || field == "" || strings.ContainsFunc(m.name, unicode.IsSpace) {
 				return nil, fmt.Errorf("entry %q cannot be written: it is sparse, a hard link, without a field, or has white space in its name", m.name)
 			}
 			if j > 0 {
