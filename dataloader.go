@@ -840,7 +840,6 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
-		s.waits = s.waits[:0]
 	}
 	for i := len(s.waits) - 1; i >= 0 && t.Done.Before(s.waits[i].end); i-- {
 		if w := &s.waits[i]; t.Done.Before(w.ready) {

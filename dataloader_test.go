@@ -4010,6 +4010,7 @@ func TestTarBadRecords(t *testing.T) {
 	}{
 		{[]string{"b.txt=1", "b.cls=2", "b.TXT=3", "b.png=4"}, `entry "b.TXT", offset 4096: record "b" has another field "txt"`, "error"},
 		{[]string{"b.txt=1", "b.cls>a.txt", "b.png=4"}, `entry "b.cls", offset 3072: it is a hard link to "a.txt"`, "b{txt:1 cls:first png:4}"},
+		{[]string{"b.txt>a.txt", "b.cls>b.txt"}, `it is a hard link to "a.txt"`, "b{txt:first cls:first}"},
 		{[]string{"b.txt=1", "b.cls>c.txt", "b.png=4"}, `it is a hard link to "c.txt"`, "error"},
 		{[]string{"b.txt=" + strings.Repeat("x", 6), "b.cls=" + strings.Repeat("y", 5), "b.png="}, "its 5 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxx cls:yyyyy png:}"},
 		{[]string{"b.txt=" + strings.Repeat("x", 11)}, "its 11 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxxxxxxx}"},
@@ -4350,6 +4351,9 @@ type tarServer struct {
 func serveTar(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *tarServer {
 	s := &tarServer{}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !r.Close {
+			t.Error("the connection is to be kept")
+		}
 		if r.Header.Get("Accept-Encoding") != "identity" {
 			t.Errorf("asked for the encoding %q", r.Header.Get("Accept-Encoding"))
 		}
@@ -4663,6 +4667,8 @@ func TestWebStall(t *testing.T) {
 				case 1: // after some bytes
 					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(data), data[:3000])
 				case 2: // before the first
+				case 10:
+					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(data), data)
 				default:
 					fmt.Fprintf(server, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/%d\r\nContent-Length: %d\r\n\r\n%s", len(data)-1, len(data), len(data)-3000, data[3000:])
 				}
@@ -4682,13 +4688,19 @@ func TestWebStall(t *testing.T) {
 		}
 
 		// A caller that takes its time is no stall.
-		asked = []string{"", ""}
+		asked, data = make([]string, 9), tarEntries("a.bin="+strings.Repeat("x", 3*tarBuffer), "b.bin="+strings.Repeat("x", 3*tarBuffer))
 		mu.Unlock()
-		for range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-			return w.open(ctx, name, 3000)
-		}})).Epoch(t.Context(), 0) {
+		records := 0
+		for _, err := range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.open})).Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			records++
 			time.Sleep(time.Hour)
 		}
+		mu.Lock()
+		equal(t, "records and requests", []int{records, len(asked)}, []int{2, 10})
+		mu.Unlock()
 	})
 }
 
@@ -5701,6 +5713,17 @@ func TestProgress(t *testing.T) {
 	if runtime.GOOS == "linux" && !isTerminal(must(os.Open(os.DevNull))) {
 		t.Error("a device that is written to character by character counts as one")
 	}
+	synctest.Test(t, func(t *testing.T) { // waiting for an end is waiting too
+		var out strings.Builder
+		for range progress(&out, 0, false, func(yield func(int, error) bool) {
+			if yield(1, nil) {
+				time.Sleep(9 * time.Second)
+			}
+		}) {
+			time.Sleep(time.Second)
+		}
+		equal(t, "a slow end", out.String(), "1 0.1/s, 10s, waited 90%\n")
+	})
 	var out strings.Builder
 	equal(t, "values", collect(t, Progress(&out, 3, Stream[int].Epoch(counting(3), t.Context(), 0))), "[0 1 2]")
 	if !strings.HasPrefix(out.String(), "3/3 100%") || strings.Count(out.String(), "\n") != 1 {
@@ -5722,20 +5745,25 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("label %q; no %s among the goroutines", label, want)
 		}
 		trace.Log(ctx, "in the batch's task", "")
+		if n := strings.Count(fmt.Sprint(ctx), "traceContextKey"); running && n != 1 {
+			t.Errorf("the context of a sample is in %d tasks", n)
+		}
 		return i, nil
-	}), Options{Workers: 2, BatchSize: 2})
+	}), Options{Workers: 2, BatchSize: 1})
 	collect(t, loader.Epoch(t.Context(), 0))
-	collect(t, Map(Stream[int](FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
 		label, _ := pprof.Label(ctx, "dataloader")
 		labels <- label
 		return one(1, nil)
-	})).Prefetch(2), 1, quick).Epoch(t.Context(), 0))
+	})
+	collect(t, source.Prefetch(2).Epoch(t.Context(), 0))
+	collect(t, Map(source, 1, quick).Epoch(t.Context(), 0))
 	close(labels)
 	seen := map[string]bool{}
 	for label := range labels {
 		seen[label] = true
 	}
-	if !seen["prefetch"] {
+	if !seen["prefetch"] || !seen["reader"] {
 		t.Errorf("labels %v", seen)
 	}
 	if running {

@@ -961,7 +961,7 @@ func (x *tarIndex) locate(s *tarShard) error {
 					return s.fault(x.stale())
 				}
 			}
-			m.head, m.sparse, s.left, s.at.sparse = s.at.head, s.at.sparse != nil, 0, nil
+			m.head, s.left, s.at.sparse = s.at.head, 0, nil
 		}
 		end = m.data + m.size
 		end += -end & (tarBlock - 1)
