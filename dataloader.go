@@ -242,14 +242,6 @@ func (o Options) check() (Options, error) {
 	return o, bad
 }
 
-// errorIf returns an error about an option, if it is bad.
-func errorIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf("dataloader: "+format, args...)
-	}
-	return nil
-}
-
 // A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over it, nested or in
 // several goroutines, do not affect each other. PyTorch: DataLoader.
 type DataLoader[B any] struct {
