@@ -468,7 +468,7 @@ type fetcher[T, B any] struct {
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
 	b.Worker, b.Start = f.scope.worker, f.pass.now()
-	b.err, f.at = errGoexit, -1 // until this function returns
+	b.err, f.at = errGoexit, -1 // errGoexit stands if user code ends the goroutine
 	defer func() {
 		if b.err != nil {
 			b.err = f.pass.fault(b.step, f.at, b.err)
@@ -583,12 +583,14 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
 	f := fields{State: &raw}
-	err := json.Unmarshal(data, &f)
-	if f.State = nil; raw != nil && string(raw) != "null" {
+	if err := json.Unmarshal(data, &f); err != nil {
+		return err
+	}
+	if f.State = nil; raw != nil {
 		f.State = raw
 	}
 	*c = Cursor(f)
-	return err
+	return nil
 }
 
 // Load decodes State into *state, whether the cursor comes fresh from a stream or from JSON. *state shares no memory
