@@ -37,13 +37,14 @@ import (
 //	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError
 //	save and resume    ExampleCursor, Example_checkpoint; train a model: Example_training, Example_trainingFromTar
-//	find the samples   Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
+//	have a data set    Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
 //	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: Example_imageFolder
 //	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets
 //	share an epoch     ExampleShardFromEnv, ExampleTail
-//	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle
+//	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle; evaluate: ExampleDataLoader, ExampleDataLoader_Batch
 //	see what happens   ExampleStats, ExampleProgress, ExampleTiming, ExampleOptions_onError, ExamplePanicError
-//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleUnbatch, ExampleStream_Filter, ExampleStream_Prefetch
+//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleStream_Filter,
+//	                   ExampleStream_Prefetch, ExampleDataLoader_Stream; with a stream of your own: ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleOpener, ExampleExpand
 
@@ -591,7 +592,7 @@ func Example_training() {
 
 // dataset.go: what the samples are.
 
-// The squares of 0 to n-1 are a data set: a type with Len and Get.
+// squares is the data set of the points (i, i²) for 0 <= i < n.
 type squares struct{ n int }
 
 func (s squares) Len() int { return s.n }
@@ -625,7 +626,7 @@ func Example_datasetOfYourOwn() {
 	// [1 2] [4 16]
 }
 
-// A table is a data set with a query for the samples of a whole batch.
+// table is a data set with a query for the samples of a whole batch.
 type table struct {
 	Dataset[string]
 	query func(ids []int) ([]string, error)
@@ -812,7 +813,7 @@ func ExampleRand() {
 	// image 3 flip false angle 3 on a worker true
 }
 
-// Retry tries up to three times what sometimes fails. Cache keeps what is slow to fetch: later epochs cost no calls.
+// Retry calls Get again when it fails, up to three times in all. Cache keeps each sample, so later epochs call nothing.
 func ExampleCache() {
 	calls := 0
 	remote := Func(2, func(ctx context.Context, i int) (string, error) {
@@ -1467,7 +1468,7 @@ func ExampleUnbatch() {
 	// [row 9]
 }
 
-// Filter keeps the items that are wanted. An item that failed is an error in its place.
+// Filter keeps the items for which its function is true. An item that failed stays, as an error in its place.
 func ExampleStream_Filter() {
 	parsed := Map(Indices(Sequential(4)), 2, func(_ context.Context, i int) (int, error) {
 		return strconv.Atoi([]string{"7", "8", "nine", "10"}[i])
@@ -2058,7 +2059,7 @@ func Example_trainingFromTar() {
 		Model model
 		At    Cursor
 	}
-	// train resumes a checkpoint, runs until epoch 20 or until it is interrupted after a number of batches, and returns the
+	// train resumes a checkpoint, runs until epoch 10 or until it is interrupted after a number of batches, and returns the
 	// next checkpoint.
 	train := func(saved []byte, workers, batches int) ([]byte, error) {
 		var c checkpoint
@@ -2071,7 +2072,7 @@ func Example_trainingFromTar() {
 		}
 		digits := Map(records.Shuffle(200, 2), workers, decode)
 		stream := Batch(digits, 32, CollatePair(Stack[float32], List[int])).Prefetch(2)
-		for c.At.Epoch < 20 {
+		for c.At.Epoch < 10 {
 			for batch, err := range stream.Run(ctx, &c.At) {
 				if err != nil {
 					return nil, err
@@ -2094,17 +2095,17 @@ func Example_trainingFromTar() {
 		}
 		return json.Marshal(c)
 	}
-	whole, err := train([]byte("{}"), 2, -1)
+	whole, err := train([]byte("{}"), 2, -1) // never interrupted
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	half, err := train([]byte("{}"), 0, 130)
+	half, err := train([]byte("{}"), 0, 80) // interrupted in epoch 4, after 8 of 18 batches
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	rest, err := train(half, 3, -1)
+	rest, err := train(half, 3, -1) // resumes there
 	if err != nil {
 		fmt.Println(err)
 		return
