@@ -263,22 +263,31 @@ func ExampleSampleError() {
 		fmt.Println(err)
 		return
 	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		var bad *SampleError
-		if errors.As(err, &bad) {
-			fmt.Println("skipped batch", bad.Batch, "because of sample", bad.Index, "with", bad.Err)
-			continue
+	train := func(ctx context.Context) error {
+		var at Cursor
+		for batch, err := range loader.Run(ctx, &at) {
+			var bad *SampleError
+			if errors.As(err, &bad) {
+				fmt.Println("skipped batch", bad.Batch, "because of sample", bad.Index, "with", bad.Err)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			fmt.Println(batch)
 		}
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println(batch)
+		return nil
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	fmt.Println(train(ctx))
+	cancel()
+	fmt.Println(train(ctx))
 	// Output:
 	// [0 1 2 3]
 	// skipped batch 1 because of sample 5 with unexpected EOF
 	// [8 9 10 11]
+	// <nil>
+	// context canceled
 }
 
 // Checkpoints and training.
@@ -1111,8 +1120,9 @@ func ExamplePanicError() {
 		return
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
+		var bad *SampleError
 		var bug *PanicError
-		if errors.As(err, &bug) {
+		if errors.As(err, &bad) && errors.As(err, &bug) {
 			fmt.Println(bug.Value, "in ExamplePanicError:", bytes.Contains(bug.Stack, []byte("ExamplePanicError")))
 			continue
 		}
@@ -1474,7 +1484,8 @@ func ExampleStream_Filter() {
 		return strconv.Atoi([]string{"7", "8", "nine", "10"}[i])
 	})
 	for n, err := range parsed.Filter(func(n int) bool { return n != 8 }).Epoch(context.Background(), 0) {
-		if errors.Is(err, strconv.ErrSyntax) {
+		var bad *SampleError
+		if errors.As(err, &bad) {
 			fmt.Println(err)
 			continue
 		}
@@ -1486,7 +1497,7 @@ func ExampleStream_Filter() {
 	}
 	// Output:
 	// 7
-	// dataloader: Map: epoch 0, the item before pos 3: strconv.Atoi: parsing "nine": invalid syntax
+	// dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
 	// 10
 }
 
@@ -1594,29 +1605,36 @@ func ExampleChain() {
 	// {0 10} {1 11} {2 12}
 }
 
-// Stream makes a stream of a loader. Its items carry the cursor that follows them.
+// Stream makes a stream of a loader. Its items carry the cursor that follows them, failed items too.
 func ExampleDataLoader_Stream() {
-	loader, err := New(Slice[string]{"a", "b", "c"}, List[string], Options{BatchSize: 2})
+	data := Func(5, func(ctx context.Context, i int) (int, error) {
+		if i == 3 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	var stream Stream[[]string] = loader.Stream()
-	var last Item[[]string]
-	for item, err := range stream(context.Background(), Cursor{Epoch: 5}) {
-		if err != nil {
+	var stream Stream[[]int] = loader.Stream()
+	var last Item[[]int]
+	for item, err := range stream(context.Background(), Cursor{Epoch: 7}) {
+		if err != nil { // the stream cannot be continued
 			fmt.Println(err)
 			return
 		}
-		fmt.Println(item.Value, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
+		fmt.Println(item.Value, item.Err, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
 		last = item
 	}
 	for item, err := range stream(context.Background(), last.Next) {
 		fmt.Println("nothing follows the last item, but here is", item, err)
 	}
 	// Output:
-	// [a b] then epoch 5 pos 2
-	// [c] then epoch 5 pos 3
+	// [0 1] <nil> then epoch 7 pos 2
+	// [] dataloader: epoch 7, batch 1, sample 3: unexpected EOF then epoch 7 pos 4
+	// [4] <nil> then epoch 7 pos 5
 }
 
 // A stream of your own keeps what it needs in the cursor's State, and loads it from there.
@@ -1688,9 +1706,10 @@ func ExampleTar() {
 		return
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
-		var bad *TarError
-		if errors.As(err, &bad) {
-			fmt.Println("skipped the rest of", filepath.Base(bad.Shard), "from", bad.Entry, "on")
+		var bad *SampleError
+		var damage *TarError
+		if errors.As(err, &bad) && errors.As(err, &damage) {
+			fmt.Println("skipped the rest of", filepath.Base(damage.Shard), "from", damage.Entry, "on")
 			continue
 		}
 		if err != nil {
