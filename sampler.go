@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"sync/atomic"
 )
@@ -251,11 +252,7 @@ func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
 	return func(seed uint64) func(int) int {
 		return func(pos int) int {
 			x := unit(counter(seed, uint64(pos))) * sum
-			j, exact := slices.BinarySearch(sums, x)
-			if exact { // the interval that begins at x is the next one
-				j++
-			}
-			return j
+			return sort.Search(len(sums), func(j int) bool { return sums[j] > x })
 		}
 	}
 }
@@ -406,17 +403,13 @@ func (r *recent[F]) at(epoch int) F {
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
-	n := s.Len()
-	count := ceil(n, size)
-	if dropLast {
-		count = n / size
-	}
-	return batchSampler{count, fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
+	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
+	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
 		at := s.Order(epoch)
 		return func(k int) []int {
-			indices := make([]int, min(size, n-k*size))
-			for j := range indices {
-				indices[j] = at(k*size + j)
+			indices := d.positions(nil, k)
+			for j, pos := range indices {
+				indices[j] = at(pos)
 			}
 			return indices
 		}
@@ -463,38 +456,32 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}
 	slices.SortFunc(items, func(i, j int) int { return cmp.Or(lengths[i]-lengths[j], i-j) })
 
-	type bucket struct {
-		items        []int
-		first, count int // the numbers of its batches are first to first+count-1
-	}
-	var buckets []bucket
-	var of []int // the bucket of each batch
+	type part struct{ bucket, begin, end int } // of a bucket, in its order
+	var buckets [][]int
+	var parts []part // one for each batch
 	for len(items) > 0 {
 		shortest, n := lengths[items[0]], 0
 		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
-		size := budget / max(1, lengths[items[n-1]])
-		b := bucket{items: items[:n], first: len(of), count: ceil(n, size)}
-		of = append(of, slices.Repeat([]int{len(buckets)}, b.count)...)
-		buckets = append(buckets, b)
-		items = items[n:]
+		count := ceil(n, budget/max(1, lengths[items[n-1]]))
+		for k := range count { // divided evenly, so that no batch is much smaller than the others
+			parts = append(parts, part{len(buckets), k * n / count, (k + 1) * n / count})
+		}
+		buckets, items = append(buckets, items[:n]), items[n:]
 	}
 	name := fmt.Sprintf("Buckets(%d, lengths #%x, budget %d, seed %d)", len(lengths), digest, budget, seed)
-	return batchSampler{len(of), name, func(epoch int) func(int) []int {
-		batch := Random(len(of), seed).Order(epoch)
+	return batchSampler{len(parts), name, func(epoch int) func(int) []int {
+		batch := Random(len(parts), seed).Order(epoch)
 		orders := make([]func(int) int, len(buckets))
-		for j, b := range buckets {
-			orders[j] = Random(len(b.items), hash(seed, uint64(j))).Order(epoch)
+		for j, items := range buckets {
+			orders[j] = Random(len(items), hash(seed, uint64(j))).Order(epoch)
 		}
 		return func(k int) []int {
-			k = batch(k)
-			b, at := buckets[of[k]], orders[of[k]]
-			k -= b.first // divided evenly, so that no batch is much smaller than the others
-			begin, end := k*len(b.items)/b.count, (k+1)*len(b.items)/b.count
-			indices := make([]int, end-begin)
-			for j := range indices {
-				indices[j] = b.items[at(begin+j)]
+			p := parts[batch(k)]
+			indices := make([]int, 0, p.end-p.begin)
+			for pos := p.begin; pos < p.end; pos++ {
+				indices = append(indices, buckets[p.bucket][orders[p.bucket](pos)])
 			}
 			return indices
 		}
@@ -629,16 +616,13 @@ func (d *deal) steps() int {
 	return ceil(d.mine, d.size)
 }
 
-// positions returns the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
+// positions appends the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
 // for the epoch's first ones.
-func (d *deal) positions(k int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
-			if !yield(d.from + d.shard.nth(i)) {
-				return
-			}
-		}
+func (d *deal) positions(dst []int, k int) []int {
+	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
+		dst = append(dst, d.from+d.shard.nth(i))
 	}
+	return dst
 }
 
 // after returns the position at which all shards stand after k steps. It does not depend on the shard's Index, so the
