@@ -258,7 +258,7 @@ type DataLoader[B any] struct {
 	deal       deal // of a whole epoch
 	name       string
 	state      any // a *loaderState with nothing Done, shared by the cursors
-	orders     recent[order]
+	orderOf    func(epoch int) order
 	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
 
 	mu   sync.Mutex // guards free; never held while user code runs
@@ -269,13 +269,8 @@ type DataLoader[B any] struct {
 // no sense are an error that names the field, its value and what is allowed. An empty data set is not an error; it
 // yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	if data == nil {
-		return nil, errors.New("dataloader: the data set is nil")
-	}
-	if collate == nil {
-		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
-	}
 	opts, err := opts.check()
+	err = cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"), err)
 	if err != nil {
 		return nil, err
 	}
@@ -302,14 +297,14 @@ func (l *DataLoader[B]) setOrder(n int) error {
 	o := &l.opts
 	var positions interface{ Len() int } // of the order
 	if o.BatchSampler != nil {
-		positions, l.orders.make = o.BatchSampler, batchOrder(o.BatchSampler)
+		positions, l.orderOf = o.BatchSampler, recent(batchOrder(o.BatchSampler))
 	} else {
 		if o.Sampler == nil && o.Shuffle {
 			o.Sampler = Random(n, o.Seed)
 		} else if o.Sampler == nil {
 			o.Sampler = Sequential(n)
 		}
-		positions, l.orders.make = o.Sampler, samplerOrder(o.Sampler)
+		positions, l.orderOf = o.Sampler, recent(samplerOrder(o.Sampler))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
@@ -389,7 +384,7 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			return
 		}
 		loading := engine[result[B]]{
-			workers: l.opts.Workers,
+			workers: min(l.opts.Workers, p.steps),
 			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
 			ordered: !l.opts.Unordered,
 			task:    func(b *result[B]) bool { return l.task(p, b) },
@@ -785,7 +780,7 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 		}
 		end = done[1]
 	}
-	p.order, p.broken = try(func() (order, error) { return l.orders.at(p.epoch), nil })
+	p.order, p.broken = try(func() (order, error) { return l.orderOf(p.epoch), nil })
 	return p, nil
 }
 

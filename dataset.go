@@ -276,9 +276,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
 				return sample, err
 			}
-			if wait < math.MaxInt64/2 {
-				wait *= 2
-			}
+			wait += min(wait, math.MaxInt64-wait)
 			rewind()
 		}
 	})

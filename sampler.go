@@ -204,9 +204,6 @@ func checkCount(constructor string, n, count int) {
 //
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
-	if count <= 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d, must be positive", count)
-	}
 	var items []int // the samples of positive weight
 	var positive []float64
 	digest := uint64(0) // so that cursors differ if weights do
@@ -220,11 +217,12 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 			positive = append(positive, w)
 		}
 	}
-	if len(items) == 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
-	}
-	if !replace && count > len(items) {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items))
+	if err := cmp.Or(
+		errorIf(count <= 0, "Weighted: count is %d, must be positive", count),
+		errorIf(len(items) == 0, "Weighted: none of the %d weights is positive", len(weights)),
+		errorIf(!replace && count > len(items), "Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)),
+	); err != nil {
+		return nil, err
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -356,11 +354,11 @@ func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
 	checkCount("Resize", n, count)
-	inner := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
 		return func(pos int) int {
 			pos += epoch * count // in the endless walk
-			return inner.at(pos / n)(pos % n)
+			return orderOf(pos / n)(pos % n)
 		}
 	}}
 }
@@ -373,28 +371,23 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// A recent keeps the orders of the two epochs that were asked for last, one even and one odd: to make an order may take
-// as long as the epoch has positions. It is safe for concurrent use.
-type recent[F any] struct {
-	make func(epoch int) F
-	kept [2]atomic.Pointer[epochOrder[F]]
-}
-
-// An epochOrder is an order and its epoch.
-type epochOrder[F any] struct {
-	epoch int
-	order F
-}
-
-// at returns the order of an epoch.
-func (r *recent[F]) at(epoch int) F {
-	kept := &r.kept[epoch&1]
-	o := kept.Load()
-	if o == nil || o.epoch != epoch {
-		o = &epochOrder[F]{epoch, r.make(epoch)}
-		kept.Store(o)
+// recent returns a function that keeps the orders of the two epochs that it was asked for last, one even and one odd,
+// because to make an order may take as long as the epoch has positions. The function is safe for concurrent use.
+func recent[F any](orderOf func(epoch int) F) func(epoch int) F {
+	type entry struct {
+		epoch int
+		order F
 	}
-	return o.order
+	var kept [2]atomic.Pointer[entry]
+	return func(epoch int) F {
+		slot := &kept[epoch&1]
+		e := slot.Load()
+		if e == nil || e.epoch != epoch {
+			e = &entry{epoch, orderOf(epoch)}
+			slot.Store(e)
+		}
+		return e.order
+	}
 }
 
 // Batches divides the order of s into batches of size samples. The last batch of an epoch may be shorter; with dropLast
@@ -638,7 +631,7 @@ func (d *deal) after(k int) int {
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	state := &stage{By: describe(s)}
-	orders := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stageAt(from, state.By, 0); err != nil {
 			return err
@@ -646,7 +639,7 @@ func Indices(s Sampler) Stream[int] {
 		if from.Pos > s.Len() {
 			return from.refused("pos must be at most %d", s.Len())
 		}
-		at, err := try(func() (func(int) int, error) { return orders.at(from.Epoch), nil })
+		at, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
