@@ -110,11 +110,13 @@
 //
 // Options.OnError drops a bad sample from its batch instead:
 //
-//	Get                    without OnError                   with OnError
-//	returns an error       the batch fails, Err is the error  OnError decides
-//	panics                 the batch fails, Err is a PanicError  OnError decides
-//	calls runtime.Goexit   the batch fails; with 0 workers the caller's goroutine ends
-//	the context ends       the last error of the loop, context.Cause
+//	if Get                  without OnError             with OnError
+//	returns an error        the batch fails             OnError decides
+//	panics                  the batch fails             OnError decides
+//	calls runtime.Goexit    the batch fails             the batch fails
+//	waits as ctx ends       the loop ends               the loop ends
+//
+// (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
 //
 // Goroutines live only inside the range. Leaving it in any way stops them and waits for them, also for a Get that ignores
 // its context. There is nothing to close. Read run in worker.go, from its defers on.
