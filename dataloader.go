@@ -640,16 +640,6 @@ func (c Cursor) Load(state any) error {
 // atStart reports whether c is the start of an epoch, which fits any loader and stream.
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
-// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
-// JSON.
-func (c Cursor) text() string {
-	data, err := json.Marshal(c)
-	if err != nil {
-		return err.Error()
-	}
-	return string(data)
-}
-
 // fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
 // name. The description of the cursor's maker is a field of *state, to which by points.
 func (c Cursor) fit(name string, by *string, state any) error {

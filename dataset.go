@@ -2,6 +2,7 @@ package dataloader
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -634,6 +635,16 @@ func stageAt(from Cursor, name string, sources int) (stage, error) {
 		err = from.refused("its state is damaged: %+v", at)
 	}
 	return at, err
+}
+
+// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
+// JSON.
+func (c Cursor) text() string {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
 }
 
 // staged makes a stage with cursors of its own. run starts at a stage of the cursor and yields items, each with its
