@@ -753,34 +753,9 @@ func (s Stream[T]) Take(n int) Stream[T] {
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Repeat: the stream is nil")
 	times = max(times, 0)
-	return staged(fmt.Sprintf("Repeat(%d)", times), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		if times > 0 && (from.Epoch >= math.MaxInt/times || at.N >= times) {
-			return from.refused("there is no such epoch of %d epochs of the source, or no epoch %d in it", times, at.N)
-		}
-		if from.atStart() {
-			at.Source.Epoch *= max(times, 1)
-		}
-		pos := from.Pos
-		for n := at.N; times == 0 || n < times; n++ { // N counts the epochs of s that have ended
-			empty := at.Source.atStart()
-			for item, err := range s(ctx, at.Source) {
-				if err != nil {
-					return err
-				}
-				empty = false
-				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
-					return nil
-				}
-			}
-			if empty && times == 0 {
-				return fmt.Errorf("dataloader: Repeat: the stream has no items in epoch %d", at.Source.Epoch)
-			}
-			if ctx.Err() != nil && n+1 != times { // an empty source does not notice
-				return context.Cause(ctx)
-			}
-			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
-		}
-		return nil
+	return legs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
+		panicIf(epoch >= math.MaxInt/max(times, 1)-n, "Repeat: epoch %d of %d epochs is too far", epoch, times)
+		return s, Cursor{Epoch: epoch*max(times, 1) + n}
 	})
 }
 
@@ -790,21 +765,40 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	for i, s := range srcs {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
-	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		if at.N > 0 && at.N >= len(srcs) {
-			return from.refused("its state is damaged: there are %d streams, and none has the number %d", len(srcs), at.N)
+	return legs(fmt.Sprintf("Chain(%d)", len(srcs)), false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
+		return srcs[n], Cursor{Epoch: epoch}
+	})
+}
+
+// legs puts count epochs of streams one after the other, or endless ones: leg n of an epoch is a stream and where it
+// starts. In the cursor, N is the leg and Source the place in it.
+func legs[T any](name string, endless bool, count int, leg func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
+	return staged(name, 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		if at.N > 0 && at.N >= count && !endless {
+			return from.refused("its state is damaged: %d is not one of %d parts of %s", at.N, count, name)
 		}
 		pos := from.Pos
-		for n := at.N; n < len(srcs); n++ { // N is the stream that is being read, Source its cursor
-			for item, err := range srcs[n](ctx, at.Source) {
+		for n := at.N; endless || n < count; n++ {
+			s, source := leg(from.Epoch, n)
+			if n == at.N && !from.atStart() {
+				source = at.Source
+			}
+			empty := source.atStart()
+			for item, err := range s(ctx, source) {
 				if err != nil {
 					return err
 				}
+				empty = false
 				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
-			at.Source = Cursor{Epoch: from.Epoch}
+			if empty && endless {
+				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
+			}
+			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice
+				return context.Cause(ctx)
+			}
 		}
 		return nil
 	})
