@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -282,4 +283,27 @@ func TestFreeMemory(t *testing.T) {
 		}
 		break
 	}
+}
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader := newLoader(t, numbers(20), Options{})
+	mustPanic(t, func() { loader.Run(t.Context(), nil) }, "Run: the cursor is nil", "new(Cursor)")
+	var at Cursor
+	for range loader.Run(t.Context(), &at) {
+		break
+	}
+	grown := newLoader(t, numbers(21), Options{})
+	saysAll(t, errors.New(outcomes(grown.Run(t.Context(), &at))[0]), "made by Sequential(20), this is Sequential(21)", "same data and options, or start at Cursor{Epoch: 0}")
+	_, err := Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})
+	saysAll(t, err, "shape []", "2 elements", "set Shape")
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1, 2}}}})
+	saysAll(t, err, "First: Stack")
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1}}}})
+	saysAll(t, err, "Second: bad sample")
+	_, err = Files(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Files: nowhere: ", "open .")
+	_, _, err = Folder(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Folder: nowhere: ", "open .")
 }
