@@ -179,13 +179,13 @@ func TestEndlessAndEmpty(t *testing.T) {
 		s  Stream[int]
 		at Cursor
 	}{
-		"Repeat": {counting(0).Repeat(1 << 30).Repeat(1 << 20), Cursor{}},
+		"Repeat": {Indices(Sequential(0)).Repeat(math.MaxInt32), Cursor{}},
 		"FromSeq": {FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 			return func(yield func(int, error) bool) {
 				for yield(1, nil) {
 				}
 			}
-		}), Cursor{Pos: 1 << 30, State: stage{By: "FromSeq"}}},
+		}), Cursor{Pos: math.MaxInt, State: stage{By: "FromSeq"}}},
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errBad)
