@@ -3,16 +3,121 @@ package dataloader
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // numbers is the data set 0, 1, …, n-1.
 func numbers(n int) Dataset[int] {
 	return Func(n, func(_ context.Context, i int) (int, error) { return i, nil })
 }
+
+var errBad = errors.New("bad sample")
+
+// failing is numbers(n), except that the bad ones fail with errBad.
+func failing(n int, bad ...int) Dataset[int] { return &probe{n: n, bad: bad} }
+
+// A probe is the data set 0, 1, …, n-1 under observation. It may be changed between loops.
+type probe struct {
+	n     int
+	bad   []int                     // the samples that fail, with errBad
+	takes func(i int) time.Duration // how long Get takes for sample i; nil means no time
+	deaf  bool                      // Get does not look at its context meanwhile
+
+	begun, running atomic.Int64 // the calls of Get so far, and those that have not returned
+}
+
+func (p *probe) Len() int { return p.n }
+
+func (p *probe) Get(ctx context.Context, i int) (int, error) {
+	p.begun.Add(1)
+	p.running.Add(1)
+	defer p.running.Add(-1)
+	if p.takes != nil {
+		if p.deaf {
+			ctx = context.WithoutCancel(ctx)
+		}
+		select {
+		case <-time.After(p.takes(i)):
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	if slices.Contains(p.bad, i) {
+		return 0, errBad
+	}
+	return i, nil
+}
+
+// always is the probe's time d for every sample.
+func always(d time.Duration) func(int) time.Duration {
+	return func(int) time.Duration { return d }
+}
+
+// once is the probe's time d for sample 0, and no time for the others.
+func once(d time.Duration) func(int) time.Duration {
+	return func(i int) time.Duration { return d * time.Duration(max(0, 1-i)) }
+}
+
+// jitter is a random time of less than a microsecond for each sample, from a seed.
+func jitter(seed uint64) func(int) time.Duration {
+	return func(i int) time.Duration { return time.Duration(counter(seed, uint64(i)) % 1000) }
+}
+
+// dropBad is an OnError that drops what fails.
+func dropBad(*SampleError) error { return nil }
+
+// A batchGetter is a data set of n samples that only fetches batches.
+type batchGetter[T any] struct {
+	n   int
+	get func(ctx context.Context, indices []int) ([]T, error)
+}
+
+func (b batchGetter[T]) Len() int                            { return b.n }
+func (b batchGetter[T]) Get(context.Context, int) (T, error) { panic("Get is not to be called") }
+func (b batchGetter[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
+	return b.get(ctx, indices)
+}
+
+// fixed is a sampler with the same order in every epoch.
+func fixed(indices ...int) Sampler {
+	return OrderFunc(len(indices), func(int) []int { return indices })
+}
+
+// A samplerFunc is a sampler of a user's own, without a String.
+type samplerFunc struct {
+	n     int
+	order func(epoch int) func(int) int
+}
+
+func (s samplerFunc) Len() int                      { return s.n }
+func (s samplerFunc) Order(epoch int) func(int) int { return s.order(epoch) }
+
+// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch.
+type fixedBatches [][]int
+
+func (f fixedBatches) Len() int                      { return len(f) }
+func (f fixedBatches) Batches(int) func(k int) []int { return func(k int) []int { return f[k] } }
+
+// positions is an epoch of a sampler as a list.
+func positions(s Sampler, epoch int) []int {
+	order := s.Order(epoch)
+	all := make([]int, s.Len())
+	for pos := range all {
+		all[pos] = order(pos)
+	}
+	return all
+}
+
+// upTo is the list 0, 1, …, n-1.
+func upTo(n int) []int { return positions(Sequential(n), 0) }
 
 // must returns v of a call that cannot fail.
 func must[T any](v T, err error) T {
@@ -44,6 +149,27 @@ func collect[T any](t testing.TB, seq iter.Seq2[T, error]) []T {
 	}
 	return all
 }
+
+// batches is an epoch of a loader in which nothing may fail.
+func batches[T any](t testing.TB, l *DataLoader[T], epoch int) []T {
+	t.Helper()
+	return collect(t, l.Epoch(t.Context(), epoch))
+}
+
+// samples is an epoch of a loader of lists, in one list.
+func samples[T any](t testing.TB, l *DataLoader[[]T], epoch int) []T {
+	t.Helper()
+	return slices.Concat(batches(t, l, epoch)...)
+}
+
+// values is a whole data set in one list.
+func values[T any](t testing.TB, data Dataset[T]) []T {
+	t.Helper()
+	return samples(t, newLoader(t, data, Options{}), 0)
+}
+
+// sorted is a sorted copy.
+func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
 
 // outcomes reads a sequence and writes down values and errors, in words.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
@@ -102,4 +228,46 @@ func mustPanic(t testing.TB, f func(), parts ...string) {
 		saysAll(t, fmt.Errorf("%v", recover()), parts...)
 	}()
 	f()
+}
+
+// errorOf is the error of a call.
+func errorOf[T any](_ T, err error) error { return err }
+
+// panicOf is what f panics with, as an error, or nil.
+func panicOf(f func()) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic %v", r)
+		}
+	}()
+	f()
+	return nil
+}
+
+// eachWorkers runs a test once for each number of workers, as a subtest in a bubble of testing/synctest: time in it is
+// exact and takes no time, and a goroutine that is left, or a deadlock, fails it.
+func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
+	t.Helper()
+	for _, workers := range numbers {
+		t.Run(fmt.Sprint(workers, " workers"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, workers) })
+		})
+	}
+}
+
+// A refusal is what became of a call with arguments that make no sense, and what the error should say, between dots.
+type refusal struct {
+	err  error
+	want string
+}
+
+// refused checks refusals. Their prefix comes once.
+func refused(t *testing.T, all []refusal) {
+	t.Helper()
+	for _, r := range all {
+		saysAll(t, r.err, append(strings.Split(r.want, " … "), "dataloader: ")...)
+		if r.err != nil && strings.Count(r.err.Error(), "dataloader: ") != 1 {
+			t.Errorf("%q: the prefix comes once", r.err)
+		}
+	}
 }
