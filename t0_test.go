@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 )
@@ -270,4 +273,116 @@ func refused(t *testing.T, all []refusal) {
 			t.Errorf("%q: the prefix comes once", r.err)
 		}
 	}
+}
+
+// A loading is a loader, and what it gives in epoch 2, in words.
+type loading struct {
+	name    string
+	data    Dataset[int]
+	collate Collate[int, []int] // nil means List
+	opts    Options
+	want    string
+}
+
+// check checks what comes with 0 to 3 workers, or from least on, and several windows.
+func (l loading) check(t *testing.T, least int) {
+	t.Helper()
+	for _, engine := range [][2]int{{0, 0}, {1, 1}, {1, 3}, {2, 0}, {3, 1}, {4, 2}} {
+		if engine[0] >= least {
+			l.checkWith(t, engine[0], engine[1], max(least, 3-engine[0]))
+		}
+	}
+}
+
+// checkWith checks what comes with so many workers: as a stream that is stopped and resumed everywhere, resumed with another
+// number of workers, and by Batch.
+func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
+	t.Helper()
+	if l.collate == nil {
+		l.collate = List[int]
+	}
+	l.opts.Workers = other
+	resumed := must(New(l.data, l.collate, l.opts))
+	l.opts.Workers, l.opts.Prefetch = workers, prefetch
+	loader := must(New(l.data, l.collate, l.opts))
+	got := checkStream(t, loader.Stream(), 2)
+	equal(t, fmt.Sprintf("%s: %+v", l.name, l.opts), got, l.want)
+	synctest.Test(t, func(t *testing.T) {
+		k := 0
+		for item, err := range loader.Stream()(t.Context(), Cursor{Epoch: 2}) {
+			if err != nil && !errors.As(err, new(*SampleError)) {
+				t.Errorf("%s: %v is no SampleError", l.name, err)
+			}
+			if k++; l.opts.OnError == nil && workers == 0 {
+				equal(t, l.name+": Batch", outcomes(one(loader.Batch(t.Context(), 2, k-1))), got[k-1:k])
+			}
+			equal(t, fmt.Sprintf("%s: %+v, after %d with %d workers", l.name, l.opts, k, other), outcomes(resumed.Run(t.Context(), ptr(throughJSON(t, item.Next)))), got[k:])
+		}
+		if l.opts.OnError == nil { // which leaves out whole batches
+			equal(t, l.name+": Len", loader.Len(), k)
+		}
+	})
+}
+
+// expect is what a loader has to give from a position on, computed as DistributedSampler's documentation describes it: pad
+// or cut the order, take every Count-th, cut into batches.
+func expect(order []int, from int, o Options) [][]int {
+	count, rest := max(o.Shard.Count, 1), order[from:]
+	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
+		rest = append(slices.Clip(rest), order[i%len(order)])
+	}
+	if o.Tail == DropTail {
+		rest = rest[:len(rest)/count*count]
+	}
+	var mine []int
+	for i := o.Shard.Index; i < len(rest); i += count {
+		mine = append(mine, rest[i])
+	}
+	batches := slices.Collect(slices.Chunk(mine, max(o.BatchSize, 1)))
+	if k := len(batches) - 1; k >= 0 && o.DropLast && len(batches[k]) < o.BatchSize {
+		batches = batches[:k]
+	}
+	return batches
+}
+
+// zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
+// proportion to its weight; without weights all should be equal. What has weight 0 must not occur.
+func zScore(t testing.TB, counts []int, weights ...float64) float64 {
+	if weights == nil {
+		weights = slices.Repeat([]float64{1}, len(counts))
+	}
+	n, total, chi, freedom := 0.0, 0.0, 0.0, -1.0
+	for i, c := range counts {
+		n, total = n+float64(c), total+weights[i]
+	}
+	for i, c := range counts {
+		if weights[i] == 0 {
+			if c > 0 {
+				t.Error("something has occurred that cannot")
+			}
+			continue
+		}
+		mean := n * weights[i] / total
+		chi += (float64(c) - mean) * (float64(c) - mean) / mean
+		freedom++
+	}
+	return (chi - freedom) / math.Sqrt(2*freedom)
+}
+
+// fromJSON is a cursor that was saved.
+func fromJSON(t *testing.T, text string) (c Cursor) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tree is a file system with folders at several depths.
+func tree() fs.FS {
+	files := fstest.MapFS{}
+	for _, name := range []string{"a.txt", "b.png", "cat/1.png", "cat/2.png", "cat/old/0.png", "cat/.hidden", "dog/1.png", "dog/x/y/z.txt", ".git/config"} {
+		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
+	}
+	return files
 }

@@ -14,7 +14,6 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -135,18 +134,17 @@ func TestRetry(t *testing.T) {
 			}
 			return first, nil
 		})
-		drawn := func(data Dataset[int]) Dataset[int] { // two numbers are drawn before data draws
-			return Func(1, func(ctx context.Context, i int) (int, error) {
-				Rand(ctx).IntN(1000)
-				Rand(ctx).IntN(1000)
-				return data.Get(ctx, i)
-			})
+		drawn := func(data Dataset[int]) int { // two numbers are drawn before data draws
+			ctx := WithSeed(t.Context(), 1)
+			Rand(ctx).IntN(1000)
+			Rand(ctx).IntN(1000)
+			return must(data.Get(ctx, 0))
 		}
 		calls = 3
-		want := values(t, drawn(flaky))
+		want := drawn(flaky)
 		calls = 0
 		start := time.Now()
-		equal(t, "at the fourth attempt", values(t, drawn(Retry(flaky, 4, time.Second))), want)
+		equal(t, "at the fourth attempt", drawn(Retry(flaky, 4, time.Second)), want)
 		if d := time.Since(start); d < 3500*time.Millisecond || d > 7*time.Second {
 			t.Errorf("waited %v, want 1, 2 and 4 seconds less up to a half", d)
 		}
@@ -162,78 +160,59 @@ func TestRetry(t *testing.T) {
 }
 
 // augmented is a data set whose samples are random numbers, from two generators.
-func augmented(t *testing.T) Dataset[uint64] {
-	return Func(24, func(ctx context.Context, i int) (uint64, error) {
+func augmented(t *testing.T) Dataset[int] {
+	return Func(24, func(ctx context.Context, i int) (int, error) {
 		x, again, other := Rand(ctx), Rand(ctx), Rand(WithSeed(ctx, 99))
 		if x != again {
 			t.Error("a sample has two generators")
 		}
-		return x.Uint64() ^ again.Uint64() ^ other.Uint64(), nil
+		return x.Int() ^ again.Int() ^ other.Int(), nil
 	})
 }
 
-// TestRand checks that the random numbers of a sample are the same for every number of workers, in order or not, after a
-// resume, for any number of ranks, and by Batch.
+// TestRand checks that the random numbers of a sample are its own, and the same for every number of workers, in order or
+// not, after a resume, for any number of ranks, and by Batch.
 func TestRand(t *testing.T) {
-	data, base := augmented(t), Options{Shuffle: true, Seed: 5, BatchSize: 4}
-	want := batches(t, newLoader(t, data, base), 1)
-	for workers := range 4 {
-		opts := base
-		opts.Workers = workers
-		loader := newLoader(t, data, opts)
-		equal(t, "workers", batches(t, loader, 1), want)
-		equal(t, "Batch", must(loader.Batch(t.Context(), 1, 2)), want[2])
-		at := Cursor{Epoch: 1}
-		for range loader.Run(t.Context(), &at) {
-			break
-		}
-		equal(t, "resumed", collect(t, loader.Run(t.Context(), &at)), want[1:])
-		opts.Unordered = true
-		unordered := batches(t, newLoader(t, data, opts), 1)
-		slices.SortFunc(unordered, slices.Compare)
-		equal(t, "unordered", unordered, slices.SortedFunc(slices.Values(want), slices.Compare))
-	}
-	var ranks [2][][]uint64
-	for rank := range ranks {
-		ranks[rank] = batches(t, newLoader(t, data, Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}), 1)
-	}
-	for k := range want {
-		a, b := ranks[0][k], ranks[1][k]
-		equal(t, "ranks", []uint64{a[0], b[0], a[1], b[1]}, want[k])
-	}
-}
-
-// TestRandDiffers checks that every sample, epoch and seed has numbers of its own, also within a batch of a batch sampler
-// and in GetBatch.
-func TestRandDiffers(t *testing.T) {
-	seen := map[uint64]bool{}
-	for seed := range uint64(2) {
-		for epoch := range 3 {
-			for _, v := range samples(t, newLoader(t, augmented(t), Options{Shuffle: true, Seed: seed, BatchSize: 4}), epoch) {
-				seen[v] = true
-			}
-		}
-	}
-	equal(t, "different numbers", len(seen), 2*3*24)
-	drawn := samples(t, newLoader(t, augmented(t), Options{BatchSampler: Batches(Sequential(24), 4, false), Workers: 2}), 0)
-	slices.Sort(drawn)
-	equal(t, "under a batch sampler", len(slices.Compact(drawn)), 24)
-
-	data := batchGetter[uint64]{10, func(ctx context.Context, indices []int) ([]uint64, error) {
-		batch := make([]uint64, len(indices))
+	shuffled := Options{Shuffle: true, Seed: 5, BatchSize: 4}
+	getBatch := batchGetter[int]{10, func(ctx context.Context, indices []int) ([]int, error) {
+		batch := make([]int, len(indices))
 		for j := range batch {
-			batch[j] = Rand(ctx).Uint64() // one generator for the batch
+			batch[j] = Rand(ctx).Int() // one generator for the batch
 		}
 		return batch, nil
 	}}
-	loader := newLoader(t, data, Options{BatchSize: 3})
-	want := batches(t, loader, 0)
-	equal(t, "GetBatch with workers", batches(t, newLoader(t, data, Options{BatchSize: 3, Workers: 2}), 0), want)
-	equal(t, "GetBatch by Batch", must(loader.Batch(t.Context(), 0, 2)), want[2])
-	drawn = slices.Concat(want...)
-	slices.Sort(drawn)
-	equal(t, "in GetBatch", len(slices.Compact(drawn)), 10)
+	for _, l := range []loading{
+		{"shuffled", augmented(t), nil, shuffled, ""},
+		{"batch sampler", augmented(t), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
+		{"GetBatch", getBatch, nil, Options{BatchSize: 3}, ""},
+	} {
+		want := batches(t, newLoader(t, l.data, l.opts), 2)
+		l.want = fmt.Sprint(want)
+		l.check(t, 0)
+		equal(t, l.name+": different numbers", len(slices.Compact(sorted(slices.Concat(want...)))), l.data.Len())
+		l.opts.Workers, l.opts.Unordered = 3, true
+		equal(t, l.name+": unordered", sorted(samples(t, newLoader(t, l.data, l.opts), 2)), sorted(slices.Concat(want...)))
+	}
+	var ranks [2][]int
+	for rank := range ranks {
+		ranks[rank] = samples(t, newLoader(t, augmented(t), Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}), 2)
+	}
+	var together []int
+	for k := range ranks[0] {
+		together = append(together, ranks[0][k], ranks[1][k])
+	}
+	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(t), shuffled), 2))
+}
 
+// TestRandDiffers checks that every epoch and seed has random numbers of its own.
+func TestRandDiffers(t *testing.T) {
+	var all []int
+	for seed := range uint64(2) {
+		for epoch := range 3 {
+			all = append(all, samples(t, newLoader(t, augmented(t), Options{Shuffle: true, Seed: seed, BatchSize: 4}), epoch)...)
+		}
+	}
+	equal(t, "different numbers", len(slices.Compact(sorted(all))), 2*3*24)
 	equal(t, "outside of a loader", Rand(t.Context()).Uint64(), Rand(t.Context()).Uint64())
 	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
 		t.Error("WithSeed has no effect")
@@ -264,15 +243,6 @@ func TestWorker(t *testing.T) {
 		equal(t, "Batch", must(newLoader(t, data, Options{Workers: workers}).Batch(t.Context(), 0, 0)), "[-1]")
 	})
 	equal(t, "outside", Worker(t.Context()), -1)
-}
-
-// tree is a file system with folders at several depths.
-func tree() fs.FS {
-	files := fstest.MapFS{}
-	for _, name := range []string{"a.txt", "b.png", "cat/1.png", "cat/2.png", "cat/old/0.png", "cat/.hidden", "dog/1.png", "dog/x/y/z.txt", ".git/config"} {
-		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
-	}
-	return files
 }
 
 // names lists the names of files, and checks what is in them.
@@ -482,30 +452,6 @@ func undo(f *feistel, x uint64) uint64 {
 	}
 }
 
-// zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
-// proportion to its weight; without weights all should be equal. What has weight 0 must not occur.
-func zScore(t testing.TB, counts []int, weights ...float64) float64 {
-	if weights == nil {
-		weights = slices.Repeat([]float64{1}, len(counts))
-	}
-	n, total, chi, freedom := 0.0, 0.0, 0.0, -1.0
-	for i, c := range counts {
-		n, total = n+float64(c), total+weights[i]
-	}
-	for i, c := range counts {
-		if weights[i] == 0 {
-			if c > 0 {
-				t.Error("something has occurred that cannot")
-			}
-			continue
-		}
-		mean := n * weights[i] / total
-		chi += (float64(c) - mean) * (float64(c) - mean) / mean
-		freedom++
-	}
-	return (chi - freedom) / math.Sqrt(2*freedom)
-}
-
 // byKey are the ways in which people get one order after the other.
 var byKey = map[string]func(n, key int) func(pos int) int{
 	"seed":  func(n, key int) func(int) int { return Random(n, uint64(key)).Order(0) },
@@ -651,23 +597,22 @@ func TestGoldenOrders(t *testing.T) {
 // TestTorch compares with orders that torch has produced, element for element: randperm, DistributedSampler and
 // random_split.
 func TestTorch(t *testing.T) {
+	type order struct {
+		N, World, Epoch int
+		Seed            uint64
+		DropLast        bool `json:"drop_last"`
+		Shuffle         bool
+		Ranks           [][]int
+	}
 	var torch struct {
 		Randperm []struct {
-			N    int
-			Seed uint64
-			Out  []int
+			order
+			Out []int
 		}
-		Distributed []struct {
-			N, World, Epoch int
-			Seed            uint64
-			DropLast        bool `json:"drop_last"`
-			Shuffle         bool
-			Ranks           [][]int
-		}
+		Distributed []order
 		RandomSplit []struct {
-			N    int
-			Seed uint64
-			Out  [][]int
+			order
+			Out [][]int
 		} `json:"random_split"`
 	}
 	err := json.Unmarshal(must(os.ReadFile("testdata/torch_orders.json")), &torch)
@@ -701,17 +646,25 @@ func TestTorch(t *testing.T) {
 	}
 }
 
-// TestOrderFuncCopies checks that a caller that shuffles one slice in place does not disturb an epoch under way.
-func TestOrderFuncCopies(t *testing.T) {
-	indices := []int{0, 1, 2}
+// TestOrderFunc checks that a caller that shuffles one slice in place does not disturb an epoch under way, and that an order
+// that could not be computed is asked for again, but not one that could.
+func TestOrderFunc(t *testing.T) {
+	indices, calls := []int{0, 1, 2}, 0
 	s := OrderFunc(3, func(epoch int) []int {
+		if calls++; calls == 1 {
+			panic("not yet")
+		}
 		slices.Sort(indices)
 		indices[0], indices[epoch] = indices[epoch], indices[0]
 		return indices
 	})
-	first := s.Order(0)
-	s.Order(2)
-	equal(t, "epoch 0", []int{first(0), first(1), first(2)}, "[0 1 2]")
+	loader := newLoader(t, numbers(3), Options{Sampler: s})
+	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 3)
+	order := s.Order(1)
+	equal(t, "again", outcomes(loader.Epoch(t.Context(), 0)), "[[0] [1] [2]]")
+	equal(t, "epoch 1", []int{order(0), order(1), order(2)}, "[1 0 2]")
+	equal(t, "by Batch", must(loader.Batch(t.Context(), 0, 1)), "[1]")
+	equal(t, "calls", calls, 3)
 }
 
 // TestResize checks that a resized sampler walks on through the epochs of the one inside.
@@ -730,13 +683,8 @@ func TestResize(t *testing.T) {
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
 }
 
-// TestWithReplacement checks that draws with replacement repeat, stay inside and are uniform.
+// TestWithReplacement checks that draws with replacement are uniform, in many short epochs.
 func TestWithReplacement(t *testing.T) {
-	s := RandomWithReplacement(100, 101, 1)
-	equal(t, "length", s.Len(), 101)
-	if n := len(slices.Compact(sorted(positions(s, 0)))); n == 100 {
-		t.Error("nothing is repeated")
-	}
 	counts := make([]int, 100)
 	for _, i := range positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0) {
 		counts[i]++
@@ -806,7 +754,7 @@ func TestBuckets(t *testing.T) {
 	}
 	const budget = 1000
 	s := must(Buckets(lengths, budget, 5))
-	first, contents, shapes := map[string]bool{}, map[string]bool{}, map[string]bool{} // of the epochs
+	contents, shapes := map[string]bool{}, map[string]bool{} // of the epochs
 	for epoch := range 3 {
 		var all, longests []string
 		var seen []int
@@ -829,38 +777,17 @@ func TestBuckets(t *testing.T) {
 		if waste := 1 - float64(real)/float64(padded); waste > .1 {
 			t.Errorf("%.0f %% of the batches is padding", 100*waste)
 		}
-		first[all[0]], shapes[fmt.Sprint(longests)] = true, true
+		shapes[fmt.Sprint(longests)] = true
 		slices.Sort(all)
 		contents[fmt.Sprint(all)] = true
 	}
-	equal(t, "different first batches, orders of batches, and batches", []int{len(first), len(shapes), len(contents)}, "[3 3 3]")
+	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, "[3 3]")
 	if fmt.Sprint(s) == fmt.Sprint(must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))) {
 		t.Error("other lengths have the same description")
 	}
 	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
 	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
-}
-
-// expect is what a loader has to give from a position on, computed as DistributedSampler's documentation describes it: pad
-// or cut the order, take every Count-th, cut into batches.
-func expect(order []int, from int, o Options) [][]int {
-	count, rest := max(o.Shard.Count, 1), order[from:]
-	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
-		rest = append(slices.Clip(rest), order[i%len(order)])
-	}
-	if o.Tail == DropTail {
-		rest = rest[:len(rest)/count*count]
-	}
-	var mine []int
-	for i := o.Shard.Index; i < len(rest); i += count {
-		mine = append(mine, rest[i])
-	}
-	batches := slices.Collect(slices.Chunk(mine, max(o.BatchSize, 1)))
-	if k := len(batches) - 1; k >= 0 && o.DropLast && len(batches[k]) < o.BatchSize {
-		batches = batches[:k]
-	}
-	return batches
 }
 
 // FuzzDeal checks what each shard gets, from any position, for every length, number of shards and batch size. Cursors move
@@ -975,36 +902,6 @@ func TestShardFromEnv(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestProcesses starts this test in 4 processes, as torchrun would. Together they load the data set.
-func TestProcesses(t *testing.T) {
-	const n, count = 103, 4
-	if os.Getenv("DATALOADER_TEST_PROCESS") != "" {
-		shard := must(ShardFromEnv())
-		loader := newLoader(t, numbers(n), Options{BatchSize: 5, Shuffle: true, Seed: 1, Shard: shard, Tail: UnevenTail, Workers: shard.Index})
-		for _, batch := range batches(t, loader, 3) {
-			fmt.Println("loaded", strings.Trim(fmt.Sprint(batch), "[]"))
-		}
-		return
-	}
-	var all []int
-	for rank := range count {
-		process := exec.Command(os.Args[0], "-test.run=^TestProcesses$", "-test.v")
-		process.Env = append(os.Environ(), "DATALOADER_TEST_PROCESS=1", fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", count))
-		out, err := process.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		for line := range strings.Lines(string(out)) {
-			if indices, ok := strings.CutPrefix(line, "loaded "); ok {
-				for _, field := range strings.Fields(indices) {
-					all = append(all, must(strconv.Atoi(field)))
-				}
-			}
-		}
-	}
-	equal(t, "together", sorted(all), upTo(n))
 }
 
 // TestBadSamplers checks that arguments that can never be right are refused.
@@ -1260,14 +1157,12 @@ func TestLoopsDoNotMeet(t *testing.T) {
 		for range 4 {
 			all.Go(func() {
 				for epoch := range 10 {
-					want := 0
-					for batch, err := range loader.Epoch(t.Context(), epoch) {
-						if err != nil || len(batch) != 1 || batch[0] != want {
-							t.Error(batch, err)
-						}
-						want++
+					var got []int
+					for batch := range loader.Epoch(t.Context(), epoch) {
+						got = append(got, batch...)
 						loader.Recycle(batch)
 					}
+					equal(t, "of several goroutines", got, "[0 1 2]")
 				}
 			})
 		}
@@ -1380,18 +1275,18 @@ func TestUserCodeThatDies(t *testing.T) {
 			return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
 		}}
 		order := samplerFunc{4, func(int) func(int) int { die(); return nil }}
-		inBatch1 := "[[0 1] error dataloader: epoch 0, batch 1: " + name + " [4 5]]"
+		inBatch1 := "[[0 1] error dataloader: epoch 2, batch 1: " + name + " [4 5]]"
 		least := 0
 		if name == goexit {
 			least = 1 // without workers it ends the caller
 		}
 		for _, l := range []loading{
-			{"Get", get, nil, Options{BatchSize: 2}, "[[0 1] error dataloader: epoch 0, batch 1, sample 2: " + name + " [4 5]]"},
+			{"Get", get, nil, Options{BatchSize: 2}, "[[0 1] error dataloader: epoch 2, batch 1, sample 2: " + name + " [4 5]]"},
 			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
 			{"sampler", numbers(6), nil, Options{BatchSize: 2, Sampler: sampler}, inBatch1},
 			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
 			{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
-				"[[0 1] error dataloader: epoch 0, batch 1, sample 2: OnError: " + name + " [4 5]]"},
+				"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"},
 		} {
 			l.check(t, least)
 		}
@@ -1400,7 +1295,7 @@ func TestUserCodeThatDies(t *testing.T) {
 		}
 		loading{"dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"}.check(t, 0)
 		loading{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: order},
-			"[error dataloader: epoch 0, batch 0: " + name + " error dataloader: epoch 0, batch 1: " + name + "]"}.check(t, 0)
+			"[error dataloader: epoch 2, batch 0: " + name + " error dataloader: epoch 2, batch 1: " + name + "]"}.check(t, 0)
 		var p *PanicError
 		err := errorOf(newLoader(t, get, Options{}).Batch(t.Context(), 0, 2))
 		if !errors.As(err, &p) || !bytes.Contains(p.Stack, []byte("TestUserCodeThatDies")) {
@@ -1507,62 +1402,14 @@ func TestPartialWorkers(t *testing.T) {
 
 // TestError is the notebook's test of a data set that has no samples to give: every batch is an error.
 func TestError(t *testing.T) {
-	errNot := errors.New("not implemented")
-	data := Func(41, func(context.Context, int) (int, error) { return 0, errNot })
-	for _, workers := range []int{0, 1, 4} {
-		failed := 0
-		for _, err := range newLoader(t, data, Options{BatchSize: 2, Workers: workers}).Epoch(t.Context(), 0) {
-			if !errors.Is(err, errNot) {
-				t.Fatal(err)
-			}
-			failed++
-		}
-		equal(t, "errors", failed, 21)
+	data, want := Func(41, func(context.Context, int) (int, error) { return 0, errors.New("not implemented") }), []string{}
+	for k := range 21 {
+		want = append(want, fmt.Sprintf("error dataloader: epoch 2, batch %d, sample %d: not implemented", k, 2*k))
 	}
+	loading{"no samples", data, nil, Options{BatchSize: 2}, fmt.Sprint(want)}.check(t, 0)
 }
 
 // The loader's conformance: what PyTorch's own tests and its behaviour say.
-
-// A loading is a loader, and what it gives in epoch 0, in words.
-type loading struct {
-	name    string
-	data    Dataset[int]
-	collate Collate[int, []int] // nil means List
-	opts    Options
-	want    string
-}
-
-// check checks what comes for several windows and numbers of workers, from least on: in an epoch, by Batch, and as a stream
-// that is stopped and resumed everywhere.
-func (l loading) check(t *testing.T, least int) {
-	t.Helper()
-	if l.collate == nil {
-		l.collate = List[int]
-	}
-	for _, engine := range [][2]int{{0, 0}, {1, 0}, {1, 1}, {1, 3}, {2, 0}, {2, 1}, {2, 3}, {4, 0}, {4, 1}, {4, 3}} {
-		l.opts.Workers, l.opts.Prefetch = engine[0], engine[1]
-		loader := must(New(l.data, l.collate, l.opts))
-		what := fmt.Sprintf("%s, workers and prefetch %v", l.name, engine)
-		if engine[0] < least {
-			continue
-		}
-		if engine[1] == 0 {
-			equal(t, what+": as a stream", checkStream(t, loader.Stream(), 0), l.want)
-		}
-		synctest.Test(t, func(t *testing.T) {
-			got := outcomes(loader.Epoch(t.Context(), 0))
-			equal(t, what, got, l.want)
-			if l.opts.OnError == nil { // nothing is left out
-				equal(t, what+": Len", loader.Len(), len(got))
-				for k := range got {
-					if least == 0 {
-						equal(t, what+": Batch", outcomes(one(loader.Batch(t.Context(), 0, k)))[0], got[k])
-					}
-				}
-			}
-		})
-	}
-}
 
 // TestBatching checks the batches of small epochs.
 func TestBatching(t *testing.T) {
@@ -1588,7 +1435,7 @@ func TestBatching(t *testing.T) {
 		{"empty batch sampler", 3, Options{BatchSampler: Batches(Sequential(0), 2, false)}, "[]"},
 		{"sampler", 20, Options{BatchSize: 2, Sampler: fixed(2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}, "[[2 3] [4 5] [6 7] [8 9] [10 11]]"},
 		{"sampler with repeats", 3, Options{BatchSize: 2, Sampler: fixed(1, 1, 1)}, "[[1 1] [1]]"},
-		{"resized sampler", 3, Options{BatchSize: 2, Sampler: Resize(Sequential(3), 5)}, "[[0 1] [2 0] [1]]"},
+		{"resized sampler", 3, Options{BatchSize: 2, Sampler: Resize(Sequential(3), 5)}, "[[1 2] [0 1] [2]]"},
 		{"ragged batch sampler", 10, Options{BatchSampler: fixedBatches{{0, 1}, {2, 3, 4}, {5, 6}, {7, 8, 9}}}, "[[0 1] [2 3 4] [5 6] [7 8 9]]"},
 		{"batch sampler, one by one", 3, Options{BatchSampler: fixedBatches{{2}, {2, 2}}}, "[[2] [2 2]]"},
 		{"batches of a sampler", 10, Options{BatchSampler: Batches(Sequential(10), 3, false)}, "[[0 1 2] [3 4 5] [6 7 8] [9]]"},
@@ -1664,8 +1511,8 @@ func TestBatchGetter(t *testing.T) {
 
 // TestFailures checks that what fails comes as an error at its position, and that the rest comes as if nothing had happened.
 func TestFailures(t *testing.T) {
-	at, outside := "error dataloader: epoch 0, batch ", "is outside the data set, which has 3 samples"
-	length := "OrderFunc: the order of epoch 0 has 2 positions, must have 3"
+	at, outside := "error dataloader: epoch 2, batch ", "is outside the data set, which has 3 samples"
+	length := "OrderFunc: the order of epoch 2 has 4 positions, must have 3"
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
 	short := OrderFunc(3, func(epoch int) []int { return make([]int, 2+epoch) })
@@ -1711,28 +1558,17 @@ func TestFailures(t *testing.T) {
 	} {
 		l.check(t, 0)
 	}
-	equal(t, "the longer order of epoch 1", batches(t, newLoader(t, numbers(3), Options{Sampler: short}), 1), "[[0] [0] [0]]")
+	equal(t, "the order of epoch 1", batches(t, newLoader(t, numbers(3), Options{Sampler: short}), 1), "[[0] [0] [0]]")
 }
 
 // TestSampleError checks that a failed batch is a SampleError that says where, and has the cause.
 func TestSampleError(t *testing.T) {
 	getBatch := batchGetter[int]{9, func(context.Context, []int) ([]int, error) { return nil, errBad }}
-	for _, c := range []struct {
-		data Dataset[int]
-		want SampleError
-	}{
-		{failing(9, 3), SampleError{5, 1, 3, errBad}},
-		{getBatch, SampleError{5, 1, -1, errBad}},
-	} {
-		for _, workers := range []int{0, 2} {
-			k := 0
-			for _, err := range newLoader(t, c.data, Options{BatchSize: 2, Workers: workers}).Epoch(t.Context(), 5) {
-				var sample *SampleError
-				if k == 1 && (!errors.Is(err, errBad) || !errors.As(err, &sample) || *sample != c.want) {
-					t.Errorf("%#v, want %#v", err, c.want)
-				}
-				k++
-			}
+	for want, data := range map[SampleError]Dataset[int]{{5, 1, 3, errBad}: failing(9, 3), {5, 1, -1, errBad}: getBatch} {
+		var sample *SampleError
+		err := errorOf(newLoader(t, data, Options{BatchSize: 2}).Batch(t.Context(), 5, 1))
+		if !errors.Is(err, errBad) || !errors.As(err, &sample) || *sample != want {
+			t.Errorf("%#v, want %#v", err, want)
 		}
 	}
 }
@@ -1744,22 +1580,6 @@ func TestUnorderedErrors(t *testing.T) {
 		equal(t, "outcomes", outcomes(newLoader(t, data, Options{Workers: 2, Unordered: true}).Epoch(t.Context(), 0)),
 			"[[1] [2] [3] [4] [5] error dataloader: epoch 0, batch 0, sample 0: bad sample]")
 	})
-}
-
-// TestOrderHeals checks that an order that could not be computed is asked for again, and one that could is not.
-func TestOrderHeals(t *testing.T) {
-	calls := 0
-	s := OrderFunc(2, func(int) []int {
-		if calls++; calls == 1 {
-			panic("not yet")
-		}
-		return []int{1, 0}
-	})
-	loader := newLoader(t, numbers(2), Options{Sampler: s})
-	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 2)
-	equal(t, "then", outcomes(loader.Epoch(t.Context(), 0)), "[[1] [0]]")
-	must(loader.Batch(t.Context(), 0, 1))
-	equal(t, "calls", calls, 2)
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
@@ -1879,7 +1699,10 @@ func TestResumeExhaustive(t *testing.T) {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for o := range 8 {
 					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Shard: shard, Tail: tail}
-					resumeEverywhere(t, numbers(n), opts, expect(positions(Random(n, 7), 2), 0, opts))
+					want := fmt.Sprint(expect(positions(Random(n, 7), 2), 0, opts))
+					for workers := range 4 {
+						loading{"exhaustive", numbers(n), nil, opts, want}.checkWith(t, workers, 0, (workers+o+n)%4)
+					}
 				}
 			}
 		}
@@ -1896,37 +1719,7 @@ func TestResumeBatchSampler(t *testing.T) {
 				for _, k := range expect(upTo(n), 0, Options{Shard: shard, Tail: tail}) {
 					want = append(want, s.Batches(2)(k[0]))
 				}
-				resumeEverywhere(t, numbers(3*n), Options{BatchSampler: s, Shard: shard, Tail: tail}, want)
-			}
-		}
-	}
-}
-
-// resumeEverywhere checks that epoch 2 is want, for 0 to 3 workers, and its rest after every batch the rest of want: with
-// the same number of workers by checkStream, and here with another.
-func resumeEverywhere(t *testing.T, data Dataset[int], opts Options, want [][]int) {
-	t.Helper()
-	loaders := make([]*DataLoader[[]int], 4)
-	for workers := range loaders {
-		opts.Workers = workers
-		loaders[workers] = newLoader(t, data, opts)
-	}
-	equal(t, "stream", checkStream(t, loaders[len(want)%4].Stream(), 2), want)
-	for workers, loader := range loaders {
-		what := fmt.Sprintf("%+v, %d workers", opts, workers)
-		equal(t, what+": Len", loader.Len(), len(want))
-		at := Cursor{Epoch: 2}
-		for k := range len(want) + 1 {
-			other := throughJSON(t, at)
-			equal(t, fmt.Sprint(what, ": after ", k), collect(t, loaders[(workers+1+k%3)%4].Run(t.Context(), &other)), want[k:])
-			equal(t, "cursor after the rest", other, Cursor{Epoch: 3})
-			if k < len(want) {
-				equal(t, what+": Batch", must(loader.Batch(t.Context(), 2, k)), want[k])
-				for item := range loader.Stream()(t.Context(), at) {
-					equal(t, what+": batch", item.Value, want[k])
-					at = item.Next
-					break
-				}
+				loading{"dealt", numbers(3 * n), nil, Options{BatchSampler: s, Shard: shard, Tail: tail}, fmt.Sprint(want)}.check(t, 0)
 			}
 		}
 	}
@@ -1991,19 +1784,7 @@ func TestFailedItem(t *testing.T) {
 		equal(t, "in the end", at, Cursor{Epoch: 1})
 		data.bad = nil
 		equal(t, "healed", collect(t, loader.Run(t.Context(), &atFirst)), "[[3] [4] [5] [6] [7] [8] [9]]")
-		for item, err := range loader.Stream()(t.Context(), Cursor{}) {
-			equal(t, "Next", fmt.Sprint(item.Next.Pos, err), fmt.Sprint(item.Value[0]+1, nil))
-		}
 	}
-}
-
-// fromJSON is a cursor that was saved.
-func fromJSON(t *testing.T, text string) (c Cursor) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
 
 // TestCursorRefused checks that a cursor of another order, or a damaged one, is refused with the reason, and left alone.
