@@ -174,10 +174,13 @@ func values[T any](t testing.TB, data Dataset[T]) []T {
 // sorted is a sorted copy.
 func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
 
-// outcomes reads a sequence and writes down values and errors, in words.
+// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
 	for v, err := range seq {
+		if failed := (*SampleError)(nil); errors.As(err, &failed) && failed.Batch < 0 {
+			err = failed.Err
+		}
 		if err != nil {
 			text, _, _ := strings.Cut(err.Error(), "\n")
 			all = append(all, "error "+text)
@@ -310,8 +313,8 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	synctest.Test(t, func(t *testing.T) {
 		k := 0
 		for item, err := range loader.Stream()(t.Context(), Cursor{Epoch: 2}) {
-			if err != nil && !errors.As(err, new(*SampleError)) {
-				t.Errorf("%s: %v is no SampleError", l.name, err)
+			if failed := item.Err; err != nil || failed != nil && !errors.As(failed, new(*SampleError)) {
+				t.Errorf("%s: %v, or %v is no SampleError", l.name, err, failed)
 			}
 			if k++; l.opts.OnError == nil && workers == 0 {
 				equal(t, l.name+": Batch", outcomes(one(loader.Batch(t.Context(), 2, k-1))), got[k-1:k])

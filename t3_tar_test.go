@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
@@ -634,6 +635,9 @@ func FuzzTar(f *testing.F) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		for item, err := range stream(t.Context(), Cursor{}) {
+			if err = cmp.Or(err, item.Err); err != nil {
+				err = itemError(item.Next, err)
+			}
 			want = append(want, outcomes(one(item.Value, err))...)
 			cursors = append(cursors, item.Next)
 		}
@@ -947,8 +951,8 @@ func TestWebRequests(t *testing.T) {
 	})
 	var last error
 	for item, err := range must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.open}))(ctx, Cursor{}) {
-		if last = err; err != nil && !item.Next.isZero() {
-			t.Errorf("%v is not the last pair", err)
+		if last = err; item.Err != nil {
+			t.Error(item.Err)
 		}
 	}
 	if last != stopped {
@@ -1139,7 +1143,7 @@ func TestTarShards(t *testing.T) {
 		at = item.Next
 	}
 	equal(t, "after the last shard", outcomes(rank1.Run(t.Context(), ptr(throughJSON(t, at)))), "[]")
-	damaged := *at.State.(*stage)
+	damaged := *at.State.(*tarState)
 	damaged.N++
 	saysAll(t, errors.New(outcomes(rank1.Run(t.Context(), &Cursor{at.Epoch, at.Pos, damaged}))[0]), "damaged", "3 shards")
 

@@ -1025,7 +1025,7 @@ func ExampleStream_Filter() {
 	}
 	// Output:
 	// 7 <nil>
-	// 0 dataloader: Map: epoch 0, the item before pos 3: strconv.Atoi: parsing "nine": invalid syntax
+	// 0 dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
 	// 10 <nil>
 }
 

@@ -24,6 +24,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,18 +155,25 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		digest = hash(digest, 0)
 	}
 	by := fmt.Sprintf("Tar(shards #%x, %s, shard %d of %d)", digest, describe(order), rank.Index, rank.Count)
-	return staged(by, 0, nil, func(ctx context.Context, from Cursor, at stage, emit emitter[Record]) error {
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
+		var at tarState
+		if err := from.fit(by, &at.By, &at); err != nil {
+			return err
+		}
+		if at.N < 0 || at.Offset < 0 {
+			return from.refused("its state is damaged: %+v", at)
+		}
 		turn, pos := order.Order(from.Epoch), from.Pos
-		mine := (len(shards) - rank.Index + rank.Count - 1) / rank.Count
+		mine := rank.of(len(shards))
 		if at.N > mine {
 			return from.refused("its state is damaged: there are only %d shards, not %d", mine, at.N)
 		}
-		for ; at.N < mine; at = (stage{N: at.N + 1}) {
-			name := shards[turn(rank.Index+at.N*rank.Count)]
-			if !readShard(ctx, name, &opts, at, func(rec Record, err error, next stage) bool {
+		for ; at.N < mine; at = (tarState{N: at.N + 1}) {
+			name := shards[turn(rank.nth(at.N))]
+			if !readShard(ctx, name, &opts, at, func(rec Record, err error, next tarState) bool {
 				next.By = by
 				pos++
-				return emit(rec, err, pos, &next)
+				return yield(Item[Record]{rec, err, Cursor{from.Epoch, pos, &next}})
 			}) {
 				return nil
 			}
@@ -174,11 +182,19 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
+// A tarState is the State in the cursors of Tar.
+type tarState struct {
+	By     string `json:"by"`
+	N      int    `json:"n,omitempty"`      // the shards of this rank that were read to their end
+	Offset int64  `json:"offset,omitempty"` // in the next shard
+	Packed bool   `json:"packed,omitempty"` // whether that counts unpacked bytes
+}
+
 // readShard yields what comes in a shard from at on, each with the stage after it, and reports whether to go on.
-func readShard(ctx context.Context, name string, opts *TarOptions, at stage, yield func(rec Record, err error, next stage) bool) bool {
+func readShard(ctx context.Context, name string, opts *TarOptions, at tarState, yield func(rec Record, err error, next tarState) bool) bool {
 	s := &tarShard{ctx: ctx, name: name, max: opts.MaxFile, fields: map[string]bool{}}
 	if err := s.open(opts.Open, at); err != nil {
-		return yield(Record{}, err, stage{N: at.N + 1})
+		return yield(Record{}, err, tarState{N: at.N + 1})
 	}
 	defer s.file.Close()
 	s.take = func(rec *Record, field string) error {
@@ -195,8 +211,8 @@ func readShard(ctx context.Context, name string, opts *TarOptions, at stage, yie
 		case err == io.EOF:
 			return true
 		case s.failed:
-			return yield(Record{}, err, stage{N: at.N + 1})
-		case !yield(rec, err, stage{N: at.N, Offset: s.at.head, Packed: s.packed}):
+			return yield(Record{}, err, tarState{N: at.N + 1})
+		case !yield(rec, err, tarState{N: at.N, Offset: s.at.head, Packed: s.packed}):
 			return false
 		}
 	}
@@ -217,8 +233,8 @@ type tarShard struct {
 	file   io.ReadCloser
 	in     *bufio.Reader // of the archive, unpacked
 	packed bool
-	pos    int64  // of in
-	start  *stage // where to begin, until that is done
+	pos    int64     // of in
+	start  *tarState // where to begin, until that is done
 
 	at     tarEntry // the last one whose headers were read
 	left   int64    // of its data, still to be read or skipped
@@ -255,7 +271,7 @@ const (
 var errCut = fmt.Errorf("the archive ends without an end marker, it has been cut: %w", io.ErrUnexpectedEOF)
 
 // open opens the shard, to be read from at on.
-func (s *tarShard) open(open Opener, at stage) (err error) {
+func (s *tarShard) open(open Opener, at tarState) (err error) {
 	if !at.Packed {
 		s.pos = at.Offset
 	}
@@ -323,7 +339,7 @@ func (s *tarShard) fail(err error) error {
 func (s *tarShard) next() (rec Record, err error) {
 	defer func() {
 		if r := recover(); r != nil { // of the Opener's reader
-			rec, err = Record{}, s.fail(caught(r))
+			rec, err = Record{}, s.fail(&PanicError{r, debug.Stack()})
 		}
 	}()
 	if s.start != nil {
