@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"iter"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -388,4 +389,40 @@ func tree() fs.FS {
 		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
 	}
 	return files
+}
+
+// closedFS is a file system of which the folder dog cannot be read.
+type closedFS struct{ fs.FS }
+
+func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == "dog" {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+	}
+	return fs.ReadDir(c.FS, name)
+}
+
+// augmented is a data set whose samples are random numbers, from two generators.
+func augmented(t *testing.T) Dataset[int] {
+	return Func(24, func(ctx context.Context, i int) (int, error) {
+		x, again, other := Rand(ctx), Rand(ctx), Rand(WithSeed(ctx, 99))
+		if x != again {
+			t.Error("a sample has two generators")
+		}
+		return x.Int() ^ again.Int() ^ other.Int(), nil
+	})
+}
+
+// undo is the inverse of feistel.at: the rounds in reverse, subtracting.
+func undo(f *feistel, x uint64) uint64 {
+	for {
+		left, right := x>>f.k, x&(1<<f.k-1)
+		for j := len(f.keys) - 2; j >= 0; j -= 2 {
+			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
+			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
+			left = (left + f.a - add) % f.a
+		}
+		if x = left<<f.k | right; x < f.n {
+			return x
+		}
+	}
 }

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"maps"
 	"math"
-	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -65,16 +64,15 @@ func TestDatasets(t *testing.T) {
 func TestCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := make([]atomic.Int64, 10)
+		at := map[int]func() error{
+			3: func() error { return errBad },
+			4: func() error { panic("ouch") },
+			5: func() error { runtime.Goexit(); return nil },
+		}
 		data := Cache(Func(10, func(_ context.Context, i int) (int, error) {
-			first := calls[i].Add(1) == 1
 			time.Sleep(time.Second)
-			switch {
-			case first && i == 3:
-				return 0, errBad
-			case first && i == 4:
-				panic("ouch")
-			case first && i == 5:
-				runtime.Goexit()
+			if fail := at[i]; calls[i].Add(1) == 1 && fail != nil {
+				return 0, fail()
 			}
 			return i * i, nil
 		}))
@@ -159,17 +157,6 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// augmented is a data set whose samples are random numbers, from two generators.
-func augmented(t *testing.T) Dataset[int] {
-	return Func(24, func(ctx context.Context, i int) (int, error) {
-		x, again, other := Rand(ctx), Rand(ctx), Rand(WithSeed(ctx, 99))
-		if x != again {
-			t.Error("a sample has two generators")
-		}
-		return x.Int() ^ again.Int() ^ other.Int(), nil
-	})
-}
-
 // TestRand checks that the random numbers of a sample are its own, and the same for every number of workers, in order or
 // not, after a resume, for any number of ranks, and by Batch.
 func TestRand(t *testing.T) {
@@ -204,7 +191,8 @@ func TestRand(t *testing.T) {
 	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(t), shuffled), 2))
 }
 
-// TestRandDiffers checks that every epoch and seed has random numbers of its own.
+// TestRandDiffers checks that every epoch and seed has random numbers of its own. Inside a Cache they depend on the sample
+// alone, not on when it was fetched first.
 func TestRandDiffers(t *testing.T) {
 	var all []int
 	for seed := range uint64(2) {
@@ -213,20 +201,16 @@ func TestRandDiffers(t *testing.T) {
 		}
 	}
 	equal(t, "different numbers", len(slices.Compact(sorted(all))), 2*3*24)
+	opts := Options{Shuffle: true, Seed: 5, BatchSize: 4}
+	cached := newLoader(t, Cache(augmented(t)), opts)
+	first, third := samples(t, cached, 0), samples(t, cached, 3)
+	equal(t, "fetched before", samples(t, cached, 0), first)
+	opts.Workers = 2
+	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented(t)), opts), 3), third)
 	equal(t, "outside of a loader", Rand(t.Context()).Uint64(), Rand(t.Context()).Uint64())
 	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
 		t.Error("WithSeed has no effect")
 	}
-}
-
-// TestRandInCache checks that random numbers inside a Cache depend on the sample alone, not on when it was fetched first.
-func TestRandInCache(t *testing.T) {
-	opts := Options{Shuffle: true, Seed: 5, BatchSize: 4}
-	cached := newLoader(t, Cache(augmented(t)), opts)
-	first := batches(t, cached, 0)
-	opts.Workers = 2
-	equal(t, "first fetched in epoch 3", batches(t, newLoader(t, Cache(augmented(t)), opts), 3), batches(t, cached, 3))
-	equal(t, "fetched before", batches(t, cached, 0), first)
 }
 
 // TestWorker checks that all workers load, that each knows its number, and that nobody else has one.
@@ -243,17 +227,6 @@ func TestWorker(t *testing.T) {
 		equal(t, "Batch", must(newLoader(t, data, Options{Workers: workers}).Batch(t.Context(), 0, 0)), "[-1]")
 	})
 	equal(t, "outside", Worker(t.Context()), -1)
-}
-
-// names lists the names of files, and checks what is in them.
-func names(t *testing.T, data Dataset[File]) string {
-	t.Helper()
-	var all []string
-	for _, file := range values(t, data) {
-		equal(t, "content", string(file.Data), "in "+file.Name)
-		all = append(all, file.Name)
-	}
-	return strings.Join(all, " ")
 }
 
 // TestFiles checks which files the patterns match, in a tree and in a zip.
@@ -279,20 +252,15 @@ func TestFiles(t *testing.T) {
 		{[]string{"[ab].*", "a.txt", "*/1.png"}, "a.txt b.png cat/1.png dog/1.png"},
 	} {
 		for _, fsys := range []fs.FS{tree(), zipped} {
-			equal(t, fmt.Sprint(c.patterns), names(t, must(Files(fsys, c.patterns...))), c.want)
+			var names []string
+			for _, file := range values(t, must(Files(fsys, c.patterns...))) {
+				equal(t, "content", string(file.Data), "in "+file.Name)
+				names = append(names, file.Name)
+			}
+			equal(t, fmt.Sprint(c.patterns), strings.Join(names, " "), c.want)
 		}
 	}
 	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
-}
-
-// closedFS is a file system of which the folder dog cannot be read.
-type closedFS struct{ fs.FS }
-
-func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == "dog" {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
-	}
-	return fs.ReadDir(c.FS, name)
 }
 
 // TestFilesReadsWhatItMust checks that a folder that cannot be read is an error, and that folders that a pattern cannot
@@ -437,31 +405,13 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
-// undo is the inverse of feistel.at: the rounds in reverse, subtracting.
-func undo(f *feistel, x uint64) uint64 {
-	for {
-		left, right := x>>f.k, x&(1<<f.k-1)
-		for j := len(f.keys) - 2; j >= 0; j -= 2 {
-			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
-			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
-			left = (left + f.a - add) % f.a
-		}
-		if x = left<<f.k | right; x < f.n {
-			return x
-		}
-	}
-}
-
-// byKey are the ways in which people get one order after the other.
-var byKey = map[string]func(n, key int) func(pos int) int{
-	"seed":  func(n, key int) func(int) int { return Random(n, uint64(key)).Order(0) },
-	"epoch": func(n, key int) func(int) int { return Random(n, 0).Order(key) },
-}
-
-// TestRandomPermutations checks that over the seeds, and the epochs, that people use, all permutations of few samples
-// come equally often.
-func TestRandomPermutations(t *testing.T) {
-	for by, order := range byKey {
+// TestRandomIsUniform checks that over the seeds, and the epochs, that people use, all permutations of few samples come equally
+// often, and so do all ordered pairs of values at two positions: the test that weak networks fail.
+func TestRandomIsUniform(t *testing.T) {
+	for by, order := range map[string]func(n, key int) func(pos int) int{
+		"seed":  func(n, key int) func(int) int { return Random(n, uint64(key)).Order(0) },
+		"epoch": func(n, key int) func(int) int { return Random(n, 0).Order(key) },
+	} {
 		for n, permutations := range map[int]int{3: 6, 4: 24, 5: 120} {
 			counts := map[[5]int]int{}
 			for key := range 60000 {
@@ -476,13 +426,6 @@ func TestRandomPermutations(t *testing.T) {
 				t.Errorf("by %s, n %d: the %d permutations miss by %.1f standard deviations", by, n, len(counts), z)
 			}
 		}
-	}
-}
-
-// TestRandomPairs checks that all ordered pairs of values at two positions come equally often: the test that weak
-// networks fail.
-func TestRandomPairs(t *testing.T) {
-	for by, order := range byKey {
 		for _, n := range []int{10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
 			bins := min(n, 16)
 			bin := func(value int) int { return ((value+1)*bins - 1) / n }
@@ -1072,31 +1015,23 @@ func TestLookAhead(t *testing.T) {
 	}
 }
 
-// TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it costs one
+// TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it takes up one
 // place, and the others come. When it comes, all come.
 func TestStuckBatch(t *testing.T) {
-	for _, unordered := range []bool{false, true} {
+	others := upTo(20)[1:]
+	for unordered, want := range map[bool]string{false: fmt.Sprint("[] 3 1 ", upTo(20)), true: fmt.Sprint(others, " 19 1 ", append(others, 0))} {
 		synctest.Test(t, func(t *testing.T) {
-			data := &probe{n: 20, takes: once(time.Hour)}
-			var got []int
+			data, delivered := &probe{n: 20, takes: once(time.Hour)}, []int{}
 			var loop sync.WaitGroup
 			loop.Go(func() {
 				for batch := range newLoader(t, data, Options{Workers: 2, Unordered: unordered}).Epoch(t.Context(), 0) {
-					got = append(got, batch...)
+					delivered = append(delivered, batch...)
 				}
 			})
 			synctest.Wait()
-			if unordered {
-				equal(t, "delivered", got, upTo(20)[1:])
-			} else {
-				equal(t, "delivered, loaded, loading", fmt.Sprint(got, data.begun.Load()-data.running.Load(), data.running.Load()), "[] 3 1")
-			}
+			stuck := fmt.Sprint(delivered, data.begun.Load()-data.running.Load(), data.running.Load())
 			loop.Wait()
-			if unordered {
-				equal(t, "in the end", got, append(upTo(20)[1:], 0))
-			} else {
-				equal(t, "in the end", got, upTo(20))
-			}
+			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered in the end", fmt.Sprint(stuck, " ", delivered), want)
 		})
 	}
 }
@@ -1142,17 +1077,11 @@ func TestWallTime(t *testing.T) {
 	}
 }
 
-// TestLoopsDoNotMeet checks that loops over one loader, nested or in several goroutines, do not disturb each other.
+// TestLoopsDoNotMeet checks that loops over one loader, in several goroutines, do not disturb each other, with memory that
+// goes round between them. (checkStream has two loops in one goroutine.)
 func TestLoopsDoNotMeet(t *testing.T) {
 	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
-		loader := newLoader(t, numbers(3), Options{Workers: workers})
-		var got []string
-		for a := range loader.Epoch(t.Context(), 0) {
-			for b := range loader.Epoch(t.Context(), 0) {
-				got = append(got, fmt.Sprint(a[0], b[0]))
-			}
-		}
-		equal(t, "pairs", got, "[0 0 0 1 0 2 1 0 1 1 1 2 2 0 2 1 2 2]")
+		loader := newLoader(t, numbers(9), Options{BatchSize: 2, Workers: workers})
 		var all sync.WaitGroup
 		for range 4 {
 			all.Go(func() {
@@ -1162,7 +1091,7 @@ func TestLoopsDoNotMeet(t *testing.T) {
 						got = append(got, batch...)
 						loader.Recycle(batch)
 					}
-					equal(t, "of several goroutines", got, "[0 1 2]")
+					equal(t, "one loop's samples", got, upTo(9))
 				}
 			})
 		}
@@ -1445,65 +1374,51 @@ func TestBatching(t *testing.T) {
 	}
 }
 
-// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches, for every number of workers, and
-// that loops that were left before leave no trace in it. (In one Go peer no sampler ever took effect.)
+// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches, in every epoch. (In one Go peer no
+// sampler ever took effect.)
 func TestSamplerOrderIsBatchOrder(t *testing.T) {
+	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
 	for _, test := range []struct {
 		opts Options
 		want Sampler
 	}{
-		{Options{}, Sequential(100)},
-		{Options{Shuffle: true, Seed: 42}, Random(100, 42)},
-		{Options{Sampler: Random(100, 3)}, Random(100, 3)},
-		{Options{Sampler: TorchRandom(100, 3)}, TorchRandom(100, 3)},
-		{Options{Sampler: RandomWithReplacement(50, 100, 3)}, RandomWithReplacement(50, 100, 3)},
-		{Options{Sampler: OrderFunc(2, func(epoch int) []int { return []int{epoch, 1} })}, OrderFunc(2, func(epoch int) []int { return []int{epoch, 1} })},
+		{Options{}, Sequential(50)},
+		{Options{Shuffle: true, Seed: 42}, Random(50, 42)},
+		{Options{Sampler: Random(50, 3)}, Random(50, 3)},
+		{Options{Sampler: TorchRandom(50, 3)}, TorchRandom(50, 3)},
+		{Options{Sampler: RandomWithReplacement(50, 60, 3)}, RandomWithReplacement(50, 60, 3)},
+		{Options{Sampler: own}, own},
 	} {
-		for size := range 4 {
-			for workers := range 5 {
-				test.opts.BatchSize, test.opts.Workers = size, workers
-				loader := newLoader(t, numbers(100), test.opts)
-				for stop := range 5 {
-					for range loader.Epoch(t.Context(), 0) {
-						if stop--; stop < 0 {
-							break
-						}
-					}
-				}
-				for epoch := range 3 {
-					equal(t, fmt.Sprintf("%+v", test), samples(t, loader, epoch), positions(test.want, epoch))
-				}
-			}
+		for epoch := range 4 {
+			equal(t, fmt.Sprintf("%+v, epoch %d", test, epoch), samples(t, newLoader(t, numbers(50), test.opts), epoch), positions(test.want, epoch))
 		}
+		test.opts.BatchSize = 7
+		loading{"order", numbers(50), nil, test.opts, fmt.Sprint(slices.Collect(slices.Chunk(positions(test.want, 2), 7)))}.check(t, 0)
 	}
 }
 
-// TestBatchGetter checks that a data set that fetches batches is asked for batches only, also through Subset.
+// TestBatchGetter checks that a data set that fetches batches is asked once for each batch, also through Subset and without
+// the indices outside, and that Get is never called.
 func TestBatchGetter(t *testing.T) {
 	var calls [][]int
 	data := batchGetter[int]{5, func(_ context.Context, indices []int) ([]int, error) {
 		calls = append(calls, slices.Clone(indices))
 		return indices, nil
 	}}
-	for _, c := range []struct {
-		name string
-		data Dataset[int]
-		opts Options
-		want string
-	}{
-		{"batches", data, Options{BatchSize: 2}, "[[0 1] [2 3] [4]]"},
-		{"through Subset", must(Subset(data, []int{4, 2, 0})), Options{BatchSize: 2}, "[[4 2] [0]]"},
-		{"in another order", data, Options{BatchSize: 2, Sampler: fixed(3, 1, 1)}, "[[3 1] [1]]"},
-		{"without indices outside", data, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
-		{"with nothing left", data, Options{Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
+	subset := must(Subset(data, []int{4, 2, 0}))
+	for _, l := range []loading{
+		{"in order", data, nil, Options{BatchSize: 2}, "[[0 1] [2 3] [4]]"},
+		{"with a sampler", data, nil, Options{BatchSize: 2, Sampler: fixed(3, 1, 1)}, "[[3 1] [1]]"},
+		{"through Subset", subset, nil, Options{BatchSize: 2}, "[[4 2] [0]]"},
+		{"indices outside dropped", data, nil, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
+		{"nothing left", data, nil, Options{BatchSize: 2, Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
 	} {
 		calls = [][]int{}
-		equal(t, c.name, batches(t, newLoader(t, c.data, c.opts), 0), c.want)
-		equal(t, c.name+": calls", calls, c.want)
+		equal(t, l.name, batches(t, newLoader(t, l.data, l.opts), 0), l.want)
+		equal(t, l.name+": calls", calls, l.want)
 	}
-	subset := must(Subset(data, []int{4, 2, 0})).(BatchGetter[int])
 	for _, i := range []int{-1, 3} {
-		saysAll(t, errorOf(subset.GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
+		saysAll(t, errorOf(subset.(BatchGetter[int]).GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
 	}
 }
 
