@@ -26,7 +26,23 @@ import (
 	"time"
 )
 
-//INDEX
+// The classic loader's tests, in the order of the rooms.
+//
+//	dataset.go     Datasets: each adapter, and an index outside. Cache, CacheWaiters, Retry: what concurrent and failed
+//	               fetches cost. Rand, RandDiffers, Worker: what a Get is told. Files, FilesOnDisk, Folder.
+//	sampler.go     RandomIsBijection, RandomIsUniform, RandomBatches, SeedsAndEpochs: Random is a good shuffle.
+//	               GoldenOrders, Torch: orders that must not change, and torch's own. OrderFunc, Resize, WithReplacement,
+//	               Weighted, WeightedWithoutReplacement, Buckets: the other samplers. FuzzDeal, Elastic, Huge: each
+//	               rank's part, from any position. ShardFromEnv.
+//	batch.go       Rows, Stack, Pad: shapes and memory. Recycle, RecycleDropped: memory that goes round.
+//	worker.go      LookAhead, StuckBatch: the window. Order, WallTime: order and exact times. LoopsDoNotMeet. Leaving,
+//	               LeavingDeafGets, CancelWhileWaiting: every way to stop. UserCodeThatDies. Allocations, LargeBatchType.
+//	dataloader.go  Sequential … PartialWorkers, Error: the classic notebook's tests, by its names. Batching,
+//	               SamplerOrderIsBatchOrder, BatchGetter: which batches come. Failures, SampleError, UnorderedErrors: an
+//	               error stands at its position. OnError, OnErrorAtOnce, Trace. ResumeExhaustive, ResumeBatchSampler,
+//	               UnorderedResume, FailedItem: a resume neither loses nor repeats. CursorRefused, FuzzCursor, CursorLoad.
+//
+// BadDatasets, BadSamplers, BadBatches and BadOptions are the arguments that are refused.
 
 // dataset.go: data sets, the random numbers of a sample, files.
 
@@ -229,7 +245,8 @@ func TestWorker(t *testing.T) {
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
-// TestFiles checks which files the patterns match, in a tree and in a zip.
+// TestFiles checks which files the patterns match, in a tree and in a zip. A folder that cannot be read is an error, unless
+// the pattern cannot match anything in it.
 func TestFiles(t *testing.T) {
 	var archive bytes.Buffer
 	w := zip.NewWriter(&archive)
@@ -260,17 +277,12 @@ func TestFiles(t *testing.T) {
 			equal(t, fmt.Sprint(c.patterns), strings.Join(names, " "), c.want)
 		}
 	}
-	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
-}
-
-// TestFilesReadsWhatItMust checks that a folder that cannot be read is an error, and that folders that a pattern cannot
-// match are not read.
-func TestFilesReadsWhatItMust(t *testing.T) {
 	for pattern, reads := range map[string]bool{"*.png": false, "cat/*.png": false, "c*/*.png": false, "*/*.png": true, "**/*.png": true, "dog/*": true} {
 		if err := errorOf(Files(closedFS{tree()}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
 			t.Errorf("%s: %v", pattern, err)
 		}
 	}
+	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
 }
 
 // TestFilesOnDisk checks that files are read when they are asked for, through links to files, and that a file that has
@@ -387,10 +399,11 @@ func TestRandomIsBijection(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 1))
-	for _, n := range []uint64{maxTable + 1, 1e6, math.MaxInt32, 1<<32 - 1, 1 << 32, 1<<32 + 1, 1e12, 1<<40 + 1, 1<<62 - 1, 1 << 62} {
-		if n > math.MaxInt {
-			continue // there are no such positions where an int has 32 bits
-		}
+	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
+	if strconv.IntSize == 64 {
+		huge = append(huge, 1<<32-1, 1<<32, 1<<32+1, 1e12, 1<<40+1, 1<<62-1, 1<<62)
+	}
+	for _, n := range huge {
 		f := newFeistel(n, n)
 		if domain := f.a << f.k; domain < n || domain-n > 1<<(f.k+1) {
 			t.Errorf("n %d: the domain is %d", n, domain)
@@ -405,8 +418,8 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
-// TestRandomIsUniform checks that over the seeds, and the epochs, that people use, all permutations of few samples come equally
-// often, and so do all ordered pairs of values at two positions: the test that weak networks fail.
+// TestRandomIsUniform checks that over the seeds, and the epochs, that people use, all permutations of few samples come
+// equally often, and so do all pairs of values at two positions. Weak networks fail it.
 func TestRandomIsUniform(t *testing.T) {
 	for by, order := range map[string]func(n, key int) func(pos int) int{
 		"seed":  func(n, key int) func(int) int { return Random(n, uint64(key)).Order(0) },
@@ -484,8 +497,7 @@ func TestRandomBatches(t *testing.T) {
 	}
 }
 
-// TestSeedsAndEpochs checks that (seed, epoch) and (seed+1, epoch-1) agree no more than chance: in one position on
-// average.
+// TestSeedsAndEpochs checks that (seed, epoch) and (seed+1, epoch-1) agree no more than chance: in one position on average.
 func TestSeedsAndEpochs(t *testing.T) {
 	for _, n := range []int{1000, 100000} {
 		agree := 0
@@ -503,8 +515,7 @@ func TestSeedsAndEpochs(t *testing.T) {
 	}
 }
 
-// TestGoldenOrders pins orders and random numbers. They are a promise, since a cursor has only the seed: they must not
-// change.
+// TestGoldenOrders pins orders and random numbers. They must not change, because a cursor has only the seed.
 func TestGoldenOrders(t *testing.T) {
 	first := func(s Sampler, epoch, n int) string {
 		var all []int
@@ -537,8 +548,7 @@ func TestGoldenOrders(t *testing.T) {
 	}
 }
 
-// TestTorch compares with orders that torch has produced, element for element: randperm, DistributedSampler and
-// random_split.
+// TestTorch compares randperm, DistributedSampler and random_split with orders that torch has produced.
 func TestTorch(t *testing.T) {
 	type order struct {
 		N, World, Epoch int
@@ -1077,8 +1087,7 @@ func TestWallTime(t *testing.T) {
 	}
 }
 
-// TestLoopsDoNotMeet checks that loops over one loader, in several goroutines, do not disturb each other, with memory that
-// goes round between them. (checkStream has two loops in one goroutine.)
+// TestLoopsDoNotMeet checks that loops over one loader in several goroutines, which share its memory, do not disturb each other.
 func TestLoopsDoNotMeet(t *testing.T) {
 	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
 		loader := newLoader(t, numbers(9), Options{BatchSize: 2, Workers: workers})
@@ -1103,12 +1112,7 @@ func TestLoopsDoNotMeet(t *testing.T) {
 // Get begins after.
 func TestLeaving(t *testing.T) {
 	enough := errors.New("enough")
-	for name, leave := range map[string]func(cancel func()) (stop bool){
-		"break":  func(func()) bool { return true },
-		"panic":  func(func()) bool { panic("of the loop body") },
-		"Goexit": func(func()) bool { runtime.Goexit(); return false },
-		"cancel": func(cancel func()) bool { cancel(); return false },
-	} {
+	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
 		eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
 			for stop := range 12 {
 				data := &probe{n: 40, takes: always(time.Second)}
@@ -1116,34 +1120,44 @@ func TestLeaving(t *testing.T) {
 				var left time.Time
 				var begun int64
 				var errs []error
+				body := func(n int) (more bool) {
+					if n < stop {
+						return true
+					}
+					synctest.Wait()
+					left, begun = time.Now(), data.begun.Load()
+					switch way {
+					case "panic":
+						panic("of the loop body")
+					case "Goexit":
+						runtime.Goexit()
+					case "cancel":
+						cancel(enough)
+					}
+					return way != "break"
+				}
 				var loop sync.WaitGroup
 				loop.Go(func() {
 					defer func() {
 						if r := recover(); r != nil && r != "of the loop body" {
 							panic(r)
 						}
-						equal(t, name+": Gets still running, Gets begun since, time to leave",
+						equal(t, way+": Gets still running, Gets begun since, time to leave",
 							fmt.Sprint(data.running.Load(), data.begun.Load()-begun, time.Since(left)), "0 0 0s")
 					}()
 					n := 0
 					for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3}).Epoch(ctx, 0) {
 						if err != nil {
 							errs = append(errs, err)
-							continue
-						}
-						if n == stop {
-							left = time.Now()
-							synctest.Wait()
-							if begun = data.begun.Load(); leave(func() { cancel(enough) }) {
-								break
-							}
+						} else if !body(n) {
+							break
 						}
 						n++
 					}
 				})
 				loop.Wait()
 				cancel(nil)
-				if name == "cancel" && (len(errs) != 1 || errs[0] != enough) {
+				if way == "cancel" && (len(errs) != 1 || errs[0] != enough) {
 					t.Fatalf("after cancel: %v, want %v once", errs, enough)
 				}
 			}
@@ -1205,37 +1219,39 @@ func TestUserCodeThatDies(t *testing.T) {
 		}}
 		order := samplerFunc{4, func(int) func(int) int { die(); return nil }}
 		inBatch1 := "[[0 1] error dataloader: epoch 2, batch 1: " + name + " [4 5]]"
-		least := 0
-		if name == goexit {
-			least = 1 // without workers it ends the caller
-		}
-		for _, l := range []loading{
+		all := []loading{
 			{"Get", get, nil, Options{BatchSize: 2}, "[[0 1] error dataloader: epoch 2, batch 1, sample 2: " + name + " [4 5]]"},
 			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
 			{"sampler", numbers(6), nil, Options{BatchSize: 2, Sampler: sampler}, inBatch1},
 			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
-		} {
+		}
+		least := 1 // without workers a Goexit ends the caller
+		if name != goexit {
+			least = 0
+			all = append(all, []loading{ // OnError and Order run in the caller's goroutine; a Goexit in Get ends the whole batch
+				{"dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"},
+				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
+					"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"},
+				{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: order},
+					"[error dataloader: epoch 2, batch 0: " + name + " error dataloader: epoch 2, batch 1: " + name + "]"},
+			}...)
+		}
+		for _, l := range all {
 			l.check(t, least)
+			for _, err := range l.loader(3, 0).Epoch(t.Context(), 0) {
+				var p *PanicError
+				if errors.As(err, &p) && !bytes.Contains(p.Stack, []byte("TestUserCodeThatDies")) {
+					t.Errorf("%s: the stack does not show where: %s", l.name, p.Stack)
+				}
+				if err != nil && errors.Is(err, io.EOF) != (name == "panic: EOF") {
+					t.Errorf("%s: %v is not the value of the panic", l.name, err)
+				}
+			}
 		}
-		if name == goexit {
-			continue // OnError and Order are called in the caller's goroutine; a Goexit in Get ends the whole batch
-		}
-		loading{"dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"}.check(t, 0)
-		loading{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
-			"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"}.check(t, 0)
-		loading{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: order},
-			"[error dataloader: epoch 2, batch 0: " + name + " error dataloader: epoch 2, batch 1: " + name + "]"}.check(t, 0)
-		var p *PanicError
-		err := errorOf(newLoader(t, get, Options{}).Batch(t.Context(), 0, 2))
-		if !errors.As(err, &p) || !bytes.Contains(p.Stack, []byte("TestUserCodeThatDies")) {
-			t.Errorf("%v does not show where", err)
-		}
-		equal(t, "the value of the panic is the cause", errors.Is(err, io.EOF), name == "panic: EOF")
 	}
 }
 
-// TestAllocations checks that a batch of an epoch under way costs no allocation, with List and Recycle, for any number of
-// workers.
+// TestAllocations checks that with List and Recycle a batch of an epoch under way costs no allocation.
 func TestAllocations(t *testing.T) {
 	for workers := range 3 {
 		loader := newLoader(t, numbers(4000), Options{BatchSize: 4, Shuffle: true, Workers: workers})
@@ -1256,13 +1272,9 @@ func TestLargeBatchType(t *testing.T) {
 		copy(dst[:], samples)
 		return dst, nil
 	}, Options{BatchSize: 2, Workers: 2}))
-	k := 0
-	for batch, err := range loader.Stream().Prefetch(2).Epoch(t.Context(), 0) {
-		equal(t, "batch", fmt.Sprint(batch[:2], err), fmt.Sprint([]int{k, k + 1}, nil))
-		loader.Recycle(batch)
-		k += 2
+	for k, batch := range collect(t, loader.Stream().Prefetch(2).Epoch(t.Context(), 0)) {
+		equal(t, "batch", batch[:2], []int{2 * k, 2*k + 1})
 	}
-	equal(t, "samples", k, 6)
 }
 
 // dataloader.go: first the classic notebook's tests, by its names.
@@ -1352,13 +1364,9 @@ func TestBatching(t *testing.T) {
 		{"last batch short", 10, Options{BatchSize: 3}, "[[0 1 2] [3 4 5] [6 7 8] [9]]"},
 		{"last batch dropped", 10, Options{BatchSize: 3, DropLast: true}, "[[0 1 2] [3 4 5] [6 7 8]]"},
 		{"no empty batch", 9, Options{BatchSize: 3}, "[[0 1 2] [3 4 5] [6 7 8]]"},
-		{"no empty batch, dropping", 9, Options{BatchSize: 3, DropLast: true}, "[[0 1 2] [3 4 5] [6 7 8]]"},
 		{"batch larger than the data", 2, Options{BatchSize: 20}, "[[0 1]]"},
-		{"batch larger than the data, dropping", 2, Options{BatchSize: 20, DropLast: true}, "[]"},
 		{"batch as large as can be", 2, Options{BatchSize: math.MaxInt}, "[[0 1]]"},
-		{"eleven by three", 11, Options{BatchSize: 3}, "[[0 1 2] [3 4 5] [6 7 8] [9 10]]"},
 		{"empty", 0, Options{BatchSize: 3}, "[]"},
-		{"empty, dropping", 0, Options{BatchSize: 3, DropLast: true}, "[]"},
 		{"empty, shuffled", 0, Options{BatchSize: 3, Shuffle: true}, "[]"},
 		{"empty, sharded", 0, Options{Shard: Shard{1, 2}}, "[]"},
 		{"empty batch sampler", 3, Options{BatchSampler: Batches(Sequential(0), 2, false)}, "[]"},
@@ -1367,7 +1375,6 @@ func TestBatching(t *testing.T) {
 		{"resized sampler", 3, Options{BatchSize: 2, Sampler: Resize(Sequential(3), 5)}, "[[1 2] [0 1] [2]]"},
 		{"ragged batch sampler", 10, Options{BatchSampler: fixedBatches{{0, 1}, {2, 3, 4}, {5, 6}, {7, 8, 9}}}, "[[0 1] [2 3 4] [5 6] [7 8 9]]"},
 		{"batch sampler, one by one", 3, Options{BatchSampler: fixedBatches{{2}, {2, 2}}}, "[[2] [2 2]]"},
-		{"batches of a sampler", 10, Options{BatchSampler: Batches(Sequential(10), 3, false)}, "[[0 1 2] [3 4 5] [6 7 8] [9]]"},
 		{"batches of a sampler, dropping", 10, Options{BatchSampler: Batches(Sequential(10), 3, true)}, "[[0 1 2] [3 4 5] [6 7 8]]"},
 	} {
 		loading{test.name, numbers(test.n), nil, test.opts, test.want}.check(t, 0)
@@ -1636,7 +1643,7 @@ func TestUnorderedResume(t *testing.T) {
 			at := Cursor{Epoch: 1}
 			for at.Epoch == 1 {
 				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
-				stop, pos := 1+random.IntN(8), at.Pos
+				stop, pos := random.IntN(9), at.Pos
 				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
 					outcome := outcomes(one(batch, err))[0]
 					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
@@ -1645,10 +1652,9 @@ func TestUnorderedResume(t *testing.T) {
 					if at.Pos < pos {
 						t.Fatalf("pos %d after %d", at.Pos, pos)
 					}
-					if pos = at.Pos; stop == 0 {
+					pos = at.Pos
+					if stop--; stop < 0 {
 						break
-					} else if err == nil {
-						stop = max(0, stop-1)
 					}
 				}
 				if random.IntN(2) == 0 {
@@ -1662,8 +1668,7 @@ func TestUnorderedResume(t *testing.T) {
 	}
 }
 
-// TestFailedItem checks that Run leaves the cursor before a failed batch and moves on with the next success. An error that
-// has healed by the time of a resume changes nothing.
+// TestFailedItem checks that Run leaves the cursor before a failed batch, which a resume tries again, until the next success.
 func TestFailedItem(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		data := &probe{n: 10, bad: []int{3, 4, 9}}
@@ -1797,11 +1802,6 @@ func TestCursorLoad(t *testing.T) {
 	saysAll(t, Cursor{Epoch: 3, Pos: 4, State: "x"}.Load(new(int)), "epoch 3, pos 4", "does not fit")
 }
 
-// badLength is a data set of length -5.
-type badLength struct{ Dataset[int] }
-
-func (badLength) Len() int { return -5 }
-
 // TestBadOptions checks that options that make no sense are refused, with the field, its value and what is allowed.
 func TestBadOptions(t *testing.T) {
 	some, none := numbers(3), Dataset[int](nil)
@@ -1809,7 +1809,7 @@ func TestBadOptions(t *testing.T) {
 	refused(t, []refusal{
 		{errorOf(New(none, List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
-		{errorOf(New(badLength{}, List[int], Options{})), "length is -5"},
+		{errorOf(New(&probe{n: -5}, List[int], Options{})), "length is -5"},
 		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
 		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
 		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
