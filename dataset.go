@@ -44,10 +44,9 @@ type Slice[T any] []T
 func (s Slice[T]) Len() int { return len(s) }
 
 // Get returns s[i].
-func (s Slice[T]) Get(_ context.Context, i int) (T, error) {
+func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= len(s) {
-		var zero T
-		return zero, outside(i, len(s))
+		return sample, outside(i, len(s))
 	}
 	return s[i], nil
 }
@@ -82,10 +81,9 @@ type function[T any] struct {
 func (f function[T]) Len() int { return f.n }
 
 // Get calls the function, if the data set has the index.
-func (f function[T]) Get(ctx context.Context, i int) (T, error) {
+func (f function[T]) Get(ctx context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= f.n {
-		var zero T
-		return zero, outside(i, f.n)
+		return sample, outside(i, f.n)
 	}
 	return f.get(ctx, i)
 }
@@ -153,26 +151,21 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
 	}
-	sum := 0
+	if data.Len() > maxTorch { // see TorchRandom in sampler.go
+		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", data.Len(), maxTorch)
+	}
+	order := TorchRandom(data.Len(), seed).Order(0) // order(pos) is the index at position pos
+	parts, left := make([]Dataset[T], len(lengths)), data.Len()
 	for p, n := range lengths {
-		if n < 0 || n > data.Len()-sum {
-			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, data.Len()-sum, data.Len())
+		if n < 0 || n > left {
+			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
 		}
-		sum += n
-	}
-	if sum != data.Len() {
-		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, sum, data.Len())
-	}
-	if sum > maxTorch { // see TorchRandom in sampler.go
-		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
-	}
-	order := TorchRandom(sum, seed).Order(0) // order(pos) is the index at position pos
-	parts := make([]Dataset[T], len(lengths))
-	end := 0
-	for p, n := range lengths {
-		begin := end
+		begin := data.Len() - left
 		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
-		end += n
+		left -= n
+	}
+	if left > 0 {
+		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, data.Len()-left, data.Len())
 	}
 	return parts, nil
 }
@@ -212,11 +205,10 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
-	return Func(data.Len(), func(ctx context.Context, i int) (U, error) {
+	return Func(data.Len(), func(ctx context.Context, i int) (transformed U, err error) {
 		sample, err := data.Get(ctx, i)
 		if err != nil {
-			var zero U
-			return zero, err
+			return transformed, err
 		}
 		return f(ctx, sample)
 	})
@@ -250,7 +242,9 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		}
 		defer func() { slot <- kept }() // also after a panic in data.Get
 		if kept == nil {
-			fetched, err := data.Get(withSpot(ctx, spot{pos: uint64(i)}), i)
+			at := scopeOf(ctx)
+			ctx, _ := withScope(ctx, at.worker, at.seed, spot{pos: uint64(i)})
+			fetched, err := data.Get(ctx, i)
 			if err != nil {
 				return sample, err
 			}
@@ -282,9 +276,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
 				return sample, err
 			}
-			if wait < math.MaxInt64/2 {
-				wait *= 2
-			}
+			wait += min(wait, math.MaxInt64-wait)
 			rewind()
 		}
 	})
@@ -292,10 +284,8 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 
 // pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -369,13 +359,6 @@ func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.C
 // move makes s the scope of another sample.
 func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
 
-// withSpot returns ctx for another sample.
-func withSpot(ctx context.Context, at spot) context.Context {
-	s := scopeOf(ctx)
-	ctx, _ = withScope(ctx, s.worker, s.seed, at)
-	return ctx
-}
-
 // rewinder returns a function that sets the generator of ctx back to its present state.
 func rewinder(ctx context.Context) func() {
 	s := scopeOf(ctx)
@@ -408,7 +391,9 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	var names []string
 	for _, pattern := range patterns {
 		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
-		if err == nil && len(found) == 0 && !all {
+		if _, bad := path.Match(pattern, ""); bad != nil {
+			err = bad
+		} else if err == nil && len(found) == 0 && !all {
 			err = errors.New("it matches no file")
 		}
 		if err != nil {
@@ -430,29 +415,20 @@ func readFiles(fsys fs.FS, names []string) Dataset[File] {
 
 // glob lists the files below dir that match the elements of a pattern: the first element is matched against the entries
 // of dir, the others against what lies below. A file may be listed more than once if "**" occurs more than once.
-func glob(fsys fs.FS, dir string, pattern []string) ([]string, error) {
+func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
 	first, rest := pattern[0], pattern[1:]
-	if _, err := path.Match(first, ""); err != nil {
-		return nil, err
-	}
-	var names []string
-	below := func(dir string, pattern []string) error {
-		found, err := glob(fsys, dir, pattern)
-		names = append(names, found...)
-		return err
-	}
-	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir need not be listed
-		err := below(path.Join(dir, first), rest)
+	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir is not listed
+		names, err = glob(fsys, path.Join(dir, first), rest)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		return names, err
 	}
-	next := rest // the pattern for a folder in dir
+	below := rest // the pattern for the folders in dir
 	if first == "**" {
-		next = pattern
-		if len(rest) > 0 { // "**" stands for no folder
-			if err := below(dir, rest); err != nil {
+		below = pattern
+		if len(rest) > 0 { // "**" stands for no folder, too
+			if names, err = glob(fsys, dir, rest); err != nil {
 				return nil, err
 			}
 		}
@@ -463,30 +439,33 @@ func glob(fsys fs.FS, dir string, pattern []string) ([]string, error) {
 	}
 	for _, entry := range entries {
 		name := path.Join(dir, entry.Name())
-		mode := entry.Type()
-		if matched, _ := path.Match(first, entry.Name()); !matched { // "**" matches as "*" does
-			continue
-		}
-		if mode.IsDir() && len(next) > 0 {
-			if err := below(name, next); err != nil {
-				return nil, err
+		matched, err := path.Match(first, entry.Name()) // "**" matches as "*" does
+		if matched && entry.IsDir() && len(below) > 0 {
+			var found []string
+			found, err = glob(fsys, name, below)
+			names = append(names, found...)
+		} else if matched && len(rest) == 0 {
+			if matched, err = isFile(fsys, name, entry.Type()); matched {
+				names = append(names, name)
 			}
 		}
-		if len(rest) > 0 {
-			continue
-		}
-		if mode&fs.ModeSymlink != 0 {
-			info, err := fs.Stat(fsys, name)
-			if err != nil {
-				return nil, err
-			}
-			mode = info.Mode()
-		}
-		if mode.IsRegular() {
-			names = append(names, name)
+		if err != nil {
+			return nil, err
 		}
 	}
 	return names, nil
+}
+
+// isFile reports whether name, whose entry in its folder has the given type, is a regular file or a link to one.
+func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
+	if mode&fs.ModeSymlink != 0 {
+		info, err := fs.Stat(fsys, name)
+		if err != nil {
+			return false, err
+		}
+		mode = info.Mode()
+	}
+	return mode.IsRegular(), nil
 }
 
 // Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth in it:
@@ -555,10 +534,7 @@ type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], err
 // Epoch returns the values of one epoch, from its start. The same epoch yields the same values again. Errors are those
 // of Run.
 func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		at := Cursor{Epoch: epoch}
-		s.Run(ctx, &at)(yield)
-	}
+	return func(yield func(T, error) bool) { s.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item

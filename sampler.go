@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"sync/atomic"
 )
@@ -203,9 +204,6 @@ func checkCount(constructor string, n, count int) {
 //
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
-	if count <= 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d, must be positive", count)
-	}
 	var items []int // the samples of positive weight
 	var positive []float64
 	digest := uint64(0) // so that cursors differ if weights do
@@ -219,11 +217,12 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 			positive = append(positive, w)
 		}
 	}
-	if len(items) == 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
-	}
-	if !replace && count > len(items) {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items))
+	if err := cmp.Or(
+		errorIf(count <= 0, "Weighted: count is %d, must be positive", count),
+		errorIf(len(items) == 0, "Weighted: none of the %d weights is positive", len(weights)),
+		errorIf(!replace && count > len(items), "Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)),
+	); err != nil {
+		return nil, err
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -251,11 +250,7 @@ func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
 	return func(seed uint64) func(int) int {
 		return func(pos int) int {
 			x := unit(counter(seed, uint64(pos))) * sum
-			j, exact := slices.BinarySearch(sums, x)
-			if exact { // the interval that begins at x is the next one
-				j++
-			}
-			return j
+			return sort.Search(len(sums), func(j int) bool { return sums[j] > x })
 		}
 	}
 }
@@ -359,11 +354,11 @@ func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
 	checkCount("Resize", n, count)
-	inner := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
 		return func(pos int) int {
 			pos += epoch * count // in the endless walk
-			return inner.at(pos / n)(pos % n)
+			return orderOf(pos / n)(pos % n)
 		}
 	}}
 }
@@ -376,28 +371,23 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// A recent keeps the orders of the two epochs that were asked for last, one even and one odd: to make an order may take
-// as long as the epoch has positions. It is safe for concurrent use.
-type recent[F any] struct {
-	make func(epoch int) F
-	kept [2]atomic.Pointer[epochOrder[F]]
-}
-
-// An epochOrder is an order and its epoch.
-type epochOrder[F any] struct {
-	epoch int
-	order F
-}
-
-// at returns the order of an epoch.
-func (r *recent[F]) at(epoch int) F {
-	kept := &r.kept[epoch&1]
-	o := kept.Load()
-	if o == nil || o.epoch != epoch {
-		o = &epochOrder[F]{epoch, r.make(epoch)}
-		kept.Store(o)
+// recent returns a function that keeps the orders of the two epochs that it was asked for last, one even and one odd,
+// because to make an order may take as long as the epoch has positions. The function is safe for concurrent use.
+func recent[F any](orderOf func(epoch int) F) func(epoch int) F {
+	type entry struct {
+		epoch int
+		order F
 	}
-	return o.order
+	var kept [2]atomic.Pointer[entry]
+	return func(epoch int) F {
+		slot := &kept[epoch&1]
+		e := slot.Load()
+		if e == nil || e.epoch != epoch {
+			e = &entry{epoch, orderOf(epoch)}
+			slot.Store(e)
+		}
+		return e.order
+	}
 }
 
 // Batches divides the order of s into batches of size samples. The last batch of an epoch may be shorter; with dropLast
@@ -406,17 +396,13 @@ func (r *recent[F]) at(epoch int) F {
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
-	n := s.Len()
-	count := ceil(n, size)
-	if dropLast {
-		count = n / size
-	}
-	return batchSampler{count, fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
+	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
+	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
 		at := s.Order(epoch)
 		return func(k int) []int {
-			indices := make([]int, min(size, n-k*size))
-			for j := range indices {
-				indices[j] = at(k*size + j)
+			indices := d.positions(nil, k)
+			for j, pos := range indices {
+				indices[j] = at(pos)
 			}
 			return indices
 		}
@@ -463,38 +449,32 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}
 	slices.SortFunc(items, func(i, j int) int { return cmp.Or(lengths[i]-lengths[j], i-j) })
 
-	type bucket struct {
-		items        []int
-		first, count int // the numbers of its batches are first to first+count-1
-	}
-	var buckets []bucket
-	var of []int // the bucket of each batch
+	type part struct{ bucket, begin, end int } // of a bucket, in its order
+	var buckets [][]int
+	var parts []part // one for each batch
 	for len(items) > 0 {
 		shortest, n := lengths[items[0]], 0
 		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
-		size := budget / max(1, lengths[items[n-1]])
-		b := bucket{items: items[:n], first: len(of), count: ceil(n, size)}
-		of = append(of, slices.Repeat([]int{len(buckets)}, b.count)...)
-		buckets = append(buckets, b)
-		items = items[n:]
+		count := ceil(n, budget/max(1, lengths[items[n-1]]))
+		for k := range count { // divided evenly, so that no batch is much smaller than the others
+			parts = append(parts, part{len(buckets), k * n / count, (k + 1) * n / count})
+		}
+		buckets, items = append(buckets, items[:n]), items[n:]
 	}
 	name := fmt.Sprintf("Buckets(%d, lengths #%x, budget %d, seed %d)", len(lengths), digest, budget, seed)
-	return batchSampler{len(of), name, func(epoch int) func(int) []int {
-		batch := Random(len(of), seed).Order(epoch)
+	return batchSampler{len(parts), name, func(epoch int) func(int) []int {
+		batch := Random(len(parts), seed).Order(epoch)
 		orders := make([]func(int) int, len(buckets))
-		for j, b := range buckets {
-			orders[j] = Random(len(b.items), hash(seed, uint64(j))).Order(epoch)
+		for j, items := range buckets {
+			orders[j] = Random(len(items), hash(seed, uint64(j))).Order(epoch)
 		}
 		return func(k int) []int {
-			k = batch(k)
-			b, at := buckets[of[k]], orders[of[k]]
-			k -= b.first // divided evenly, so that no batch is much smaller than the others
-			begin, end := k*len(b.items)/b.count, (k+1)*len(b.items)/b.count
-			indices := make([]int, end-begin)
-			for j := range indices {
-				indices[j] = b.items[at(begin+j)]
+			p := parts[batch(k)]
+			indices := make([]int, 0, p.end-p.begin)
+			for pos := p.begin; pos < p.end; pos++ {
+				indices = append(indices, buckets[p.bucket][orders[p.bucket](pos)])
 			}
 			return indices
 		}
@@ -629,16 +609,13 @@ func (d *deal) steps() int {
 	return ceil(d.mine, d.size)
 }
 
-// positions returns the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
+// positions appends the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
 // for the epoch's first ones.
-func (d *deal) positions(k int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
-			if !yield(d.from + d.shard.nth(i)) {
-				return
-			}
-		}
+func (d *deal) positions(dst []int, k int) []int {
+	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
+		dst = append(dst, d.from+d.shard.nth(i))
 	}
+	return dst
 }
 
 // after returns the position at which all shards stand after k steps. It does not depend on the shard's Index, so the
@@ -654,7 +631,7 @@ func (d *deal) after(k int) int {
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	state := &stage{By: describe(s)}
-	orders := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stageAt(from, state.By, 0); err != nil {
 			return err
@@ -662,7 +639,7 @@ func Indices(s Sampler) Stream[int] {
 		if from.Pos > s.Len() {
 			return from.refused("pos must be at most %d", s.Len())
 		}
-		at, err := try(func() (func(int) int, error) { return orders.at(from.Epoch), nil })
+		at, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}

@@ -1460,10 +1460,10 @@ func TestFailures(t *testing.T) {
 		{"a slow one", &probe{n: 3, bad: []int{0}, takes: once(time.Second)}, nil, Options{}, "[" + at + "0, sample 0: bad sample [1] [2]]"},
 		{"bad ones dropped", failing(8, 0, 2, 3, 7), nil, Options{BatchSize: 2, OnError: dropBad}, "[[1] [4 5] [6]]"},
 		{"the end of a file", eof, nil, Options{BatchSize: 2}, "[" + at + "0, sample 0: EOF " + at + "1, sample 2: EOF]"},
-		{"collate", numbers(3), fails, Options{BatchSize: 2}, "[" + at + "0: collating samples [0 1]: bad sample " + at + "1: collating samples [2]: bad sample]"},
-		{"collate, dropping", failing(3, 1), fails, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: collating samples [0 2]: bad sample]"},
-		{"collate, many", numbers(16), fails, Options{BatchSize: 16}, "[" + at + "0: collating samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
-		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] and 4 more: bad sample]"},
+		{"collate", numbers(3), fails, Options{BatchSize: 2}, "[" + at + "0: collating 2 samples [0 1]: bad sample " + at + "1: collating 1 samples [2]: bad sample]"},
+		{"collate, dropping", failing(3, 1), fails, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: collating 2 samples [0 2]: bad sample]"},
+		{"collate, many", numbers(16), fails, Options{BatchSize: 16}, "[" + at + "0: collating 16 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
+		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating 20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
 
 		{"index too small", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1)}, "[[0] " + at + "1, sample -2: index -2 " + outside + " [1]]"}, // a probe does not look
 		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1, sample 3: index 3 " + outside + " [1]]"},
@@ -1532,7 +1532,7 @@ func TestOnError(t *testing.T) {
 			}}))
 		equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)), "[[1 2] [3 4 5] [9 10 11] "+
 			"error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 12: bad sample "+
-			"error dataloader: epoch 0, batch 5: collating samples [15 16 17]: collate "+
+			"error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
 			"error dataloader: epoch 0, batch 6, sample 19: OnError: enough]")
 		equal(t, "heard", heard, "[0:0 2:6 2:7 2:8 4:12 6:19]")
 		equal(t, "traced", traced, "[0:2 1 1:3 0 2:0 3 3:3 0 4:0 0 5:0 0 6:0 0]")
