@@ -242,14 +242,6 @@ func (o Options) check() (Options, error) {
 	return o, bad
 }
 
-// errorIf returns an error about an option, if it is bad.
-func errorIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf("dataloader: "+format, args...)
-	}
-	return nil
-}
-
 // A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over it, nested or in
 // several goroutines, do not affect each other. PyTorch: DataLoader.
 type DataLoader[B any] struct {
@@ -476,7 +468,7 @@ type fetcher[T, B any] struct {
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
 	b.Worker, b.Start = f.scope.worker, f.pass.now()
-	b.err, f.at = errGoexit, -1 // until this function returns
+	b.err, f.at = errGoexit, -1 // errGoexit stands if user code ends the goroutine
 	defer func() {
 		if b.err != nil {
 			b.err = f.pass.fault(b.step, f.at, b.err)
@@ -591,12 +583,14 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
 	f := fields{State: &raw}
-	err := json.Unmarshal(data, &f)
-	if f.State = nil; raw != nil && string(raw) != "null" {
+	if err := json.Unmarshal(data, &f); err != nil {
+		return err
+	}
+	if f.State = nil; raw != nil {
 		f.State = raw
 	}
 	*c = Cursor(f)
-	return err
+	return nil
 }
 
 // Load decodes State into *state, whether the cursor comes fresh from a stream or from JSON. *state shares no memory

@@ -71,7 +71,16 @@ func panicIf(bad bool, format string, args ...any) {
 	}
 }
 
-// A function is the Dataset that Func makes.
+// errorIf returns an error if an argument that may come from data, flags or files is bad.
+func errorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf("dataloader: "+format, args...)
+	}
+	return nil
+}
+
+// A function is the Dataset that Func makes. Most adapters below are made with Func, so that an index is checked in one
+// place.
 type function[T any] struct {
 	n   int
 	get func(ctx context.Context, i int) (T, error)
@@ -112,8 +121,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	}), nil
 }
 
-// Concat puts data sets one after the other. A part may be empty. Concat panics if a part is nil.
-// PyTorch: ConcatDataset.
+// Concat puts data sets one after the other. A part may be empty. The lengths are those at the time of the call. Concat
+// panics if a part is nil. PyTorch: ConcatDataset.
 func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
 	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
@@ -219,6 +228,8 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 //
 // Put decoding inside the Cache and random augmentation outside: because one fetch serves all epochs, Rand(ctx) inside
 // depends on the sample's index alone. Augmentation must copy what it changes, since the kept sample is returned again.
+//
+// The memory is that of the samples and some 150 bytes for each.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
 	var mu sync.Mutex
@@ -325,7 +336,8 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
 // A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
-// worker has one scope and moves it from sample to sample, so that a call costs no allocation.
+// worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
+// concurrent use, and therefore the generator of Rand is not.
 type scope struct {
 	worker int
 	seed   uint64
@@ -546,7 +558,20 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // Stages are streams made of other streams. There are two kinds. A stage that yields its source's items one for one, or
 // drops some, passes the source's cursors on: Filter, Map, Prefetch, Batch. It is made with streamOf. A stage that
 // counts, joins or reorders makes cursors of its own, which contain those of its sources: Take, Zip, Shuffle, …. It is
-// made with staged.
+// made with staged. So the cursor of Indices(Random(9, 1)).Take(5), after two items, is
+//
+//	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
+//		{"epoch": 0, "pos": 2, "state": {"by": "Random(9, seed 1)"}}}}
+//
+// Every stage reads its source in the same way: an error of the source's sequence ends the stage's own, and a failed
+// item is an item.
+//
+//	for item, err := range source(ctx, from) {
+//		if err != nil {
+//			return err
+//		}
+//		…
+//	}
 
 // streamOf makes a stream of run, which yields items until yield returns false or the epoch has ended, or returns why
 // the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
@@ -702,7 +727,7 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 			at.Source.Epoch *= max(times, 1)
 		}
 		pos := from.Pos
-		for n := at.N; times == 0 || n < times; n++ {
+		for n := at.N; times == 0 || n < times; n++ { // N counts the epochs of s that have ended
 			empty := at.Source.atStart()
 			for item, err := range s(ctx, at.Source) {
 				if err != nil {
@@ -730,7 +755,7 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	}
 	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		pos := from.Pos
-		for n := at.N; n < len(srcs); n++ {
+		for n := at.N; n < len(srcs); n++ { // N is the stream that is being read, Source its cursor
 			for item, err := range srcs[n](ctx, at.Source) {
 				if err != nil {
 					return err

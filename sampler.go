@@ -89,10 +89,15 @@ func permutation(n int, seed uint64) func(pos int) int {
 }
 
 // A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network: a number is
-// split into two halves, and each round changes one half by a hash of the other. The right half has k bits, the left
-// half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of a × 2^k numbers, which is hardly
-// larger than n. A result outside 0 … n-1, which is rarer than one in √n, goes in again ("cycle walking": Black and
-// Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+// split into two halves, and each half round changes one half by a hash of the other.
+//
+//	left ──────────(+)──────┬──────────── left      left  = (left + hash(right)) mod a
+//	                ^       v
+//	right ──────────┴──────(xor)───────── right     right = right xor hash(left)
+//
+// The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
+// a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1, which is rarer than one in √n, goes in again
+// ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
 //
 // Rejected: a balanced network, whose domain is a power of 4, so that it walks up to four times as far; a linear
 // congruence, or fewer rounds, which are faster but leave neighbours visibly together in the batches.
@@ -240,7 +245,8 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
-// interval of length weights[j] that ends at sums[j].
+// interval of length weights[j] that ends at sums[j]. Rejected: an alias table (Walker, 1974), which draws in constant
+// time, but takes forty lines to explain and build.
 func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
 	sums, sum := make([]float64, len(weights)), 0.0
 	for j, w := range weights {
@@ -556,7 +562,12 @@ func ShardFromEnv() (Shard, error) {
 	return Shard{}, nil
 }
 
-// A Tail says what happens when an epoch cannot be dealt out evenly.
+// A Tail says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches of two:
+//
+//	            rank 0      rank 1      rank 2
+//	PadTail     0 3 | 6 9   1 4 | 7 0   2 5 | 8 1
+//	DropTail    0 3 | 6     1 4 | 7     2 5 | 8
+//	UnevenTail  0 3 | 6 9   1 4 | 7     2 5 | 8
 type Tail int
 
 const (
@@ -654,8 +665,11 @@ func Indices(s Sampler) Stream[int] {
 
 // Shuffle yields the items in a random order within windows of the given size. One window is all that it keeps in
 // memory. Windows are consecutive; the first one of an epoch has a random length up to the given size, so that their
-// edges move from epoch to epoch. A resume reads at most one window again. For a source with indices use Random, which
-// shuffles the whole epoch without memory. window must be at least 1. PyTorch: the shuffle of an IterableDataset.
+// edges move from epoch to epoch. For a source with indices use Random, which shuffles the whole epoch without memory.
+// window must be at least 1. PyTorch: the shuffle of an IterableDataset.
+//
+// A resume reads at most one window again. That is why Shuffle does not use a reservoir, from which a random item is
+// replaced by the next one: an item may stay there for the whole epoch, and a resume would have to read all of it.
 func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Shuffle: the stream is nil")
 	panicIf(window < 1, "Shuffle: the window is %d, must be at least 1", window)
@@ -702,7 +716,13 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	})
 }
 
-// A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items.
+// A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
+// in turn:
+//
+//	StopAtFirst     a b c
+//	StopAtLast      a b c B C c
+//	CycleUntilLast  a b c a B C a b c a B
+//	CycleForever    a b c a B C a b c a B C …
 type Stop int
 
 const (
