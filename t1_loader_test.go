@@ -1650,8 +1650,8 @@ func TestUnorderedResume(t *testing.T) {
 					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
 						got = append(got, outcome)
 					}
-					if at.Pos < pos {
-						t.Fatalf("pos %d after %d", at.Pos, pos)
+					if at.Pos < pos || len(got) > len(want) {
+						t.Fatalf("pos %d after %d; %d of %d outcomes", at.Pos, pos, len(got), len(want))
 					}
 					pos = at.Pos
 					if stop--; stop < 0 {
@@ -1771,7 +1771,8 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory.
+// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory. JSON
+// that is no cursor leaves the cursor alone.
 func TestCursorLoad(t *testing.T) {
 	var at Cursor
 	for range newLoader(t, numbers(3), Options{}).Run(t.Context(), &at) {
@@ -1800,6 +1801,10 @@ func TestCursorLoad(t *testing.T) {
 	}
 	equal(t, "no memory is shared", want.Inner[1].Pos, 0)
 	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
+	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
+	if err := json.Unmarshal([]byte(`{"epoch":4,"pos":"x"}`), &at); err == nil || at != (Cursor{Epoch: 1}) {
+		t.Errorf("after JSON that is no cursor: %v, %v", at, err)
+	}
 	saysAll(t, Cursor{Epoch: 3, Pos: 4, State: "x"}.Load(new(int)), "epoch 3, pos 4", "does not fit")
 }
 
