@@ -223,7 +223,6 @@ func TestRandDiffers(t *testing.T) {
 	equal(t, "fetched before", samples(t, cached, 0), first)
 	opts.Workers = 2
 	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented(t)), opts), 3), third)
-	equal(t, "outside of a loader", Rand(t.Context()).Uint64(), Rand(t.Context()).Uint64())
 	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
 		t.Error("WithSeed has no effect")
 	}
@@ -356,6 +355,7 @@ func TestBadDatasets(t *testing.T) {
 		{panicOf(func() { Retry(none, 1, 0) }), "panic … Retry … nil"},
 		{panicOf(func() { Retry(some, 0, 0) }), "panic … Retry … attempts is 0 … at least 1"},
 		{panicOf(func() { Retry(some, 1, -time.Second) }), "panic … Retry … backoff is -1s"},
+		{panicOf(func() { Rand(t.Context()) }), "panic … Rand … from no loader"},
 		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
 		{errorOf(Pairs(none, some)), "Pairs … nil"},
 		{errorOf(Pairs(some, none)), "Pairs … nil"},
@@ -535,6 +535,7 @@ func TestGoldenOrders(t *testing.T) {
 		{first(Random(10, 0), 1, 10), "[2 6 7 0 9 1 4 5 8 3]"},
 		{first(Random(10, 1), 0, 10), "[2 0 9 7 1 5 4 6 8 3]"},
 		{first(Random(5000, 0), 0, 5), "[2496 3590 4037 2124 4576]"},
+		{first(Random(65537, 0), 0, 5), "[4854 20907 12635 36500 54362]"},
 		{first(RandomWithReplacement(10, 10, 0), 0, 10), "[7 3 6 9 6 1 5 7 5 6]"},
 		{first(must(Weighted(weights, 6, true, 0)), 0, 6), "[1 1 4 5 4 3]"},
 		{first(must(Weighted(weights, 6, false, 0)), 0, 6), "[1 4 5 0 2 3]"},
@@ -1828,8 +1829,9 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{BatchSampler: fixedBatches{}, DropLast: true}), "Options.BatchSampler excludes … DropLast (true)"},
 		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
 		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
-		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … 0 to 0"},
-		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … not be negative"},
+		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
+		{loader(Options{Shard: Shard{0, 1<<20 + 1}}), "Options.Shard … Count: 1048577 … must be 0 to 1048576"},
+		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: samplerFunc{n: -3}}), "samplerFunc … -3 … must be 0 to"},
