@@ -197,7 +197,7 @@ func TestTooFar(t *testing.T) {
 	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)})
 	saysAll(t, errors.New(outcomes(resized.Run(t.Context(), &far))[0]), "Resize: epoch", "too far")
 	far = Cursor{Epoch: math.MaxInt / 3}
-	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "cursor", "no such epoch of 7 epochs")
+	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "Repeat: epoch", "of 7 epochs is too far")
 	_, err := New(numbers(5), List[int], Options{Shard: Shard{0, math.MaxInt}})
 	saysAll(t, err, "Options.Shard", "Count must be 0 to 1048576")
 	mustPanic(t, func() { counting(1).Shard(Shard{0, math.MaxInt}) }, "Stream.Shard", "Count must be 0 to 1048576")
