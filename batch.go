@@ -74,7 +74,7 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	first := samples[0]
 	size := len(first.Data)
 	if elements(first.Shape) != size {
-		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements", first.Shape, size)
+		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; set Shape to the length of each dimension", first.Shape, size)
 	}
 	dst.Data = slices.Grow(dst.Data[:0], size*len(samples))[:size*len(samples)]
 	for i, s := range samples {
@@ -133,10 +133,13 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 			firsts[i], seconds[i] = s.First, s.Second
 		}
 		var err error
-		if dst.First, err = first(dst.First, firsts); err == nil {
-			dst.Second, err = second(dst.Second, seconds)
+		if dst.First, err = first(dst.First, firsts); err != nil {
+			return dst, fmt.Errorf("First: %w", err)
 		}
-		return dst, err
+		if dst.Second, err = second(dst.Second, seconds); err != nil {
+			return dst, fmt.Errorf("Second: %w", err)
+		}
+		return dst, nil
 	}
 }
 

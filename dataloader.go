@@ -653,7 +653,8 @@ func (c Cursor) fit(name string, by *string, state any) error {
 		return err
 	}
 	if *by != name {
-		return c.refused("it was made by %s, this is %s", cmp.Or(*by, "another stream"), name)
+		return c.refused("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}",
+			cmp.Or(*by, "another stream"), name, c.Epoch)
 	}
 	return nil
 }
@@ -674,6 +675,7 @@ type Item[T any] struct {
 // follow returns the values of the items from *at on, and keeps *at current. A panic in items becomes the last error. A
 // panic in the loop body is the caller's, and passes.
 func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor) iter.Seq2[T, error] {
+	panicIf(at == nil, "Run: the cursor is nil; pass the address of one, such as new(Cursor)")
 	return func(yield func(T, error) bool) {
 		var end error   // why the loop cannot be continued
 		inBody := false // whether the loop body runs

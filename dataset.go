@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -419,12 +420,20 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 			err = errors.New("it matches no file")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("dataloader: Files: pattern %q: %w", pattern, err)
+			return nil, fmt.Errorf("dataloader: Files: %s: pattern %q: %w", root(fsys), pattern, err)
 		}
 		names = append(names, found...)
 	}
 	slices.Sort(names)
 	return readFiles(fsys, slices.Compact(names)), nil
+}
+
+// root names a file system in errors: an os.DirFS is the string of its folder.
+func root(fsys fs.FS) string {
+	if v := reflect.ValueOf(fsys); v.Kind() == reflect.String {
+		return v.String()
+	}
+	return fmt.Sprintf("%T", fsys)
 }
 
 // readFiles is the data set of the named files.
@@ -508,7 +517,7 @@ func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err er
 	}
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
-		return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+		return nil, nil, fmt.Errorf("dataloader: Folder: %s: %w", root(fsys), err)
 	}
 	var names []string
 	var labels Slice[int]
