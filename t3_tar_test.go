@@ -384,11 +384,11 @@ func archiveTar(data []byte, maxFile int64) (all []archiveEntry, err error) {
 
 // thisReader reads an archive entry by entry with the reader of Tar and OpenTar.
 func thisReader(data []byte, maxFile int64) (all []archiveEntry, err error) {
-	s := &tarShard{ctx: context.Background(), in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
+	s := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
 	for {
-		err := s.advance()
+		err := s.entry()
 		if err == io.EOF {
-			err = s.finish()
+			err = s.drain()
 		}
 		if err == io.EOF {
 			return all, nil
@@ -400,7 +400,7 @@ func thisReader(data []byte, maxFile int64) (all []archiveEntry, err error) {
 		if e.kind == tar.TypeLink {
 			e.content = s.at.link
 		} else if e.kind == tar.TypeReg && s.at.size <= maxFile {
-			content, err := s.read()
+			content, err := s.content()
 			if err != nil {
 				return all, err
 			}
@@ -696,7 +696,7 @@ func (s *tarServer) records(t *testing.T, path string) []string {
 		if name == "after" {
 			return after(ctx, name, offset)
 		}
-		return s.web.open(ctx, name, offset)
+		return s.web.connect(ctx, name, offset)
 	}
 	return outcomes(briefly(must(Tar([]string{path, "after"}, TarOptions{Open: open}))).Epoch(t.Context(), 0))
 }
@@ -903,7 +903,7 @@ func TestWebRequests(t *testing.T) {
 
 	// After Close nothing is asked for.
 	s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, data, `"tag"`, 6000) })
-	r := must(s.web.open(t.Context(), s.URL, 0))
+	r := must(s.web.connect(t.Context(), s.URL, 0))
 	r.Close()
 	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.requests()) != 1 {
 		t.Errorf("after Close: %v, %d requests", err, len(s.requests()))
@@ -926,7 +926,7 @@ func TestWebRequests(t *testing.T) {
 			body = gzipped(data)
 		}
 		s = serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) { object(w, r, body, `"tag"`, -1) })
-		stream := must(Tar([]string{s.URL}, TarOptions{Open: s.web.open}))
+		stream := must(Tar([]string{s.URL}, TarOptions{Open: s.web.connect}))
 		for item := range stream(t.Context(), Cursor{}) {
 			got := outcomes(briefly(stream).Run(t.Context(), ptr(throughJSON(t, item.Next))))
 			equal(t, "the rest", got, []string{brief(Record{Key: "b", Files: []File{{"txt", []byte(strings.Repeat("y", 5000))}}})})
@@ -946,7 +946,7 @@ func TestWebRequests(t *testing.T) {
 		<-r.Context().Done()
 	})
 	var last error
-	for item, err := range must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.open}))(ctx, Cursor{}) {
+	for item, err := range must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.connect}))(ctx, Cursor{}) {
 		if last = err; err != nil && !item.Next.isZero() {
 			t.Errorf("%v is not the last pair", err)
 		}
@@ -988,9 +988,9 @@ func TestWebStall(t *testing.T) {
 			return client, nil
 		}}
 		defer transport.CloseIdleConnections()
-		w := web{&http.Client{Transport: transport}, 6, time.Minute, pause}
+		w := web{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
 		start := time.Now()
-		got := collect(t, briefly(must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.open}))).Epoch(t.Context(), 0))
+		got := collect(t, briefly(must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.connect}))).Epoch(t.Context(), 0))
 		equal(t, "records", len(got), 2)
 		mu.Lock()
 		equal(t, "requests", asked, []string{"", "bytes=3000-", "bytes=3000-"})
@@ -1002,7 +1002,7 @@ func TestWebStall(t *testing.T) {
 		asked, data = make([]string, 9), tarEntries("a.bin="+strings.Repeat("x", 3*tarBuffer), "b.bin="+strings.Repeat("x", 3*tarBuffer))
 		mu.Unlock()
 		records := 0
-		for _, err := range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.open})).Epoch(t.Context(), 0) {
+		for _, err := range must(Tar([]string{"http://x/y.tar"}, TarOptions{Open: w.connect})).Epoch(t.Context(), 0) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -1026,7 +1026,7 @@ func TestSecrets(t *testing.T) {
 	address := strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret"
 	for _, name := range []string{address, "http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://user:secret@127.0.0.1:secret/x.tar", "http://user:sec%ret@x/", "s3://user:secret@bucket/x.tar?sig=secret"} {
 		s.web.attempts = 1
-		got := outcomes(must(Tar([]string{name}, TarOptions{Open: s.web.open})).Epoch(t.Context(), 0))
+		got := outcomes(must(Tar([]string{name}, TarOptions{Open: s.web.connect})).Epoch(t.Context(), 0))
 		if len(got) != 1 || !strings.HasPrefix(got[0], "error") || strings.Contains(got[0], "secret") || strings.Contains(got[0], "sec%") {
 			t.Errorf("%s: %q", name, got)
 		}
@@ -1139,8 +1139,8 @@ func TestTarShards(t *testing.T) {
 		at = item.Next
 	}
 	equal(t, "after the last shard", outcomes(rank1.Run(t.Context(), ptr(throughJSON(t, at)))), "[]")
-	damaged := *at.State.(*stage)
-	damaged.N++
+	damaged := *at.State.(*tarState)
+	damaged.Shard++
 	saysAll(t, errors.New(outcomes(rank1.Run(t.Context(), &Cursor{at.Epoch, at.Pos, damaged}))[0]), "damaged", "3 shards")
 
 	// Names are compared one by one.
@@ -1259,18 +1259,18 @@ func TestTarOpeners(t *testing.T) {
 	equal(t, "the next shard", got[1:], rest)
 	equal(t, "of a folder", len(outcomes(must(Tar([]string{t.TempDir(), name}, TarOptions{})).Epoch(t.Context(), 0))), 4)
 	checkStream(t, briefly(stream), 0)
-	r := must(Open(t.Context(), name, 512))
+	r := must(OpenShard(t.Context(), name, 512))
 	equal(t, "from byte 512 on", string(must(io.ReadAll(r))[:1]), "1")
 	r.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errBad)
-	if _, err := Open(ctx, name, 0); err != errBad {
+	if _, err := OpenShard(ctx, name, 0); err != errBad {
 		t.Errorf("Open with a context that has ended: %v", err)
 	}
-	if r, err := Open(t.Context(), name, -1); r != nil || err == nil {
+	if r, err := OpenShard(t.Context(), name, -1); r != nil || err == nil {
 		t.Errorf("from byte -1 on: %v, %v", r, err)
 	}
-	if r, err := Open(t.Context(), name+"missing", 0); r != nil || err == nil {
+	if r, err := OpenShard(t.Context(), name+"missing", 0); r != nil || err == nil {
 		t.Errorf("a missing file: %v, %v", r, err)
 	}
 	file := &countingFile{Reader: bytes.NewReader(data)}
@@ -1698,7 +1698,7 @@ func TestTarNames(t *testing.T) {
 	}
 	equal(t, "indexed", indexed(t, name), want)
 	for _, command := range []string{"pipe:touch " + dir + "/evil", "|touch " + dir + "/evil", "file://" + name, "-"} {
-		if _, err := Open(t.Context(), command, 0); err == nil {
+		if _, err := OpenShard(t.Context(), command, 0); err == nil {
 			t.Errorf("%s was opened", command)
 		}
 	}

@@ -1675,14 +1675,14 @@ func ExampleOpenTar() {
 	// cat: meow
 }
 
-// Shards in a store that Open does not know, here a file system in memory. Requests that need a header, or an
+// Shards in a store that OpenShard does not know, here a file system in memory. Requests that need a header, or an
 // address that has to be signed anew, are opened in the same way.
 func ExampleOpener() {
 	store := fstest.MapFS{"bucket/train.tar": {Data: tarEntries("cat.txt=meow")}}
 	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		object, ok := strings.CutPrefix(name, "mem://")
 		if !ok {
-			return Open(ctx, name, offset)
+			return OpenShard(ctx, name, offset)
 		}
 		file, err := store.Open(object)
 		if err != nil {
@@ -1705,7 +1705,7 @@ func ExampleOpener() {
 }
 
 func ExampleExpand() {
-	shards, err := Expand("https://example.org/{train-{08..10},valid}.tar")
+	shards, err := Expand("https://example.org/{train,valid}-{08..10}.tar")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -1716,7 +1716,9 @@ func ExampleExpand() {
 	// https://example.org/train-08.tar
 	// https://example.org/train-09.tar
 	// https://example.org/train-10.tar
-	// https://example.org/valid.tar
+	// https://example.org/valid-08.tar
+	// https://example.org/valid-09.tar
+	// https://example.org/valid-10.tar
 }
 
 // A folder or an archive in, its files out, each decoded as far as the library can.
