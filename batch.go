@@ -7,26 +7,23 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 )
 
-// A Collate makes a batch of samples. It may build the batch in the memory of dst, as append does: dst is
-// a batch that the caller has given back with DataLoader.Recycle, or the zero value. It must keep neither dst nor
-// samples, but for what the batch it returns is made of. With workers it runs in several goroutines at
-// once, on different batches. PyTorch: collate_fn.
+// A Collate makes a batch of samples. It may build the batch in the memory of dst, as append does: dst is a batch that
+// the caller has given back with DataLoader.Recycle, or the zero value. It must not retain dst or samples, except in
+// the batch it returns. With workers it runs in several goroutines at once, on different batches. PyTorch: collate_fn.
 type Collate[T, B any] func(dst B, samples []T) (B, error)
 
-// A Tensor is a dense array in row-major order: Shape has the length of each dimension, and Data
-// their product of elements. A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is
-// that of a single number. Data and Shape are what GoMLX, Gorgonia and ONNX Runtime take.
+// A Tensor is a dense array in row-major order. Shape is the length of each dimension, and Data holds as many elements
+// as their product. A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is that of a single number.
+// GoMLX, Gorgonia and ONNX Runtime take Data and Shape as they are.
 type Tensor[E any] struct {
 	Data  []E
 	Shape []int
 }
 
-// Rows is the Dataset of a tensor's rows: sample i is a view of row i, without its first dimension, which
-// shares the tensor's memory. A tensor without dimensions, or whose Data does not fit its Shape, is an
-// error. PyTorch: TensorDataset.
+// Rows is the Dataset of a tensor's rows. Sample i is a view of row i, a tensor without the first dimension that shares
+// t's memory. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
 func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	if len(t.Shape) == 0 {
 		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
@@ -41,7 +38,7 @@ func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	}), nil
 }
 
-// elements returns the number of elements of a shape, or -1 if there is no such shape.
+// elements returns the number of elements of a shape, or -1 if a dimension is negative or the product overflows.
 func elements(shape []int) int {
 	n := 1
 	for _, d := range shape {
@@ -53,14 +50,14 @@ func elements(shape []int) int {
 	return n
 }
 
-// List is the Collate that makes a batch a slice of its samples.
+// List is the Collate whose batch is a slice of the samples.
 func List[T any](dst []T, samples []T) ([]T, error) {
 	return append(dst[:0], samples...), nil
 }
 
-// Stack is the Collate that copies tensors of one shape into a tensor with one dimension more, the first,
-// whose length is the number of samples. Samples of the shape [] are numbers and make a vector. A sample
-// of another shape than the first is an error. PyTorch: default_collate.
+// Stack is the Collate that copies tensors of one shape into a tensor with one more dimension, the first, whose length
+// is the number of samples. Samples of the shape [] are numbers, and their batch is a vector. A sample whose shape
+// differs from that of the first is an error. PyTorch: default_collate.
 func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	if len(samples) == 0 {
 		return dst, errors.New("Stack: no samples")
@@ -82,15 +79,15 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	return dst, nil
 }
 
-// A Ragged is a batch of sequences of different lengths, padded to the longest. Its shape is
-// [number of sequences, longest length]; Lengths has the length of each before padding.
+// A Ragged is a batch of sequences of different lengths, each padded to the longest. Its shape is
+// [number of sequences, longest length]. Lengths holds the length of each sequence before padding.
 type Ragged[E any] struct {
 	Tensor[E]
 	Lengths []int
 }
 
-// Pad returns the Collate that makes a matrix of sequences, each filled up with fill to the longest.
-// PyTorch: pad_sequence with batch_first.
+// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. PyTorch: pad_sequence
+// with batch_first.
 func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	return func(dst Ragged[E], samples [][]E) (Ragged[E], error) {
 		dst.Lengths = dst.Lengths[:0]
@@ -111,61 +108,55 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	}
 }
 
-// CollatePair returns the Collate that makes a pair of batches of pairs: with Stack and List, of images
-// and their labels, a tensor of images and a slice of labels. It panics if one of the two is nil.
+// CollatePair returns the Collate that makes a pair of batches from a batch of pairs: with Stack and List, images and
+// their labels become a tensor of images and a slice of labels. It panics if first or second is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
-	type columns struct {
-		firsts  []T
-		seconds []U
-	}
-	var free sync.Pool // of columns, between calls
 	return func(dst Pair[A, B], samples []Pair[T, U]) (Pair[A, B], error) {
-		c, _ := free.Get().(*columns)
-		if c == nil {
-			c = new(columns)
-		}
-		for _, s := range samples {
-			c.firsts = append(c.firsts, s.First)
-			c.seconds = append(c.seconds, s.Second)
+		firsts, seconds := make([]T, len(samples)), make([]U, len(samples))
+		for i, s := range samples {
+			firsts[i], seconds[i] = s.First, s.Second
 		}
 		var err error
-		if dst.First, err = first(dst.First, c.firsts); err == nil {
-			dst.Second, err = second(dst.Second, c.seconds)
+		if dst.First, err = first(dst.First, firsts); err == nil {
+			dst.Second, err = second(dst.Second, seconds)
 		}
-		clear(c.firsts)
-		clear(c.seconds)
-		c.firsts, c.seconds = c.firsts[:0], c.seconds[:0]
-		free.Put(c)
 		return dst, err
 	}
 }
 
-// Batch makes batches of size consecutive items, the last of which may be smaller. If an item failed so has its
-// batch, with the error of the first. An end of the context leaves no short batch. size must be positive.
-// Unlike a loader's, a batch is always built in memory of its own. torchdata: Batcher, with drop_last=False.
+// Second reading: batches of a stream.
+
+// Batch makes batches of size consecutive items. The last batch of an epoch may be smaller. If an item failed, its batch
+// fails, with the first such error. A sequence that cannot be continued leaves no short batch. Batch panics if an
+// argument is nil or size is not positive.
+//
+// Unlike a loader's, each batch has memory of its own. torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	bad := cmp.Or(badNil("Batch", src), badIf(collate == nil, "Batch: the Collate is nil"), badIf(size < 1, "Batch: size is %d, must be positive", size))
-	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[B], error) bool) error {
+	panicIf(src == nil, "Batch: the stream is nil")
+	panicIf(collate == nil, "Batch: the Collate is nil")
+	panicIf(size < 1, "Batch: size is %d, must be positive", size)
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[B]) bool) error {
 		var samples []T
-		var first error // of the items of this batch
+		var failed error // the error of the first failed item
 		var last Cursor
 		flush := func() bool {
-			item, err := Item[B]{Next: last}, first
-			if err == nil {
-				if item.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
-					item.Value, err = *new(B), failed("Batch", last, err)
+			batch := Item[B]{Err: failed, Next: last}
+			if failed == nil {
+				var err error
+				if batch.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
+					batch = failedItem[B]("Batch", last, err)
 				}
 			}
 			clear(samples)
-			samples, first = samples[:0], nil
-			return yield(item, err)
+			samples, failed = samples[:0], nil
+			return yield(batch)
 		}
 		for item, err := range src(ctx, from) {
-			if fatal(item, err) {
+			if err != nil {
 				return err
 			}
-			first = cmp.Or(first, err)
+			failed = cmp.Or(failed, item.Err)
 			samples, last = append(samples, item.Value), item.Next
 			if len(samples) == size && !flush() {
 				return nil
@@ -178,28 +169,28 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	})
 }
 
-// Unbatch gives the elements of each batch one by one; an empty batch gives none, one that failed one error. A resume in the
-// middle of a batch asks for that batch again. torchdata: Unbatcher.
+// Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item. A
+// resume in the middle of a batch reads that batch again. Unbatch panics if src is nil. torchdata: Unbatcher.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
-	const name = "Unbatch"
-	return staged(name, 0, badNil(name, src), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	panicIf(src == nil, "Unbatch: the stream is nil")
+	return staged("Unbatch", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		pos := from.Pos
 		for batch, err := range src(ctx, at.Source) {
-			if fatal(batch, err) {
+			if err != nil {
 				return err
 			}
-			if err != nil {
+			if batch.Err != nil {
 				batch.Value = make([]T, 1)
 			}
 			if at.N > len(batch.Value) {
-				return from.refused("the batch has only %d elements now, %d were given", len(batch.Value), at.N)
+				return from.refused("the batch has only %d elements now, %d came before the cursor", len(batch.Value), at.N)
 			}
 			for n := at.N; n < len(batch.Value); n++ {
-				next := &stage{By: name, N: n + 1, Source: at.Source}
+				next := stage{N: n + 1, Source: at.Source}
 				if n+1 == len(batch.Value) {
-					next = &stage{By: name, Source: batch.Next}
+					next = stage{Source: batch.Next}
 				}
-				if pos++; !emit(batch.Value[n], err, pos, next) {
+				if pos++; !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
 					return nil
 				}
 			}

@@ -423,7 +423,7 @@ func BenchmarkStreams(b *testing.B) {
 		return func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
 				for pos := from.Pos; pos < n; pos++ {
-					if !yield(Item[int]{pos, Cursor{from.Epoch, pos + 1, nil}}, nil) {
+					if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos + 1, nil}}, nil) {
 						return
 					}
 				}

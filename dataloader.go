@@ -1,6 +1,6 @@
-// Package dataloader loads samples for machine learning: shuffled, in batches, by several goroutines at
-// once, in an order that depends on nothing but a seed and the epoch. It is PyTorch's DataLoader for Go. (It is
-// not the batcher of GraphQL queries that has the same name.)
+// Package dataloader loads samples for machine learning: shuffled, in batches, by several goroutines at once, in an
+// order that depends only on a seed and the epoch. It is PyTorch's DataLoader for Go. (It is not the batcher of GraphQL
+// queries that has the same name.)
 //
 //	images := dataloader.Func(60000, func(ctx context.Context, i int) (dataloader.Tensor[float32], error) {
 //		return decode(i)
@@ -11,19 +11,20 @@
 //	if err != nil {
 //		return err
 //	}
-//	var at dataloader.Cursor // or one that was saved: the loop goes on there
+//	var at dataloader.Cursor // or a saved one: the loop continues there
 //	for at.Epoch < 10 {
 //		for batch, err := range loader.Run(ctx, &at) {
 //			if err != nil {
 //				return err
 //			}
 //			train(batch) // a Tensor of the shape [64, …]
-//			save(at)     // as JSON; the checkpoint
+//			save(at)     // as JSON: the checkpoint
 //			loader.Recycle(batch)
 //		}
 //	}
 //
-// What follows is how that works, with what to read next. It starts from a loop that anybody would write.
+// The rest of this comment explains how the package works, and what to read next. It starts from a loop that anybody
+// would write.
 //
 // # A loop of ten lines
 //
@@ -38,43 +39,46 @@
 //		train(stack(samples))
 //	}
 //
-// Three decisions are in it: what sample i is, in which order samples come, and how some become a batch. Here each is a
-// type of its own.
+// The loop makes three decisions: what sample i is, in which order samples come, and how samples become a batch. In
+// this package each decision is a type.
 //
 // # The data set
 //
-// A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). A [Slice] is one, and [Func],
-// [Files], [Folder] and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make one of another. A
-// data set is asked for any sample at any time, from several goroutines at once. Read dataset.go.
+// A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is a data set, and
+// [Func], [Files], [Folder] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make a data set of
+// another. Any sample may be fetched at any time, by several goroutines at once. Read dataset.go.
 //
 // # The sampler
 //
-// A [Sampler] says which sample stands at which position of which epoch (PyTorch: Sampler). In the loop above that is a
-// table, which depends on all that rng has drawn before. Here it is a function of epoch and position alone: [Random]
-// computes a permutation of any length at any position, without a table. Read permutation and feistel in sampler.go.
+// A [Sampler] says which sample stands at which position of which epoch (PyTorch: Sampler). In the loop above the order
+// is a table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and
+// position alone: [Random] computes a permutation of any length at any position, without a table. Read permutation and
+// feistel in sampler.go.
 //
 // # The batch
 //
-// A [Collate] makes a batch of samples (PyTorch: collate_fn): [Stack] copies tensors of one shape into one of a dimension
-// more, [Pad] makes sequences equally long, [List] keeps a slice. Like append it may build in memory that was used
-// before: [DataLoader.Recycle] gives a batch back. Read Stack in batch.go.
+// A [Collate] makes a batch of samples (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor with one
+// more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may reuse memory:
+// [DataLoader.Recycle] gives a batch back. Read Stack in batch.go.
 //
 // # One goroutine
 //
 // With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it (PyTorch:
 // _SingleProcessDataLoaderIter). That is the specification: any number of workers gives the same batches, errors and
-// random numbers, in the same order, sooner. Read fetcher's load and fetch in dataloader.go, and inline in worker.go.
+// random numbers, in the same order, sooner. Read fetcher.load in dataloader.go, and inline in worker.go.
 //
-// # Several, out of order
+// # Several goroutines, out of order
 //
-// Workers are goroutines that take tasks, the numbers of batches, from a queue, and put results into another, while the
-// loop trains. With Options.Unordered (PyTorch: in_order=False) whoever is done first delivers first. How far they may
-// run ahead is the window: Workers × Prefetch batches that were asked for and not delivered. Read work in worker.go.
+// Workers are goroutines. They take tasks, which are the numbers of batches, from one queue and put results into
+// another, while the loop trains. With Options.Unordered (PyTorch: in_order=False) a batch is handed over as soon as it
+// is ready. The window bounds how far the workers run ahead: at most Workers × Prefetch batches have been sent to the
+// workers and not been handed over. Read work in worker.go.
 //
 // # In order
 //
-// By default a batch that comes too early waits in the cache until its turn (PyTorch: _MultiProcessingDataLoaderIter, with
-// _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe it:
+// By default a batch that is ready too early waits in the reorder cache until its turn (PyTorch:
+// _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe
+// what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -82,35 +86,48 @@
 //	             ^           ^
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch between the two is in exactly one place, and there are never more than window of them. So no send ever
-// blocks, and memory is bounded even if batch 2 never comes. The picture in the README, and testdata/timeline.txt, show
-// the same batches in all three ways. Read engine in worker.go.
+// Each batch between the two is in exactly one place, and there are at most window of them. So no send ever blocks,
+// and memory is bounded even if batch 2 never comes. The picture in the README, and testdata/timeline.txt, show the same
+// batches in all three ways. Read engine in worker.go.
 //
 // # Errors and breaks
 //
-// A batch that cannot be loaded comes as an error in its place, a [SampleError] that names the epoch, the batch and the
-// sample, or holds a [PanicError]; a loop that goes on gets the next batch. Options.OnError may drop a bad sample
-// instead. Goroutines live only inside the range: leaving it in any way stops and joins them, and there is nothing to
-// close. Read run in worker.go, from its defers on.
+// A batch that cannot be loaded is an error in its place: a [SampleError], which says where, and whose Err says what,
+// such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every other error is the last:
+// the context has ended, or the cursor does not fit. So a loop that skips what is bad tells the two apart:
+//
+//	for batch, err := range loader.Run(ctx, &at) {
+//		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
+//			log.Print(bad)
+//			continue
+//		} else if err != nil {
+//			return err
+//		}
+//		train(batch)
+//	}
+//
+// Options.OnError drops a bad sample from its batch instead. Goroutines live only inside the range: leaving it in any
+// way stops them and waits for them, and there is nothing to close. Read run in worker.go, from its defers on.
 //
 // # Cursors and checkpoints
 //
-// A loader has no state; a [Cursor] has. It is a small value that the caller owns and Run keeps current: the epoch, the
-// position after the batch in hand, and a description of the order, so that another order is refused. Saved as JSON it
-// is the checkpoint, passed to Run the resume, with any number of workers (PyTorch: StatefulDataLoader). Random numbers
-// for augmentation, [Rand], depend on the position too. Read Cursor in dataset.go, and DataLoader.open.
+// A loader has no state; a [Cursor] has. The caller owns it, and Run keeps it current: the epoch, the position after the
+// batch in hand, and a description of the order, so that a loader with another order refuses it. Saved as JSON it is
+// the checkpoint; passed to Run it is the resume, for any number of workers (PyTorch: StatefulDataLoader). Random numbers
+// for augmentation come from [Rand], and depend on the position too. Read Cursor and DataLoader.resume in dataloader.go.
 //
 // # Shards and ranks
 //
-// When several machines train one model, Options.Shard deals each its part of an epoch: the positions Index, Index+Count,
-// … (PyTorch: DistributedSampler; [ShardFromEnv] knows the launchers). Any rank's cursor resumes all of them, and, with
-// the same global batch, any number of them; that of an Unordered loop only its own rank. Read deal in sampler.go.
+// If several machines train one model, Options.Shard gives each rank its part of every epoch: the positions Index,
+// Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers. All ranks' cursors are equal after
+// the same step, so one file is enough. It resumes any number of ranks, as long as ranks × BatchSize stays the same. Only
+// an Unordered loop's cursor is good for its own rank alone. Read deal in sampler.go.
 //
 // # Streams
 //
-// What has no indices, or wants a pipeline of its own, is a [Stream]: a function from a cursor to the items that
-// follow it, each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar]
-// make streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one of another; any composition resumes:
+// Data without indices, and a pipeline of your own, are a [Stream]: a function from a cursor to the items that follow it,
+// each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams.
+// Shuffle, [Mix], [Map], [Batch], Prefetch and others make a stream of another. Any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
@@ -119,23 +136,28 @@
 //
 // # Tar shards
 //
-// Many small files are packed into tar shards, which a disk or a web server gives from front to back at full speed
-// (PyTorch: webdataset). [Tar] is the stream of their records, whose cursor is a shard and a byte offset; [OpenTar] reads
-// them by index, and a [TarWriter] makes them. Whatever is wrong is an error that says where, never a sample less.
-// Read next and advance in tar.go.
+// Many small files are stored as a few tar archives, called shards, which a disk or a web server reads from front to
+// back at full speed (PyTorch: webdataset). [Tar] is the stream of their records; its cursor is a shard and a byte
+// offset. [OpenTar] reads records by index, and a [TarWriter] writes them. A shard that is damaged or truncated is an
+// error that says where; no sample is lost in silence. Read tar.go.
 //
 // # Where the time goes
 //
-// Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which says what the bottleneck is;
-// [Progress] shows how far an epoch is. In profiles, goroutines have the label dataloader ("worker 0", "reader", …), and in
-// execution traces (go test -trace) each batch of a loader is a task with the regions fetch and collate.
+// Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which names the bottleneck. [Progress]
+// shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0", "reader"). In execution
+// traces (go test -trace) each batch of a loader has the regions fetch and collate, and a log entry with its number.
 //
-// Read the files in this order: dataset.go, sampler.go, batch.go, worker.go, dataloader.go, tar.go.
+// # Reading order
+//
+// Each of the first four files answers one question, first for data with indices, then, after the line "Second reading",
+// for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine (worker.go).
+// Read their first halves, then dataloader.go, then the second halves, then tar.go.
 package dataloader
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -143,6 +165,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"runtime/trace"
 	"slices"
 	"strings"
@@ -150,48 +173,49 @@ import (
 	"time"
 )
 
-// Options say how a DataLoader loads. The zero value is PyTorch's defaults: one sample a batch, in order,
-// in the calling goroutine.
+// Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in the
+// calling goroutine.
 type Options struct {
 	// BatchSize is the number of samples in a batch; 0 means 1. PyTorch: batch_size.
 	BatchSize int
-	// Shuffle takes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
+	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
 	Shuffle bool
-	// Seed is for Shuffle and for Rand. 0 is a seed like any other. PyTorch: generator.
+	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other. PyTorch: generator.
 	Seed uint64
-	// DropLast leaves out a last batch that is not full. PyTorch: drop_last.
+	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
-	// Sampler is the order of the samples, nil for that of Shuffle, which it excludes. PyTorch: sampler.
+	// Sampler is the order of the samples. It excludes Shuffle. nil means the order of Shuffle. PyTorch: sampler.
 	Sampler Sampler
 	// BatchSampler is the order of whole batches. It excludes BatchSize, Shuffle, Sampler and DropLast.
 	// PyTorch: batch_sampler.
 	BatchSampler BatchSampler
 
-	// Shard is the part of each epoch that this rank loads: the positions Index, Index+Count, … of the
-	// order, or the batches under a BatchSampler. The zero value is all. PyTorch: DistributedSampler.
+	// Shard is the part of each epoch that this rank loads: the positions Index, Index+Count, … of the order, or the
+	// batches of a BatchSampler. The zero value is the whole epoch. PyTorch: DistributedSampler.
 	Shard Shard
-	// Tail says what happens if the epoch cannot be dealt out evenly; PadTail unless set.
+	// Tail says what happens if the epoch cannot be dealt out evenly. The zero value is PadTail.
 	Tail Tail
 
-	// Workers is the number of goroutines that load; 0 means to load in the calling goroutine, one batch
-	// at a time as the loop asks for it. PyTorch: num_workers.
+	// Workers is the number of goroutines that load. With 0 the calling goroutine loads each batch when the loop asks
+	// for it. PyTorch: num_workers.
 	Workers int
-	// Prefetch is the number of batches under way for each worker; 0 means 2. Workers × Prefetch batches
-	// are being loaded or ready while the loop body has another. It needs Workers. PyTorch: prefetch_factor.
+	// Prefetch is the number of batches in flight for each worker; 0 means 2. Workers × Prefetch batches are being
+	// loaded or ready while the loop body runs. Prefetch needs Workers. PyTorch: prefetch_factor.
 	Prefetch int
-	// Unordered hands over batches as they are ready, so that a slow one holds up no other. Each still
-	// comes exactly once, also across a resume. PyTorch: in_order=False.
+	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes
+	// exactly once, also across a resume. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched, with its index and error. If it
-	// returns nil the sample is dropped from its batch, which then is smaller; else the batch fails with
-	// what it returns. It is asked when the batch is about to be handed over, so for any number of workers in the
-	// same order, and never twice at once. Errors that are not a single sample's (Index -1: collate,
-	// GetBatch, the sampler) fail the batch without it. A batch of which nothing is left is not delivered.
-	// OnError must not use the loader.
+	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
+	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
+	// dropped is not handed over. Errors of a whole batch (Index -1: of Collate, GetBatch or the sampler) fail the
+	// batch without asking.
+	//
+	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
+	// depend on Workers. Two loops over one loader may call it at the same time. It must not use the loader.
 	OnError func(*SampleError) error
-	// Trace, if not nil, is called in the loop's goroutine for every batch, just before it is handed over. A
-	// failed batch counts too, and one whose samples were all dropped, with Samples 0. A panic in it ends the loop.
+	// Trace, if not nil, is called in the loop's goroutine for each batch, just before it is handed over. A failed batch
+	// counts too, and so does a batch whose samples were all dropped; both have 0 Samples. A panic in Trace ends the loop.
 	Trace func(Timing)
 }
 
@@ -203,41 +227,47 @@ func (o Options) check() (Options, error) {
 		bad = fmt.Errorf("dataloader: Options.%w", bad)
 	}
 	bad = cmp.Or(
-		badIf(o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast),
+		errorIf(o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast),
 			"Options.BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
 			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast),
-		badIf(o.Sampler != nil && o.Shuffle, "Options.Sampler excludes Shuffle; a shuffling Sampler is Random"),
-		badIf(o.BatchSize < 0, "Options.BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
-		badIf(o.Workers < 0, "Options.Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers),
-		badIf(o.Prefetch < 0, "Options.Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
-		badIf(o.Prefetch > 0 && o.Workers == 0, "Options.Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
-		badIf(o.Workers > math.MaxInt32/prefetch, "Options.Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, prefetch),
-		badIf(o.Tail < PadTail || o.Tail > UnevenTail, "Options.Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
+		errorIf(o.Sampler != nil && o.Shuffle, "Options.Sampler excludes Shuffle; a shuffling Sampler is Random"),
+		errorIf(o.BatchSize < 0, "Options.BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
+		errorIf(o.Workers < 0, "Options.Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers),
+		errorIf(o.Prefetch < 0, "Options.Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
+		errorIf(o.Prefetch > 0 && o.Workers == 0, "Options.Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
+		errorIf(o.Workers > math.MaxInt32/prefetch, "Options.Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, prefetch),
+		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Options.Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
 		bad)
 	o.Shard, o.Prefetch, o.BatchSize = shard, prefetch, cmp.Or(o.BatchSize, 1)
 	return o, bad
 }
 
-// A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over
-// it, nested or in several goroutines, do not meet. PyTorch: DataLoader.
-type DataLoader[B any] struct {
-	// Set by New and only read after.
-	opts   Options
-	deal   deal // of a whole epoch
-	name   string
-	state  any // a *loaderState with nothing Done, shared by all cursors
-	worker func(ctx context.Context, number int, e *epoch) func(*result[B])
-
-	orders epochs[order]
-	asking chan struct{} // holds a token while OnError runs
-
-	mu   sync.Mutex // guards free; never held while user code runs
-	free []B        // batches given back by Recycle, no more than its capacity
+// errorIf returns an error about an option, if it is bad.
+func errorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf("dataloader: "+format, args...)
+	}
+	return nil
 }
 
-// New makes a loader of data, whose samples collate makes into batches. It keeps data.Len() as it is now.
-// Options that make no sense are an error that names the field, its value and what is allowed; an empty
-// data set is none, and gives no batch.
+// A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over it, nested or in
+// several goroutines, do not affect each other. PyTorch: DataLoader.
+type DataLoader[B any] struct {
+	// Set by New and only read afterwards.
+	opts       Options
+	deal       deal // of a whole epoch
+	name       string
+	state      any // a *loaderState with nothing Done, shared by the cursors
+	orders     recent[order]
+	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
+
+	mu   sync.Mutex // guards free; never held while user code runs
+	free []B        // the batches given back by Recycle, at most its capacity
+}
+
+// New makes a loader of the samples of data, which collate makes into batches. It calls data.Len once. Options that make
+// no sense are an error that names the field, its value and what is allowed. An empty data set is not an error; it
+// yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: the data set is nil")
@@ -253,81 +283,105 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	if n < 0 {
 		return nil, fmt.Errorf("dataloader: the data set's length is %d, must not be negative", n)
 	}
-	l := &DataLoader[B]{opts: opts, asking: make(chan struct{}, 1)}
-	var positions interface{ Len() int } = opts.BatchSampler
-	if opts.BatchSampler == nil {
-		if opts.Sampler == nil && opts.Shuffle {
-			opts.Sampler = Random(n, opts.Seed)
-		} else if opts.Sampler == nil {
-			opts.Sampler = Sequential(n)
-		}
-		positions = opts.Sampler
+	l := &DataLoader[B]{opts: opts}
+	if err := l.setOrder(n); err != nil {
+		return nil, err
 	}
-	l.orders.order = orderOf(opts.Sampler, opts.BatchSampler)
-	l.deal = deal{n: positions.Len(), shard: opts.Shard, tail: opts.Tail, dropLast: opts.DropLast}
-	if l.deal.n < 0 || l.deal.n > math.MaxInt/2 {
-		return nil, fmt.Errorf("dataloader: the length of %T is %d, must not be negative, and at most %d", positions, l.deal.n, math.MaxInt/2)
-	}
-	l.deal.size = min(opts.BatchSize, l.deal.n+1) // more is no more, and could overflow
-	l.deal = l.deal.start(0)
 	l.free = make([]B, 0, min(opts.Workers*opts.Prefetch, l.Len())+2)
-	l.name = describe(positions)
-	l.state = &loaderState{By: l.name, Seed: opts.Seed}
-	l.worker = func(ctx context.Context, number int, e *epoch) func(*result[B]) {
-		f := &fetcher[T, B]{data: data, n: n, collate: collate, opts: &l.opts, epoch: e}
+	l.newFetcher = func(ctx context.Context, worker int, p *pass) func(*result[B]) {
+		f := &fetcher[T, B]{data: data, n: n, collate: collate, onError: opts.OnError != nil, pass: p}
 		f.all, _ = data.(BatchGetter[T])
-		f.ctx, f.scope = withScope(ctx, number, opts.Seed, spot{})
+		f.ctx, f.scope = withScope(ctx, worker, opts.Seed, spot{})
 		return f.load
 	}
 	return l, nil
 }
 
-// Len returns the number of batches that an epoch gives this shard.
+// setOrder sets the order of the loader's n samples, and how it is dealt out.
+func (l *DataLoader[B]) setOrder(n int) error {
+	opts := &l.opts
+	var sampler interface{ Len() int }
+	if opts.BatchSampler != nil {
+		sampler, l.orders.make = opts.BatchSampler, batchOrder(opts.BatchSampler)
+	} else {
+		s := opts.Sampler
+		if s == nil && opts.Shuffle {
+			s = Random(n, opts.Seed)
+		} else if s == nil {
+			s = Sequential(n)
+		}
+		sampler, l.orders.make = s, samplerOrder(s)
+	}
+	positions := sampler.Len()
+	if positions < 0 || positions > math.MaxInt/2 {
+		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", sampler, positions, math.MaxInt/2)
+	}
+	l.deal = deal{
+		n:        positions,
+		size:     min(opts.BatchSize, positions+1), // a larger size means the same, and could overflow
+		shard:    opts.Shard,
+		tail:     opts.Tail,
+		dropLast: opts.DropLast,
+	}.start(0)
+	l.name = describe(sampler)
+	l.state = &loaderState{By: l.name, Seed: opts.Seed}
+	return nil
+}
+
+// Len returns the number of batches in an epoch of this shard.
 func (l *DataLoader[B]) Len() int { return l.deal.steps() }
 
-// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, the
-// next one another. See Stream.Epoch.
+// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, the next epoch has
+// another. Errors are those of Run.
 func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
-	return l.Stream().Epoch(ctx, epoch)
+	return func(yield func(B, error) bool) {
+		at := Cursor{Epoch: epoch}
+		l.Run(ctx, &at)(yield)
+	}
 }
 
-// Run returns the batches from *at to the end of its epoch and keeps *at current: the training loop is
-// the one in the package's comment. See Stream.Run.
+// Run returns the batches from *at to the end of its epoch, and keeps *at current. While the loop body has a batch, *at
+// is the cursor after that batch, so a checkpoint saved in the body resumes with the next batch. After the last batch
+// *at is the start of the next epoch. After a break it stays where it is. The caller must not change *at, or pass it to
+// another Run, while the loop runs.
+//
+// A batch that failed is a *SampleError, found by errors.As. The loop may go on. *at stays before the failed batch, so
+// that a checkpoint saved then tries it again, and moves on with the next success.
+//
+// Any other error is the last, and leaves *at where it is: the context has ended, then the error is context.Cause, or the
+// cursor does not fit. When the last batch has been handed over the epoch is complete, even if the context ends then.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
-	return l.Stream().Run(ctx, at)
+	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
-// Stream returns the loader as a stream, to go on with: to map its batches, or to mix it with another.
-func (l *DataLoader[B]) Stream() Stream[B] { return streamOf(nil, l.run) }
-
-// Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the one that a loop over the
-// epoch gives at its k-th turn. It disturbs no loop that is under way, and Options.Trace does not see it.
+// Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
+// at its turn k. It does not disturb loops that are running, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	var b result[B]
-	e, err := l.open(Cursor{Epoch: epoch})
+	p, err := l.resume(Cursor{Epoch: epoch})
 	if err != nil {
 		return b.batch, err
 	}
-	if k < 0 || k >= e.steps {
-		return b.batch, fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, e.steps)
+	if k < 0 || k >= p.steps {
+		return b.batch, fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
 	}
 	if ctx.Err() == nil {
 		b.step = k
-		l.worker(ctx, -1, e)(&b)
+		l.newFetcher(ctx, -1, p)(&b)
 	}
-	if ctx.Err() != nil || !l.judge(ctx, e, &b) {
-		var none B
-		return none, context.Cause(ctx)
+	if ctx.Err() != nil {
+		return *new(B), context.Cause(ctx)
 	}
+	l.judge(p, &b)
 	if b.err == nil && b.samples == 0 {
-		b.err = e.fault(k, -1, errors.New("all samples were dropped"))
+		b.err = p.fault(k, -1, errors.New("all samples were dropped"))
 	}
 	return b.batch, b.err
 }
 
-// Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in: b,
-// and what it refers to, must not be used again. It is optional, and worth it for large batches. If more is
-// given back than can be of use, the garbage collector gets it.
+// Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
+// not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. If more is given back
+// than can be of use, the garbage collector gets the rest.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -336,302 +390,172 @@ func (l *DataLoader[B]) Recycle(b B) {
 	}
 }
 
-// run is one loop over the rest of an epoch.
-func (l *DataLoader[B]) run(ctx context.Context, from Cursor, yield func(Item[B], error) bool) error {
-	e, err := l.open(from)
-	if err != nil {
-		return err
+// items returns the batches that follow a cursor, as a Stream does.
+func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+	return func(yield func(Item[B], error) bool) {
+		p, err := l.resume(from)
+		if err == nil {
+			err = l.run(ctx, p, func(item Item[B]) bool { return yield(item, nil) })
+		}
+		if err != nil {
+			yield(Item[B]{}, err)
+		}
 	}
+}
+
+// run is one loop over the rest of an epoch. It returns why the loop cannot be continued, or nil at the end of the epoch
+// and after yield has returned false.
+func (l *DataLoader[B]) run(ctx context.Context, p *pass, yield func(Item[B]) bool) (err error) {
 	loading := engine[result[B]]{
 		workers: l.opts.Workers,
-		window:  max(1, min(l.opts.Workers*l.opts.Prefetch, e.steps)),
+		window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
 		ordered: !l.opts.Unordered,
-		next:    func(b *result[B]) bool { return l.next(e, b) },
-		load:    func(ctx context.Context, w int) func(*result[B]) { return l.worker(ctx, w, e) },
+		task:    func(b *result[B]) bool { return l.task(p, b) },
+		newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newFetcher(ctx, worker, p) },
 	}
 	if l.opts.Trace != nil {
-		e.began = time.Now()
+		p.began = time.Now()
+		p.returned = p.began
 	}
-	ended, first, clock, step := false, true, e.began, time.Duration(0)
 	loading.run(ctx, func(b *result[B]) bool {
-		received := e.now()
-		if ended = ctx.Err() != nil || !l.judge(ctx, e, b); ended {
+		b.received = p.now()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
 			return false
 		}
-		e.delivered(b.step)
-		if l.opts.Trace != nil {
-			l.opts.Trace(Timing{e.number, e.first + b.step, b.worker, b.samples, len(b.failed),
-				b.sent, b.start, b.done, received, received.Sub(clock), step, first})
-			first = false
-		}
+		l.judge(p, b)
+		p.deliver(b.step)
+		l.trace(p, b)
 		more := true
-		if b.err == nil && b.samples == 0 { // all dropped: there is nothing to hand over
+		if b.err != nil || b.samples > 0 {
+			more = yield(Item[B]{Value: b.batch, Err: b.err, Next: p.cursor(l.state)})
+		} else { // all samples were dropped
 			l.Recycle(b.batch)
-		} else {
-			more = yield(Item[B]{b.batch, e.cursor(l.state)}, b.err)
 		}
-		clock = e.now()
-		step = clock.Sub(received)
+		p.batches, p.returned = p.batches+1, p.now()
+		p.body = p.returned.Sub(b.received)
 		return more
 	})
-	if ended {
-		return context.Cause(ctx)
-	}
-	return nil
+	return err
 }
 
-// A result is a batch on its way: what to load, and then what has been loaded.
-type result[B any] struct {
-	step    int            // which batch, counted from the epoch's deal
-	batch   B              // first the memory to build it in, then the batch; zero if it failed
-	samples int            // how many it has
-	failed  []*SampleError // what could not be fetched, for OnError to judge
-	err     error
-
-	worker            int
-	sent, start, done time.Time // only with Trace
-}
-
-// next makes b the next batch to load, if there is one.
-func (l *DataLoader[B]) next(e *epoch, b *result[B]) bool {
-	if b.step = e.next(); b.step >= e.steps {
+// task makes b the next batch to load, if there is one.
+func (l *DataLoader[B]) task(p *pass, b *result[B]) bool {
+	if b.step = p.send(); b.step >= p.steps {
 		return false
 	}
 	l.mu.Lock()
 	if last := len(l.free) - 1; last >= 0 {
-		var none B
-		b.batch, l.free[last] = l.free[last], none
+		b.batch, l.free[last] = l.free[last], *new(B)
 		l.free = l.free[:last]
 	}
 	l.mu.Unlock()
-	b.sent = e.now()
+	b.sent = p.now()
 	return true
 }
 
-// judge asks OnError about the samples of b that failed, one loop at a time. Others wait for user code here, so it is
-// at a channel, not a mutex; it reports false if ctx has ended meanwhile. With workers, user code that ends its
-// goroutine must not end the caller's.
-func (l *DataLoader[B]) judge(ctx context.Context, e *epoch, b *result[B]) bool {
-	if len(b.failed) > 0 {
-		select {
-		case l.asking <- struct{}{}:
-		case <-ctx.Done():
-			return false
-		}
-		defer func() { <-l.asking }()
-		ask := func() {
-			asked, done := 0, false
-			defer func() {
-				if !done {
-					b.err = e.fault(b.step, b.failed[asked].Index, fmt.Errorf("OnError: %w", caught(recover())))
-				}
-			}()
-			for i, failure := range b.failed {
-				asked = i
-				if err := l.opts.OnError(failure); err != nil {
-					b.err = err
-					break
-				}
-			}
-			done = true
-		}
-		if l.opts.Workers == 0 {
-			ask()
-		} else {
-			apart(ask)
+// A result is a batch on its way: first what to load, then what was loaded.
+type result[B any] struct {
+	step    int            // the number of the batch in its pass
+	batch   B              // first the memory to build the batch in, then the batch; zero if it failed
+	samples int            // the number of samples in the batch
+	failed  []*SampleError // the samples that could not be fetched, for OnError
+	err     error          // a *SampleError if the batch failed
+
+	worker                      int
+	sent, start, done, received time.Time // only with Trace
+}
+
+// judge asks OnError about the samples of b that failed.
+func (l *DataLoader[B]) judge(p *pass, b *result[B]) {
+	for _, failed := range b.failed {
+		_, err := try(func() (any, error) { return nil, l.opts.OnError(failed) })
+		if err != nil {
+			b.err = located(err, p.fault(b.step, failed.Index, fmt.Errorf("OnError: %w", err)))
+			break
 		}
 	}
 	if b.err != nil {
-		var none B
-		b.batch, b.samples, b.failed = none, 0, nil
+		b.batch, b.samples, b.failed = *new(B), 0, nil
 	}
-	return true
 }
 
-// A fetcher loads batches in one goroutine. Its slices are used again for each.
+// trace calls Options.Trace.
+func (l *DataLoader[B]) trace(p *pass, b *result[B]) {
+	if l.opts.Trace == nil {
+		return
+	}
+	l.opts.Trace(Timing{
+		Epoch:    p.epoch,
+		Batch:    p.first + b.step,
+		Worker:   b.worker,
+		Samples:  b.samples,
+		Dropped:  len(b.failed),
+		Sent:     b.sent,
+		Start:    b.start,
+		Done:     b.done,
+		Received: b.received,
+		Wait:     b.received.Sub(p.returned),
+		Step:     p.body,
+		First:    p.batches == 0,
+	})
+}
+
+// A fetcher loads batches in one goroutine. Its slices are reused for each batch.
 type fetcher[T, B any] struct {
 	data    Dataset[T]
-	all     BatchGetter[T] // data, if it is one
+	all     BatchGetter[T] // data, if it is a BatchGetter
 	n       int            // the length of data
 	collate Collate[T, B]
-	opts    *Options
-	epoch   *epoch
+	onError bool // whether OnError decides about samples that fail
+	pass    *pass
 	ctx     context.Context
-	scope   *scope // in ctx
+	scope   *scope // of ctx
 
-	positions []int // of the batch in the epoch's order
-	indices   []int // of its samples in data; of those fetched, after fetch
-	samples   []T
-	at        int // the sample that user code is being called for, or -1
-
-	task     *trace.Task // of the batch, while an execution trace is being written; else nil
-	region   *trace.Region
-	untraced context.Context // ctx without the task
+	indices []int  // of the batch; after fetch, of its samples
+	spots   []spot // the place of each index, for Rand
+	samples []T
+	at      int // the index for which user code is being called, or -1
 }
 
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
-	b.worker, b.start = f.scope.worker, f.epoch.now()
-	over := false
-	f.at = -1
-	if trace.IsEnabled() {
-		f.beginTask(b)
-	}
+	b.worker, b.start = f.scope.worker, f.pass.now()
+	b.err, f.at = errGoexit, -1
 	defer func() {
-		if !over {
-			b.err = f.epoch.fault(b.step, f.at, caught(recover()))
-		}
-		if f.task != nil {
-			f.endTask()
+		if b.err != nil {
+			b.err = f.pass.fault(b.step, f.at, b.err)
 		}
 		clear(f.samples)
-		b.done = f.epoch.now()
+		b.done = f.pass.now()
 	}()
-	if b.err = f.choose(b.step); b.err == nil {
-		b.err = f.fetch(b)
-	}
-	if b.samples = len(f.samples); b.err == nil && b.samples > 0 {
-		f.enter("collate")
-		if b.batch, b.err = f.collate(b.batch, f.samples); b.err != nil {
-			b.err = f.epoch.fault(b.step, -1, fmt.Errorf("collating samples %s: %w", few(f.indices), b.err))
-		}
-	}
-	over = true
+	defer rescue(&b.err)
+	b.err = f.build(b)
 }
 
-// beginTask makes the batch a task of the execution trace that is being written, for user code too.
-func (f *fetcher[T, B]) beginTask(b *result[B]) {
-	f.untraced = f.ctx
-	f.ctx, f.task = trace.NewTask(f.ctx, "batch")
-	trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.epoch.number, f.epoch.first+b.step)
-}
-
-// enter begins a region of the task, if there is one, and ends the region before.
-func (f *fetcher[T, B]) enter(region string) {
-	if f.task != nil {
-		if f.region != nil {
-			f.region.End()
-		}
-		f.region = trace.StartRegion(f.ctx, region)
+// build builds the batch: it asks the order for the indices, fetches the sample of each index, and collates the samples.
+func (f *fetcher[T, B]) build(b *result[B]) error {
+	if trace.IsEnabled() {
+		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.pass.epoch, f.pass.first+b.step)
 	}
-}
-
-// endTask ends the task and its region.
-func (f *fetcher[T, B]) endTask() {
-	if f.region != nil {
-		f.region.End()
+	if err := f.choose(b.step); err != nil {
+		return err
 	}
-	f.task.End()
-	f.ctx, f.task, f.region = f.untraced, nil, nil
-}
-
-// choose asks the sampler for the indices of the batch at step k.
-func (f *fetcher[T, B]) choose(k int) error {
-	f.samples = f.samples[:0]
-	f.indices = f.indices[:0]
-	o := f.epoch.order
-	if o.err != nil {
-		return f.epoch.fault(k, -1, o.err)
+	if err := f.fetch(b); err != nil {
+		return err
 	}
-	f.positions = f.epoch.deal.positions(f.positions[:0], k)
-	for _, pos := range f.positions {
-		if pos >= f.epoch.deal.n {
-			pos %= f.epoch.deal.n // PadTail
-		}
-		if o.batches != nil {
-			f.indices = append(f.indices, o.batches(pos)...)
-		} else {
-			f.indices = append(f.indices, o.samples(pos))
-		}
-	}
-	if len(f.indices) == 0 {
-		return f.epoch.fault(k, -1, errors.New("the sampler gave no index"))
-	}
-	return nil
-}
-
-// spot is the place of the batch's j-th sample.
-func (f *fetcher[T, B]) spot(j int) spot {
-	if f.epoch.order.batches != nil {
-		return spot{uint64(f.epoch.number), uint64(f.positions[0]), uint64(j)}
-	}
-	return spot{uint64(f.epoch.number), uint64(f.positions[j]), 0}
-}
-
-// fetch fetches the batch's samples. Without OnError the first that fails fails the batch.
-func (f *fetcher[T, B]) fetch(b *result[B]) error {
-	f.enter("fetch")
-	if f.all != nil {
-		return f.fetchAll(b)
-	}
-	good := f.indices[:0]
-	for j, i := range f.indices {
-		if err := f.ctx.Err(); err != nil {
-			return err
-		}
-		f.scope.move(f.spot(j))
-		sample, err := f.get(i)
-		if err == nil {
-			f.samples = append(f.samples, sample)
-			good = append(good, i)
-		} else if err := f.refuse(b, i, err); err != nil {
-			return err
-		}
-	}
-	f.indices, f.at = good, -1
-	return nil
-}
-
-// get fetches one sample. It is try written out, which is called for every sample and would take 20 ns more.
-func (f *fetcher[T, B]) get(i int) (sample T, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = caught(r)
-		}
-	}()
-	if f.at = i; i < 0 || i >= f.n {
-		return sample, outside(i, f.n)
-	}
-	return f.data.Get(f.ctx, i)
-}
-
-// refuse puts sample i aside for OnError, or makes its error the batch's.
-func (f *fetcher[T, B]) refuse(b *result[B], i int, err error) error {
-	failure := f.epoch.fault(b.step, i, err)
-	if f.opts.OnError == nil {
-		return failure
-	}
-	b.failed = append(b.failed, failure)
-	return nil
-}
-
-// fetchAll fetches the batch's samples in one call.
-func (f *fetcher[T, B]) fetchAll(b *result[B]) error {
-	f.scope.move(f.spot(0))
-	good := f.indices[:0]
-	for _, i := range f.indices {
-		if i >= 0 && i < f.n {
-			good = append(good, i)
-		} else if err := f.refuse(b, i, outside(i, f.n)); err != nil {
-			return err
-		}
-	}
-	f.indices = good
-	if len(good) == 0 {
+	if b.samples = len(f.samples); b.samples == 0 {
 		return nil
 	}
-	samples, err := f.all.GetBatch(f.ctx, good)
-	if err == nil && len(samples) != len(good) {
-		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(good))
+	defer trace.StartRegion(f.ctx, "collate").End()
+	batch, err := f.collate(b.batch, f.samples)
+	if b.batch = batch; err != nil {
+		return fmt.Errorf("collating samples %s: %w", few(f.indices), err)
 	}
-	if err != nil {
-		return f.epoch.fault(b.step, -1, err)
-	}
-	f.samples = append(f.samples, samples...)
 	return nil
 }
 
-// few lists indices for an error.
+// few lists the first indices, for an error.
 func few(indices []int) string {
 	if len(indices) > 16 {
 		return fmt.Sprintf("%v and %d more", indices[:16], len(indices)-16)
@@ -639,47 +563,274 @@ func few(indices []int) string {
 	return fmt.Sprint(indices)
 }
 
-// A loaderState is the State of a loader's cursor. By, which describes the order, and Seed tell loaders apart
-// whose batches differ, the seed because of Rand.
+// choose asks the order for the indices of the batch at step k.
+func (f *fetcher[T, B]) choose(k int) error {
+	f.indices, f.spots, f.samples = f.indices[:0], f.spots[:0], f.samples[:0]
+	if f.pass.broken != nil {
+		return f.pass.broken
+	}
+	for pos := range f.pass.deal.positions(k) {
+		f.indices = f.pass.order(f.indices, pos%f.pass.deal.n) // PadTail begins again with the first positions
+		for part := range len(f.indices) - len(f.spots) {
+			f.spots = append(f.spots, spot{uint64(f.pass.epoch), uint64(pos), uint64(part)})
+		}
+	}
+	if len(f.indices) == 0 {
+		return errors.New("the sampler gave no index")
+	}
+	return nil
+}
+
+// fetch fetches the samples of the batch.
+func (f *fetcher[T, B]) fetch(b *result[B]) error {
+	defer trace.StartRegion(f.ctx, "fetch").End()
+	if f.all != nil {
+		return f.fetchAll(b)
+	}
+	fetched := f.indices[:0]
+	for j, i := range f.indices {
+		if err := f.ctx.Err(); err != nil {
+			return err
+		}
+		f.scope.move(f.spots[j])
+		sample, err := f.get(i)
+		if err == nil {
+			f.samples = append(f.samples, sample)
+			fetched = append(fetched, i)
+		} else if err := f.refuse(b, i, err); err != nil {
+			return err
+		}
+	}
+	f.indices, f.at = fetched, -1
+	return nil
+}
+
+// get fetches one sample.
+func (f *fetcher[T, B]) get(i int) (sample T, err error) {
+	defer rescue(&err)
+	if f.at = i; i < 0 || i >= f.n {
+		return sample, outside(i, f.n)
+	}
+	return f.data.Get(f.ctx, i)
+}
+
+// refuse returns the error of sample i, which fails the batch, or puts it aside for OnError.
+func (f *fetcher[T, B]) refuse(b *result[B], i int, err error) error {
+	if f.at = i; !f.onError {
+		return err
+	}
+	b.failed = append(b.failed, f.pass.fault(b.step, i, err))
+	return nil
+}
+
+// fetchAll fetches the samples of the batch in one call.
+func (f *fetcher[T, B]) fetchAll(b *result[B]) error {
+	f.scope.move(f.spots[0])
+	valid := f.indices[:0]
+	for _, i := range f.indices {
+		if i >= 0 && i < f.n {
+			valid = append(valid, i)
+		} else if err := f.refuse(b, i, outside(i, f.n)); err != nil {
+			return err
+		}
+	}
+	f.indices, f.at = valid, -1
+	if len(valid) == 0 {
+		return nil
+	}
+	samples, err := f.all.GetBatch(f.ctx, valid)
+	if err == nil && len(samples) != len(valid) {
+		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(valid))
+	}
+	f.samples = append(f.samples, samples...)
+	return err
+}
+
+// A Cursor is a place in a loader's or a stream's epoch, between two items: the whole of a checkpoint. Save it as JSON,
+// and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of epoch
+// e, of any loader and stream. A cursor that has been handed out never changes.
+type Cursor struct {
+	Epoch int `json:"epoch"`
+	// Pos says how far into the epoch the cursor stands. It grows from item to item. A DataLoader counts the positions
+	// of its order that all shards together have consumed.
+	Pos int `json:"pos"`
+	// State is what else the maker of the cursor needs, at least a description of itself, so that another loader or
+	// stream refuses the cursor. At the start of an epoch it is nil. After a trip through JSON it is raw until Load.
+	State any `json:"state,omitempty"`
+}
+
+// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type.
+func (c *Cursor) UnmarshalJSON(data []byte) error {
+	var raw struct {
+		Epoch, Pos int
+		State      json.RawMessage
+	}
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return err
+	}
+	*c = Cursor{Epoch: raw.Epoch, Pos: raw.Pos}
+	if len(raw.State) > 0 && string(raw.State) != "null" {
+		c.State = raw.State
+	}
+	return nil
+}
+
+// Load decodes State into *state, whether the cursor comes fresh from a stream or from JSON. *state shares no memory
+// with the cursor. Both ways go through JSON, so both give the same result; integers are exact in any integer type. If
+// State is nil, *state stays as it is.
+func (c Cursor) Load(state any) error {
+	if c.State == nil {
+		return nil
+	}
+	data, err := json.Marshal(c.State)
+	if err == nil {
+		err = json.Unmarshal(data, state)
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: the state of cursor {epoch %d, pos %d} does not fit: %w", c.Epoch, c.Pos, err)
+	}
+	return nil
+}
+
+// atStart reports whether c is the start of an epoch, which fits any loader and stream.
+func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
+
+// fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
+// name. by points to the description in *state.
+func (c Cursor) fit(name string, by *string, state any) error {
+	if c.Epoch < 0 || c.Pos < 0 {
+		return c.refused("epoch and pos must not be negative")
+	}
+	if c.atStart() {
+		return nil
+	}
+	if err := c.Load(state); err != nil {
+		return err
+	}
+	if *by != name {
+		return c.refused("it was made by %s, this is %s", cmp.Or(*by, "another stream"), name)
+	}
+	return nil
+}
+
+// refused is the error of a cursor that does not fit.
+func (c Cursor) refused(format string, args ...any) error {
+	return fmt.Errorf("dataloader: cursor {epoch %d, pos %d}: "+format, append([]any{c.Epoch, c.Pos}, args...)...)
+}
+
+// An Item is a value and the cursor just after it. A failed item has an Err and the zero Value; it is a position like
+// any other.
+type Item[T any] struct {
+	Value T
+	Err   error
+	Next  Cursor
+}
+
+// follow returns the values of the items from *at on, and keeps *at current. A panic in items becomes the last error. A
+// panic in the loop body is the caller's, and passes.
+func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var end error    // why the loop cannot be continued
+		outside := false // whether the loop body runs, or has left the loop
+		func() {
+			defer func() {
+				if outside {
+					return
+				}
+				if r := recover(); r != nil {
+					end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()})
+				}
+			}()
+			epoch := at.Epoch
+			for item, err := range items(*at) {
+				if err != nil {
+					end = finalError(err)
+					return
+				}
+				if err = item.Err; err == nil {
+					*at = item.Next
+				} else {
+					err = itemError(item.Next, err)
+				}
+				outside = true
+				if outside = !yield(item.Value, err); outside {
+					return
+				}
+			}
+			*at = Cursor{Epoch: epoch + 1}
+		}()
+		if end != nil {
+			yield(*new(T), end)
+		}
+	}
+}
+
+// itemError returns err, the error of the item before next, as a *SampleError.
+func itemError(next Cursor, err error) error {
+	return located(err, &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err})
+}
+
+// located returns err if it is or wraps a *SampleError, and otherwise at, which says where err happened.
+func located(err error, at *SampleError) error {
+	if found := (*SampleError)(nil); errors.As(err, &found) {
+		return err
+	}
+	return at
+}
+
+// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. Such an error may be
+// the cause of a context that was cancelled with it. A loop that skips every *SampleError would not notice the end.
+func finalError(err error) error {
+	if found := (*SampleError)(nil); errors.As(err, &found) {
+		return final{err}
+	}
+	return err
+}
+
+// A final is an error that wraps another one for errors.Is, and not for errors.As.
+type final struct{ error }
+
+// Is reports whether the wrapped error is target.
+func (f final) Is(target error) bool { return errors.Is(f.error, target) }
+
+// A loaderState is the State in a loader's cursors. By, the description of the order, and Seed, because of Rand, tell
+// loaders apart whose batches differ.
 type loaderState struct {
 	By   string `json:"by"`
 	Seed uint64 `json:"seed,omitempty"`
-	// Done are the steps after Pos that were delivered already, out of order; Shard and Size, the batch
-	// size, say what a step is. Only an unordered loop makes them.
-	Done  []run  `json:"done,omitempty"`
+	// Done are the steps after Pos that have been handed over, out of order. Shard and Size, the batch size, say what a
+	// step is. Only unordered loops set them.
+	Done  []span `json:"done,omitempty"`
 	Shard *Shard `json:"shard,omitempty"`
 	Size  int    `json:"size,omitempty"`
 }
 
-// A run is the steps from the first number up to, not including, the second.
-type run [2]int
+// span{a, b} is the steps a <= k < b.
+type span [2]int
 
-// An epoch is the rest of an epoch as one loop goes through it. Its steps, the shard's batches, count from
-// where the loop began. All of them below mark have been delivered, and those in ahead.
-type epoch struct {
-	number int
+// A pass is one loop's way through the rest of an epoch. It counts its steps, which are the shard's batches, from where
+// the loop began. It belongs to the goroutine of the loop; workers only read what resume has set.
+type pass struct {
+	epoch  int
 	deal   deal
 	order  order
-	first  int // what batch of the epoch step 0 is
+	broken error // why there is no order; it fails every batch
+	first  int   // the number in the epoch of the batch at step 0
 	steps  int
-	sent   int // the next step to be sent, but for those in ahead
-	mark   int
-	ahead  []run     // sorted, apart from mark and from each other
-	began  time.Time // of the loop; zero without Trace
+
+	sent  int    // the next step to send, unless it is in ahead
+	mark  int    // the low-water mark: all steps below it have been handed over, and the step at it has not
+	ahead []span // the steps above mark that have been handed over; sorted, no two touch
+
+	began, returned time.Time     // when the loop began, and when the body returned last; only with Trace
+	body            time.Duration // how long the body had the last batch
+	batches         int           // how many the loop has received
 }
 
-// now is the time, if anybody wants to know. Only the first call asks for the date, which takes longer than the time since.
-func (e *epoch) now() time.Time {
-	if e.began.IsZero() {
-		return e.began
-	}
-	return e.began.Add(time.Since(e.began))
-}
-
-// open begins a loop at a cursor, or says why it does not fit.
-func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
+// resume begins a pass at a cursor, or says why the cursor does not fit.
+func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 	var s loaderState
-	if err := from.open(l.name, &s.By, &s); err != nil {
+	if err := from.fit(l.name, &s.By, &s); err != nil {
 		return nil, err
 	}
 	if !from.atStart() && s.Seed != l.opts.Seed {
@@ -692,85 +843,97 @@ func (l *DataLoader[B]) open(from Cursor) (*epoch, error) {
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
 			*cmp.Or(s.Shard, new(Shard)), s.Size, l.deal.shard, l.deal.size)
 	}
-	e := &epoch{number: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
-	e.first = from.Pos / l.deal.size / l.deal.shard.Count
-	e.steps = e.deal.steps()
+	p := &pass{epoch: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
+	p.first = from.Pos / l.deal.size / l.deal.shard.Count
+	p.steps = p.deal.steps()
 	end := 0
-	for _, r := range s.Done {
-		if r[0] <= end || r[1] <= r[0] || r[1] > e.steps {
-			return nil, from.refused("its state is damaged: %v are no steps of %d", s.Done, e.steps)
+	for _, done := range s.Done {
+		if done[0] <= end || done[1] <= done[0] || done[1] > p.steps {
+			return nil, from.refused("its state is damaged: %v are not steps of %d", s.Done, p.steps)
 		}
-		end = r[1]
+		end = done[1]
 	}
-	e.order, e.order.err = try(func() (order, error) { return l.orders.at(e.number), nil })
-	return e, nil
+	p.order, p.broken = try(func() (order, error) { return l.orders.at(p.epoch), nil })
+	return p, nil
 }
 
-// next returns the next step to be sent, e.steps or more if there is none.
-func (e *epoch) next() int {
-	e.sent = max(e.sent, e.mark)
-	for _, r := range e.ahead { // a resumed loop may have been sent these before
-		if r[0] <= e.sent && e.sent < r[1] {
-			e.sent = r[1]
+// now returns the time if Trace is set, and zero otherwise. It reads the date only once, at the loop's begin, because that
+// takes longer than the time since.
+func (p *pass) now() time.Time {
+	if p.began.IsZero() {
+		return p.began
+	}
+	return p.began.Add(time.Since(p.began))
+}
+
+// send returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed over
+// before the loop was resumed.
+func (p *pass) send() int {
+	p.sent = max(p.sent, p.mark)
+	for _, done := range p.ahead {
+		if done[0] <= p.sent && p.sent < done[1] {
+			p.sent = done[1]
 		}
 	}
-	e.sent++
-	return e.sent - 1
+	p.sent++
+	return p.sent - 1
 }
 
-// delivered notes that step k is over: as a run of its own, joined to its neighbours and to the mark.
-func (e *epoch) delivered(k int) {
-	if k == e.mark && len(e.ahead) == 0 { // as always when in order
-		e.mark++
-		return
+// deliver notes that step k is handed over. It joins k to the spans that it touches, and moves the mark past the first
+// span if that begins at the mark.
+func (p *pass) deliver(k int) {
+	i, _ := slices.BinarySearchFunc(p.ahead, k, func(s span, k int) int { return s[0] - k }) // the first span after k
+	s, j := span{k, k + 1}, i
+	if i > 0 && p.ahead[i-1][1] == k {
+		i--
+		s[0] = p.ahead[i][0]
 	}
-	i, _ := slices.BinarySearchFunc(e.ahead, k, func(r run, k int) int { return r[0] - k })
-	e.ahead = slices.Insert(e.ahead, i, run{k, k + 1})
-	if i+1 < len(e.ahead) && e.ahead[i+1][0] == k+1 {
-		e.ahead[i][1] = e.ahead[i+1][1]
-		e.ahead = slices.Delete(e.ahead, i+1, i+2)
+	if j < len(p.ahead) && p.ahead[j][0] == k+1 {
+		s[1] = p.ahead[j][1]
+		j++
 	}
-	if i > 0 && e.ahead[i-1][1] == k {
-		e.ahead[i-1][1] = e.ahead[i][1]
-		e.ahead = slices.Delete(e.ahead, i, i+1)
-	}
-	if e.ahead[0][0] == e.mark {
-		e.mark = e.ahead[0][1]
-		e.ahead = slices.Delete(e.ahead, 0, 1)
+	p.ahead = slices.Replace(p.ahead, i, j, s)
+	if p.ahead[0][0] == p.mark {
+		p.mark = p.ahead[0][1]
+		p.ahead = slices.Delete(p.ahead, 0, 1)
 	}
 }
 
-// cursor is the place after what has been delivered. plain is its state if nothing was delivered ahead.
-func (e *epoch) cursor(plain any) Cursor {
-	c := Cursor{e.number, e.deal.after(e.mark), plain}
-	if len(e.ahead) > 0 {
+// cursor returns the place after the steps that have been handed over. plain is the State of a cursor with nothing ahead.
+func (p *pass) cursor(plain any) Cursor {
+	c := Cursor{p.epoch, p.deal.after(p.mark), plain}
+	if len(p.ahead) > 0 {
 		s := *plain.(*loaderState)
-		s.Done, s.Shard, s.Size = slices.Clone(e.ahead), &e.deal.shard, e.deal.size
-		for i := range s.Done {
-			s.Done[i][0] -= e.mark
-			s.Done[i][1] -= e.mark
+		s.Shard, s.Size = &p.deal.shard, p.deal.size
+		for _, done := range p.ahead {
+			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
 		}
 		c.State = &s
 	}
 	return c
 }
 
-// fault is the error of the batch at step k, for the sample with the given index.
-func (e *epoch) fault(k, index int, err error) *SampleError {
-	return &SampleError{e.number, e.first + k, index, err}
+// fault returns the error of the batch at step k, for the sample with the given index.
+func (p *pass) fault(k, index int, err error) *SampleError {
+	return &SampleError{Epoch: p.epoch, Batch: p.first + k, Index: index, Err: err}
 }
 
-// A SampleError says what went wrong where: in which epoch, in which batch of this shard, at which sample
-// of the data set. Index is -1 if it is not a single sample's fault: an error of the Collate, of GetBatch
-// or of the sampler. Err is the cause, which errors.Is and errors.As reach.
+// A SampleError says which batch of a loader, or which item of a stream, has failed, and why. In a loop over Run or
+// Epoch every error that the loop may skip is a *SampleError, and no other error is.
 type SampleError struct {
-	Epoch, Batch, Index int
-	Err                 error
+	Epoch int
+	Batch int   // the batch of this shard, from 0; -1 for an item of a stream
+	Index int   // the sample's index in the data set, or -1: the error is Collate's, GetBatch's or the sampler's
+	Pos   int   // for an item of a stream, the Pos of the cursor after it
+	Err   error // the cause: what Get returned, a PanicError, a TarError, …
 }
 
-// Error names the epoch, the batch and, if it is one sample's fault, the sample.
+// Error names the epoch, and the batch and the sample, or the item.
 func (e *SampleError) Error() string {
-	if e.Index == -1 {
+	switch {
+	case e.Batch < 0:
+		return fmt.Sprintf("dataloader: epoch %d, the item before pos %d: %v", e.Epoch, e.Pos, e.Err)
+	case e.Index == -1:
 		return fmt.Sprintf("dataloader: epoch %d, batch %d: %v", e.Epoch, e.Batch, e.Err)
 	}
 	return fmt.Sprintf("dataloader: epoch %d, batch %d, sample %d: %v", e.Epoch, e.Batch, e.Index, e.Err)
@@ -779,52 +942,40 @@ func (e *SampleError) Error() string {
 // Unwrap returns the cause.
 func (e *SampleError) Unwrap() error { return e.Err }
 
-// A PanicError is a panic in the user's code, as an error: the value and the stack where it happened.
-type PanicError struct {
-	Value any
-	Stack []byte
-}
-
-// Error has the value and the stack.
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
-
-// Unwrap returns the value of the panic if it is an error, else nil.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
-// A Timing is what happened to one batch when.
+// A Timing says what happened to one batch, and when.
 type Timing struct {
 	Epoch, Batch int // the batch of this shard, from 0
-	Worker       int // who loaded it, or -1
-	Samples      int // in the batch
-	Dropped      int // left out by OnError
+	Worker       int // the worker that loaded the batch, or -1
+	Samples      int // the number of samples in the batch
+	Dropped      int // the number of samples that OnError dropped
 
-	Sent     time.Time // queued for the workers
-	Start    time.Time // taken by one
-	Done     time.Time // loaded
-	Received time.Time // in the hands of the loop's goroutine
+	Sent     time.Time // when the batch was sent to the workers
+	Start    time.Time // when a worker took it
+	Done     time.Time // when it was loaded
+	Received time.Time // when the loop's goroutine had it
 
-	Wait  time.Duration // for which the loop was blocked
-	Step  time.Duration // for which the loop body had the batch before; 0 for a loop's first
-	First bool          // of its loop
+	Wait  time.Duration // how long the loop was blocked
+	Step  time.Duration // how long the loop body had the batch before; 0 for the first batch of a loop
+	First bool          // whether it is the first batch of a loop
 }
 
-// Stats sums up the timings of a loader, and says in one line where the time goes: set Options.Trace to the Observe of a
-// new(Stats), and print it when you like. The zero value is ready, and safe for concurrent use. Have one for each loader. Of
-// several loops at once the times add up, and that a batch holds up others is not seen.
+// Second reading: a loader as a stream, and where the time goes.
+
+// Stream returns the loader as a stream of its batches: to map them, or to mix them with those of another loader.
+func (l *DataLoader[B]) Stream() Stream[B] { return l.items }
+
+// Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe
+// method of a new(Stats), and print the Stats at any time. The zero value is ready for use. Stats is safe for concurrent
+// use. Have one Stats for each loader; the times of several loops at once add up.
 type Stats struct {
-	mu                         sync.Mutex // guards all
+	mu                         sync.Mutex // guards the other fields
 	batches, loops             int
-	samples, dropped, workers  int           // of the workers, as many as have been seen
-	loading, waiting, training time.Duration // of a loop's last batch, the training is not known
-	starting, stalled          time.Duration // of waiting: for the first batch of a loop, and while a later one was ready
-	waits                      []wait        // those during which a batch still to come may have been ready
+	samples, dropped, workers  int
+	loading, waiting, training time.Duration
+	starting                   time.Duration // the part of waiting that was for the first batches of loops
+	blocked                    time.Duration // the part of waiting while the next batch was ready
+	last                       Timing
 }
-
-// A wait is a time in which the loop was blocked, from begin to end. Since ready, some later batch was ready.
-type wait struct{ begin, ready, end time.Time }
 
 // Observe adds a batch.
 func (s *Stats) Observe(t Timing) {
@@ -840,83 +991,80 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
+	} else {
+		// The loop waited for the batch before for last.Wait until last.Received. This batch was ready from t.Done on.
+		s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	}
-	for i := len(s.waits) - 1; i >= 0 && t.Done.Before(s.waits[i].end); i-- {
-		if w := &s.waits[i]; t.Done.Before(w.ready) {
-			ready := w.begin
-			if t.Done.After(ready) {
-				ready = t.Done
-			}
-			s.stalled += w.ready.Sub(ready)
-			w.ready = ready
-		}
-	}
-	over := 0 // of the waits, those that ended before this batch, and any after it, was sent
-	for over < len(s.waits) && !t.Sent.Before(s.waits[over].end) {
-		over++
-	}
-	s.waits = append(slices.Delete(s.waits, 0, over), wait{t.Received.Add(-t.Wait), t.Received, t.Received})
+	s.last = t
 }
 
-// String says how many batches and samples there were, how much of the time in loops was spent on waiting for them, how
-// much of that while a later batch was ready, and how busy the workers were; then which is the bottleneck, the loader or
-// the training, and how many workers would do.
+// String returns one line: the number of batches and samples; the share of the time in loops that was spent waiting for
+// batches, and how much of it while the next batch was ready, which a slow batch before it blocked; how busy the
+// workers were; and the bottleneck, with the number of workers that would be enough.
+//
+// The time in loops is the waiting and the training. Training is timed from batch to batch, so the training after the
+// last batch of a loop counts as the mean of the others. If every loop had one batch, nothing is known about training.
 func (s *Stats) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.batches < 2 {
-		return fmt.Sprintf("too few batches to say anything: %d", s.batches)
+	timed := s.batches - s.loops
+	if timed == 0 {
+		return fmt.Sprintf("%d batches in %d loops: too few to tell, since training is timed between two batches of a loop", s.batches, s.loops)
 	}
-	elapsed, unit := max(s.waiting+s.training, 1), time.Millisecond
+	step := s.training / time.Duration(timed)
+	elapsed := max(1, s.waiting+step*time.Duration(s.batches))
+	percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
+	unit := time.Millisecond
 	if elapsed < 100*unit {
 		unit = time.Microsecond
 	}
-	share := func(d time.Duration) float64 { return 100 * float64(d) / float64(elapsed) }
-	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with later batches ready",
-		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, share(s.waiting), elapsed.Round(unit), share(s.stalled))
-	busy := share(s.loading) / float64(max(s.workers, 1))
+	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with the next batch ready",
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, percent(s.waiting), elapsed.Round(unit), percent(s.blocked))
+	busy := percent(s.loading) / float64(max(1, s.workers))
 	if s.workers > 0 {
 		text += fmt.Sprintf("; workers: %d, %.0f %% busy", s.workers, busy)
 	}
-	return text + ": " + s.verdict(elapsed, busy)
+	return text + ": " + s.verdict(step, elapsed, busy)
 }
 
-// verdict compares what it takes to load a batch with the time that the loop spends on one.
-func (s *Stats) verdict(elapsed time.Duration, busy float64) string {
+// verdict compares the time to load a batch with the time that the loop spends on a batch. enough is the number of
+// workers that load as fast as the loop trains.
+func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	load := float64(s.loading) / float64(s.batches)
-	step := float64(s.training) / float64(max(1, s.batches-s.loops))
-	enough := int(math.Ceil(load/max(step, load/1000, 1) - 0.05))
+	enough := int(math.Ceil(load/max(float64(step), load/1000, 1) - 0.05))
+	cpus := runtime.GOMAXPROCS(0)
 	switch {
 	case s.waiting < elapsed/10:
 		return fmt.Sprintf("the training is the bottleneck, workers needed: %d", min(enough, s.workers))
 	case s.workers == 0 && enough <= 1:
-		return "loading and training take turns, a worker would load meanwhile"
+		return "loading and training take turns, a worker would load during training"
 	case enough <= s.workers && s.starting > s.waiting/2:
-		return fmt.Sprintf("the loader keeps up, but for the first batch of a loop; loops: %d", s.loops)
-	case enough <= s.workers && s.stalled > s.waiting/2:
-		return "slow batches hold up those behind them, raise Prefetch or set Unordered"
+		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d", s.loops)
+	case enough <= s.workers && s.blocked > s.waiting/2:
+		return "slow batches block the batches behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
 		return "the loader keeps up on average but not always, raise Prefetch"
 	case s.workers > 0 && busy < 75:
 		return "a few batches are so slow that the loop waits for them while workers are idle"
-	case step < load/1000:
+	case float64(step) < load/1000:
 		return "the loader is the bottleneck, the loop takes no time of its own"
-	case enough > runtime.GOMAXPROCS(0):
-		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute, for which there are %d CPUs", enough, runtime.GOMAXPROCS(0))
+	case enough > cpus:
+		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute; to compute there are %d CPUs", enough, cpus)
 	}
 	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
 }
 
-// Progress returns seq and shows on w how far it has got: the count, of total unless that is 0 or less, the rate, the time
-// left, and the share of the time in which the loop waited for seq. total is what seq gives: of a resumed epoch, what is
-// left of it. On a terminal that is a bar, drawn at most ten times a second when an item is done; elsewhere a line every
-// ten seconds. A last line comes at the end, also after a break. Values and errors pass through. PyTorch: what tqdm
-// does around a DataLoader.
+// Progress returns seq, and shows on w how far seq has got: the number of items, of total unless that is 0 or less, the
+// rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
+// for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
+//
+// On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
+// every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.
 func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
 	return progress(w, total, isTerminal(w), seq)
 }
 
-// isTerminal reports whether what is written to w is seen at once, as far as the standard library can tell.
+// isTerminal reports whether w is a terminal, as far as the standard library can tell: a character device.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -926,53 +1074,53 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
+// progress is Progress for a writer that is a terminal, or not.
 func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
+	every, begin, end := 10*time.Second, "", "\n" // of a line
+	if terminal {
+		every, begin, end = time.Second/10, "\r", ""
+	}
 	return func(yield func(B, error) bool) {
 		m, width := meter{total: total}, 0
-		draw := func(end string) {
+		draw := func() { // on a terminal over the line before, which may have been longer
 			line := m.line(terminal)
-			if terminal { // over the line before, which may have been longer
-				fmt.Fprintf(w, "\r%-*s%s", width, line, strings.TrimSuffix(end, "\n"))
+			fmt.Fprintf(w, "%s%-*s", begin, width, line)
+			if terminal {
 				width = len(line)
-			} else {
-				fmt.Fprint(w, line, end)
 			}
 		}
-		every := 10 * time.Second
-		if terminal {
-			every = time.Second / 10
-		}
 		start := time.Now()
-		drawn, back, more := start, start, true // when the last line was written; when the loop came back
+		drawn, returned, more := start, start, true // when the last line was drawn, and when the loop body returned
 		for item, err := range seq {
-			m.waited += time.Since(back)
+			m.waited += time.Since(returned)
 			more = yield(item, err)
-			back = time.Now()
-			m.elapsed = back.Sub(start)
+			returned = time.Now()
+			m.elapsed = returned.Sub(start)
 			if m.count++; !more {
 				break
 			}
-			if back.Sub(drawn) >= every {
-				drawn = back
-				draw("\n")
+			if returned.Sub(drawn) >= every {
+				drawn = returned
+				draw()
+				fmt.Fprint(w, end)
 			}
 		}
-		if more { // and found that there is no more
-			m.waited += time.Since(back)
+		if more { // the loop has waited for the end of seq
+			m.waited += time.Since(returned)
 			m.elapsed = time.Since(start)
 		}
-		draw("")
+		draw()
 		fmt.Fprintln(w)
 	}
 }
 
-// A meter is how far a sequence is.
+// A meter says how far a sequence has got.
 type meter struct {
 	total, count    int
 	elapsed, waited time.Duration
 }
 
-// line says so, on a terminal in less than 80 columns unless the numbers are very large.
+// line returns the meter as a line. On a terminal it has a bar, and less than 80 columns unless the numbers are large.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)

@@ -1,9 +1,7 @@
 package dataloader
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,36 +17,24 @@ import (
 
 // A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
 //
-// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use;
-// reading shared memory is, a file handle with a position of its own is not. A Get that waits should
-// return when ctx ends. Its error is the sample's error; io.EOF has no special meaning.
+// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. Reading
+// shared memory is safe; a file handle with a position of its own is not. A Get that waits should return when ctx
+// ends. The error of Get is the sample's error; io.EOF has no special meaning.
 //
-// PyTorch: torch.utils.data.Dataset, with Get for __getitem__. Unlabelled data is a Dataset whose samples
-// are not a Pair.
+// PyTorch: torch.utils.data.Dataset, with Get for __getitem__. A data set without labels is a Dataset whose samples
+// are not Pairs.
 type Dataset[T any] interface {
 	Len() int
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// A BatchGetter is a Dataset that can fetch a whole batch in one call, as a data base or an array can.
-// A loader then never calls Get. GetBatch returns one sample for each index, in the order of the indices,
-// which it must not keep: the slice is used again for the next batch.
+// A BatchGetter is a Dataset that fetches a whole batch in one call, as a database or an array can. A loader then
+// never calls Get. GetBatch returns one sample for each index, in the order of the indices. It must not retain the
+// slice of indices, which is reused for the next batch.
 //
-// Subset and Split pass GetBatch on; the other adapters fetch sample by sample. PyTorch: __getitems__.
+// Subset and Split pass GetBatch on. The other adapters fetch sample by sample. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
-}
-
-// outside says which indices a data set of n samples has.
-func outside(i, n int) error {
-	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
-}
-
-// panicIf panics if an argument can never be right.
-func panicIf(bad bool, format string, args ...any) {
-	if bad {
-		panic(fmt.Sprintf("dataloader: "+format, args...))
-	}
 }
 
 // Slice is a Dataset in memory. A nil Slice is an empty data set.
@@ -66,14 +52,27 @@ func (s Slice[T]) Get(_ context.Context, i int) (T, error) {
 	return s[i], nil
 }
 
-// Func makes a Dataset of n samples out of a function, which must be safe for concurrent use.
-// It panics if n is negative or get is nil.
+// outside is the error of an index that a data set of n samples does not have.
+func outside(i, n int) error {
+	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
+}
+
+// Func makes a Dataset of n samples from a function, which must be safe for concurrent use. The function is called
+// only with indices from 0 to n-1. Func panics if n is negative or get is nil.
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
 	return function[T]{n, get}
 }
 
+// panicIf panics if an argument can never be right.
+func panicIf(bad bool, format string, args ...any) {
+	if bad {
+		panic(fmt.Sprintf("dataloader: "+format, args...))
+	}
+}
+
+// A function is the Dataset that Func makes.
 type function[T any] struct {
 	n   int
 	get func(ctx context.Context, i int) (T, error)
@@ -82,7 +81,7 @@ type function[T any] struct {
 // Len returns the number of samples.
 func (f function[T]) Len() int { return f.n }
 
-// Get calls the function, for an index that there is.
+// Get calls the function, if the data set has the index.
 func (f function[T]) Get(ctx context.Context, i int) (T, error) {
 	if i < 0 || i >= f.n {
 		var zero T
@@ -91,14 +90,14 @@ func (f function[T]) Get(ctx context.Context, i int) (T, error) {
 	return f.get(ctx, i)
 }
 
-// A Pair is two things that belong together: a sample and its label, features and target.
+// A Pair is two things that belong together, such as a sample and its label.
 type Pair[A, B any] struct {
 	First  A
 	Second B
 }
 
-// Pairs joins two data sets of the same length, sample by sample: images and their labels.
-// Another length, or a nil data set, is an error. PyTorch: StackDataset, TensorDataset.
+// Pairs joins two data sets of the same length, sample by sample: images and their labels. Data sets of different
+// lengths, and a nil data set, are errors. PyTorch: StackDataset, TensorDataset.
 func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	if a == nil || b == nil {
 		return nil, errors.New("dataloader: Pairs: a data set is nil")
@@ -115,7 +114,7 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	}), nil
 }
 
-// Concat puts data sets one after the other; a part may be empty. It panics if one is nil.
+// Concat puts data sets one after the other. A part may be empty. Concat panics if a part is nil.
 // PyTorch: ConcatDataset.
 func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
@@ -130,8 +129,8 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	})
 }
 
-// Subset is the data set of the samples with the given indices, in their order; an index may occur more
-// than once. An index outside data, or a nil data set, is an error. The indices are copied.
+// Subset is the data set of the samples with the given indices, in their order. An index may occur more than once. An
+// index outside data, or a nil data set, is an error. The indices are copied.
 //
 // PyTorch: Subset; with Options.Shuffle, what SubsetRandomSampler does.
 func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
@@ -147,9 +146,9 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 	return subset(data, len(indices), func(i int) int { return indices[i] }), nil
 }
 
-// Split deals data out, at random but for the seed, into data sets of the given lengths: training,
-// validation and test. No sample is in two of them. The lengths must not be negative and must sum to
-// data.Len(). The split is torch's own, random_split with a generator of this seed, element for element.
+// Split divides data at random into data sets of the given lengths, such as training, validation and test sets. Each
+// sample is in exactly one of them. No length may be negative, and their sum must be data.Len(). The same seed gives
+// the same split: that of torch's random_split with a generator of this seed, element for element.
 func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
@@ -164,52 +163,52 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if sum != data.Len() {
 		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, sum, data.Len())
 	}
-	if sum > maxTorch { // of sampler.go, as TorchRandom below
+	if sum > maxTorch { // see TorchRandom in sampler.go
 		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
 	}
-	order := TorchRandom(sum, seed).Order(0) // a function from position to index
+	order := TorchRandom(sum, seed).Order(0) // order(pos) is the index at position pos
 	parts := make([]Dataset[T], len(lengths))
 	end := 0
 	for p, n := range lengths {
-		from := end
-		parts[p] = subset(data, n, func(i int) int { return order(from + i) })
+		begin := end
+		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
 		end += n
 	}
 	return parts, nil
 }
 
-// subset is the n samples index(0), …, index(n-1) of data.
+// subset is the data set of n samples of data: sample i is data's sample index(i).
 func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	one := function[T]{n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
+	single := function[T]{n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
 	if all, ok := data.(BatchGetter[T]); ok {
-		return batchSubset[T]{one, all, index}
+		return batchSubset[T]{single, all, index}
 	}
-	return one
+	return single
 }
 
-// A batchSubset is a subset of a data set that is a BatchGetter, and so is one itself.
+// A batchSubset is a subset of a BatchGetter, and a BatchGetter itself.
 type batchSubset[T any] struct {
 	function[T]
 	all   BatchGetter[T]
 	index func(i int) int
 }
 
-// GetBatch fetches the samples with the indices that these ones stand for.
+// GetBatch translates the indices and fetches the samples in one call.
 func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
-	mapped := make([]int, len(indices))
+	translated := make([]int, len(indices))
 	for j, i := range indices {
 		if i < 0 || i >= s.n {
 			return nil, outside(i, s.n)
 		}
-		mapped[j] = s.index(i)
+		translated[j] = s.index(i)
 	}
-	return s.all.GetBatch(ctx, mapped)
+	return s.all.GetBatch(ctx, translated)
 }
 
-// Transform applies f to every sample as it is fetched: decode, crop, augment. It runs in the worker that
-// fetches the sample, so f must be safe for concurrent use; its random numbers come from Rand(ctx). An
-// error of f should name what could not be transformed. It panics if an argument is nil. PyTorch: the
-// transform of a Dataset.
+// Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
+// sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f is the sample's
+// error and should name what could not be transformed. Transform panics if an argument is nil. PyTorch: the transform
+// of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
@@ -223,78 +222,54 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 	})
 }
 
-// Cache keeps every sample in memory once it has been fetched. Each is fetched once, also when several
-// goroutines ask for it at the same time; an error is not kept, the next Get tries again. Because one
-// fetch serves all epochs, Rand(ctx) inside it depends on the sample's index alone: put random
-// augmentation outside the Cache, decoding inside, and let it make a copy of what it changes, because a kept
-// sample is handed out again. It panics if data is nil.
+// Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, also when several
+// goroutines ask for it at the same time. An error is not kept: the next Get fetches again. Cache panics if data is nil.
+//
+// Put decoding inside the Cache and random augmentation outside: because one fetch serves all epochs, Rand(ctx) inside
+// depends on the sample's index alone. Augmentation must copy what it changes, since the kept sample is returned again.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
-	return &cache[T]{data: data, kept: map[int]T{}, busy: map[int]chan struct{}{}}
-}
-
-type cache[T any] struct {
-	data Dataset[T]
-	mu   sync.Mutex // guards the maps; never held while data.Get runs
-	kept map[int]T
-	busy map[int]chan struct{} // being fetched; closed when that is over
-}
-
-// Len returns the number of samples.
-func (c *cache[T]) Len() int { return c.data.Len() }
-
-// Get returns what is kept of sample i, or fetches it unless another goroutine does.
-func (c *cache[T]) Get(ctx context.Context, i int) (T, error) {
-	for {
-		c.mu.Lock()
-		sample, kept := c.kept[i]
-		over, busy := c.busy[i]
-		if !kept && !busy {
-			c.busy[i] = make(chan struct{})
+	var mu sync.Mutex
+	// A slot is a channel with room for one value: the sample, or nil while it has not been fetched. Whoever has
+	// received the value is in charge of the sample; the others wait at the channel until it is sent back.
+	slots := map[int]chan *T{} // guarded by mu
+	return Func(data.Len(), func(ctx context.Context, i int) (sample T, err error) {
+		mu.Lock()
+		slot := slots[i]
+		if slot == nil {
+			slot = make(chan *T, 1)
+			slot <- nil
+			slots[i] = slot
 		}
-		c.mu.Unlock()
-		if kept {
-			return sample, nil
-		}
-		if !busy {
-			return c.fetch(ctx, i)
-		}
-		select { // somebody else fetches it; if that fails, it is our turn
-		case <-over:
+		mu.Unlock()
+		var kept *T
+		select {
+		case kept = <-slot:
 		case <-ctx.Done():
 			return sample, context.Cause(ctx)
 		}
-	}
-}
-
-// fetch gets sample i, of which this goroutine alone is in charge. What it must undo is deferred, so that
-// a panic does not leave others waiting.
-func (c *cache[T]) fetch(ctx context.Context, i int) (sample T, err error) {
-	good := false
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if good {
-			c.kept[i] = sample
+		defer func() { slot <- kept }() // also after a panic in data.Get
+		if kept == nil {
+			fetched, err := data.Get(withSpot(ctx, spot{pos: uint64(i)}), i)
+			if err != nil {
+				return sample, err
+			}
+			kept = &fetched
 		}
-		close(c.busy[i])
-		delete(c.busy, i)
-	}()
-	sample, err = c.data.Get(withSpot(ctx, spot{pos: uint64(i)}), i) // Rand's place; worker.go has both
-	good = err == nil
-	return sample, err
+		return *kept, nil
+	})
 }
 
-// Retry calls data.Get up to attempts times until it succeeds, and waits between: backoff, then twice as
-// long each time, less up to a half at random so that many machines do not come back at once. It gives up
-// when ctx ends. Each attempt sees the same random numbers from Rand(ctx), so a failure in between changes
-// nothing. It panics if data is nil, attempts is less than 1 or backoff is negative.
+// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits: first for backoff, then
+// twice as long each time, less a random part of up to one half, so that many machines do not return at the same
+// moment. It gives up when ctx ends. Each attempt draws the same random numbers from Rand(ctx), so a failure in
+// between changes nothing. Retry panics if data is nil, attempts is less than 1 or backoff is negative.
 func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
 	panicIf(data == nil, "Retry: the data set is nil")
 	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
 	panicIf(backoff < 0, "Retry: backoff is %v, must not be negative", backoff)
 	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
-		rewind := rewinder(ctx) // of Rand; see worker.go
+		rewind := rewinder(ctx)
 		wait := backoff
 		for attempt := 1; ; attempt++ {
 			sample, err := data.Get(ctx, i)
@@ -315,7 +290,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 	})
 }
 
-// pause waits, at most until ctx ends.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -327,36 +302,117 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A File is a file's name, a slash-separated path inside its file system, and what is in it.
+// Rand returns the random generator of the sample that is being fetched or transformed, for augmentation. Its numbers
+// depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
+// workers or ranks, in or out of order, before and after a resume. A GetBatch has one generator for the whole batch.
+//
+// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. With a
+// context that no loader made, each call of Rand returns a new generator with the seed of WithSeed, or 0.
+//
+// PyTorch: the generators that a worker_init_fn must seed, whose numbers depend on the number of workers.
+func Rand(ctx context.Context) *rand.Rand {
+	s := scopeOf(ctx)
+	if s.rand == nil {
+		s.rand = rand.New(&s.pcg)
+	}
+	if !s.seeded {
+		s.pcg.Seed(hash(s.seed, s.spot.epoch), hash(s.spot.pos, s.spot.part))
+		s.seeded = true
+	}
+	return s.rand
+}
+
+// WithSeed returns a context in which Rand has another seed, at the same sample. It gives a Get a second, independent
+// generator, and it sets the seed of a Stream's functions. A loader has Options.Seed instead.
+func WithSeed(ctx context.Context, seed uint64) context.Context {
+	s := scopeOf(ctx)
+	ctx, _ = withScope(ctx, s.worker, seed, s.spot)
+	return ctx
+}
+
+// Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
+// the caller's goroutine. PyTorch: get_worker_info().id.
+func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
+
+// A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
+// worker has one scope and moves it from sample to sample, so that a call costs no allocation.
+type scope struct {
+	worker int
+	seed   uint64
+	spot   spot
+	seeded bool // whether pcg has been seeded for spot
+	pcg    rand.PCG
+	rand   *rand.Rand // draws from pcg; nil until the first call of Rand
+}
+
+// A spot is a sample's place in all epochs: the position in the epoch's order and, where a position is a whole batch,
+// the number of the sample in the batch.
+type spot struct{ epoch, pos, part uint64 }
+
+// scopeKey is the key of a scope in a context.
+type scopeKey struct{}
+
+// scopeOf returns the scope of ctx, or an empty one.
+func scopeOf(ctx context.Context) *scope {
+	if s, ok := ctx.Value(scopeKey{}).(*scope); ok {
+		return s
+	}
+	return &scope{worker: -1}
+}
+
+// withScope returns a context with a new scope, and the scope, to be moved.
+func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.Context, *scope) {
+	s := &scope{worker: worker, seed: seed, spot: at}
+	return context.WithValue(ctx, scopeKey{}, s), s
+}
+
+// move makes s the scope of another sample.
+func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
+
+// withSpot returns ctx for another sample.
+func withSpot(ctx context.Context, at spot) context.Context {
+	s := scopeOf(ctx)
+	ctx, _ = withScope(ctx, s.worker, s.seed, at)
+	return ctx
+}
+
+// rewinder returns a function that sets the generator of ctx back to its present state.
+func rewinder(ctx context.Context) func() {
+	s := scopeOf(ctx)
+	pcg, seeded := s.pcg, s.seeded
+	return func() { s.pcg, s.seeded = pcg, seeded }
+}
+
+// A File is a file's name, which is a slash-separated path inside its file system, and the file's content.
 type File struct {
 	Name string
 	Data []byte
 }
 
-// Files is the data set of the files of fsys whose names match one of the patterns, or of all files if
-// there is no pattern. The names are listed once, sorted; a file is read when Get asks for it, so the data
-// may be larger than memory. fsys is a directory (os.DirFS), an embedded tree, a zip (zip.Reader).
+// Files is the data set of the files of fsys whose names match at least one pattern, or of all files if there is no
+// pattern. The names are listed once, and sorted. A file is read when Get asks for it, so the data may be larger than
+// memory. fsys is a directory (os.DirFS), an embedded tree (embed.FS), a zip archive (zip.Reader), ….
 //
-// A pattern is matched as by fs.Glob, against the whole name, and "**" stands for any number of folders:
-// "*.png" is at the top only, "train/*/*.png" two folders down, "**/*.png" anywhere. A pattern that matches
-// no file is an error, and so is a folder that cannot be read. Links to files are followed; links to folders
-// only where the pattern spells their names out.
+// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for
+// any number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
+// anywhere. A pattern that matches no file is an error, and so is a folder that cannot be read. Links to files are
+// followed. Links to folders are followed only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	if fsys == nil {
 		return nil, errors.New("dataloader: Files: the file system is nil")
 	}
-	var names []string
 	all := len(patterns) == 0
 	if all {
 		patterns = []string{"**"}
 	}
+	var names []string
 	for _, pattern := range patterns {
-		found, err := glob(fsys, pattern)
+		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
 		if err == nil && len(found) == 0 && !all {
-			err = fmt.Errorf("pattern %q matches no file", pattern)
+			err = errors.New("it matches no file")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("dataloader: Files: %w", err)
+			return nil, fmt.Errorf("dataloader: Files: pattern %q: %w", pattern, err)
 		}
 		names = append(names, found...)
 	}
@@ -372,99 +428,71 @@ func readFiles(fsys fs.FS, names []string) Dataset[File] {
 	})
 }
 
-// glob lists the files that match pattern. It walks the tree below the part of the pattern that has no
-// wildcard.
-func glob(fsys fs.FS, pattern string) ([]string, error) {
-	parts := strings.Split(pattern, "/")
-	fixed := 0
-	for i, part := range parts {
-		if _, err := path.Match(part, ""); err != nil {
-			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
-		}
-		if fixed == i && i < len(parts)-1 && !strings.ContainsAny(part, `*?[\`) {
-			fixed++
-		}
-	}
-	root := path.Join(parts[:fixed]...)
-	if root == "" {
-		root = "."
-	}
-	if !fs.ValidPath(root) {
-		return nil, fmt.Errorf("pattern %q: %w", pattern, fs.ErrInvalid)
+// glob lists the files below dir that match the elements of a pattern: the first element is matched against the entries
+// of dir, the others against what lies below. A file may be listed more than once if "**" occurs more than once.
+func glob(fsys fs.FS, dir string, pattern []string) ([]string, error) {
+	first, rest := pattern[0], pattern[1:]
+	if _, err := path.Match(first, ""); err != nil {
+		return nil, err
 	}
 	var names []string
-	err := fs.WalkDir(fsys, root, func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case errors.Is(err, fs.ErrNotExist) && name == root:
-			return nil // no file matches
-		case err != nil:
-			return err
+	below := func(dir string, pattern []string) error {
+		found, err := glob(fsys, dir, pattern)
+		names = append(names, found...)
+		return err
+	}
+	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir need not be listed
+		err := below(path.Join(dir, first), rest)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
-		elements := strings.Split(name, "/")
-		if d.IsDir() {
-			if name != root && !matchBelow(parts, elements) {
-				return fs.SkipDir
+		return names, err
+	}
+	next := rest // the pattern for a folder in dir
+	if first == "**" {
+		next = pattern
+		if len(rest) > 0 { // "**" stands for no folder
+			if err := below(dir, rest); err != nil {
+				return nil, err
 			}
-			return nil
 		}
-		if !matchPath(parts, elements) {
-			return nil
+	}
+	entries, err := fs.ReadDir(fsys, dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		name := path.Join(dir, entry.Name())
+		mode := entry.Type()
+		if matched, _ := path.Match(first, entry.Name()); !matched { // "**" matches as "*" does
+			continue
 		}
-		mode := d.Type()
+		if mode.IsDir() && len(next) > 0 {
+			if err := below(name, next); err != nil {
+				return nil, err
+			}
+		}
+		if len(rest) > 0 {
+			continue
+		}
 		if mode&fs.ModeSymlink != 0 {
 			info, err := fs.Stat(fsys, name)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			mode = info.Mode()
 		}
 		if mode.IsRegular() {
 			names = append(names, name)
 		}
-		return nil
-	})
-	return names, err
+	}
+	return names, nil
 }
 
-// matchBelow reports whether files in the folder of this name may match the pattern.
-func matchBelow(pattern, name []string) bool {
-	for i, element := range name {
-		if pattern[i] == "**" {
-			return true
-		}
-		if ok, _ := path.Match(pattern[i], element); !ok || i == len(pattern)-1 {
-			return false
-		}
-	}
-	return true
-}
-
-// matchPath reports whether the folders and file of name match those of pattern, which is well formed.
-func matchPath(pattern, name []string) bool {
-	for len(pattern) > 0 && pattern[0] != "**" {
-		if len(name) == 0 {
-			return false
-		}
-		if ok, _ := path.Match(pattern[0], name[0]); !ok {
-			return false
-		}
-		pattern, name = pattern[1:], name[1:]
-	}
-	if len(pattern) <= 1 { // all matched, or a last "**", which takes everything
-		return len(pattern) == 1 || len(name) == 0
-	}
-	for skip := range len(name) {
-		if matchPath(pattern[1:], name[skip:]) {
-			return true
-		}
-	}
-	return false
-}
-
-// Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth
-// in it: "cat/1.png", "dog/old/2.png". A sample is a file and the number of its class, which indexes the
-// sorted names in classes. Files beside the folders, and names that begin with a dot, are left out. No
-// folder, or one without a file, is an error. PyTorch: torchvision's ImageFolder.
+// Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth in it:
+// "cat/1.png", "dog/old/2.png". A sample is a file and the number of its class, which is an index of classes, the
+// sorted names of the folders. Files at the top, and names that begin with a dot, are left out. It is an error if there
+// is no folder, or a folder has no file. PyTorch: torchvision's ImageFolder.
 func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err error) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
@@ -476,33 +504,29 @@ func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err er
 	var names []string
 	var labels Slice[int]
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), ".") {
+		class := entry.Name()
+		if strings.HasPrefix(class, ".") {
 			continue
 		}
-		info, err := fs.Stat(fsys, entry.Name()) // it may be a link to a folder
+		info, err := fs.Stat(fsys, class) // class may be a link to a folder
 		if err != nil {
 			return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
 		}
 		if !info.IsDir() {
 			continue
 		}
-		sub, err := fs.Sub(fsys, entry.Name())
+		found, err := glob(fsys, class, []string{"**"})
 		if err != nil {
-			return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+			return nil, nil, fmt.Errorf("dataloader: Folder: class %q: %w", class, err)
 		}
-		found, err := glob(sub, "**")
-		if err != nil {
-			return nil, nil, fmt.Errorf("dataloader: Folder: class %q: %w", entry.Name(), err)
-		}
-		found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, ".") || strings.Contains(name, "/.") })
+		found = slices.DeleteFunc(found, func(name string) bool { return strings.Contains(name, "/.") })
 		if len(found) == 0 {
-			return nil, nil, fmt.Errorf("dataloader: Folder: class %q has no file", entry.Name())
+			return nil, nil, fmt.Errorf("dataloader: Folder: class %q has no file", class)
 		}
-		for _, name := range found {
-			names = append(names, path.Join(entry.Name(), name))
-			labels = append(labels, len(classes))
-		}
-		classes = append(classes, entry.Name())
+		slices.Sort(found)
+		names = append(names, found...)
+		labels = append(labels, slices.Repeat([]int{len(classes)}, len(found))...)
+		classes = append(classes, class)
 	}
 	if len(classes) == 0 {
 		return nil, nil, errors.New("dataloader: Folder: there is no folder at the top; each class needs one")
@@ -511,103 +535,25 @@ func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err er
 	return data, classes, err
 }
 
-// A Cursor is a place in a stream, between two items: the whole of a checkpoint. Save it as JSON and pass
-// it back to go on there. The zero Cursor is the start of epoch 0; Cursor{Epoch: e} is the start of epoch
-// e, of any stream. It is a value that never changes once it has been handed out.
-type Cursor struct {
-	Epoch int `json:"epoch"`
-	// Pos says how far into the epoch the stream that made the cursor stands, and grows as it goes on. For
-	// a DataLoader it counts the positions of the order that all shards together have consumed.
-	Pos int `json:"pos"`
-	// State is whatever else that stream needs, nil at the start of an epoch: at least a description of
-	// the stream, so that another one can refuse the cursor. After a trip through JSON it is raw until Load.
-	State any `json:"state,omitempty"`
-}
+// Second reading: streams, for data without indices. Cursor and Item are in dataloader.go.
 
-// UnmarshalJSON decodes a cursor but for its State, whose type only the stream that made it knows.
-func (c *Cursor) UnmarshalJSON(data []byte) error {
-	var raw struct {
-		Epoch, Pos int
-		State      json.RawMessage
-	}
-	if err := json.Unmarshal(data, &raw); err != nil {
-		return err
-	}
-	*c = Cursor{Epoch: raw.Epoch, Pos: raw.Pos}
-	if len(raw.State) > 0 && string(raw.State) != "null" {
-		c.State = raw.State
-	}
-	return nil
-}
-
-// Load decodes State into *state, whether it comes fresh from a stream or back from JSON, and shares no
-// memory with it. Both ways lead through JSON, so both give the same; integers are exact in any integer
-// type. A nil State leaves *state as it is.
-func (c Cursor) Load(state any) error {
-	if c.State == nil {
-		return nil
-	}
-	data, err := json.Marshal(c.State)
-	if err == nil {
-		err = json.Unmarshal(data, state)
-	}
-	if err != nil {
-		return fmt.Errorf("dataloader: the state of cursor {epoch %d, pos %d} does not fit: %w", c.Epoch, c.Pos, err)
-	}
-	return nil
-}
-
-// isZero reports whether c is the zero cursor, which no item has: it marks an error that ends a sequence.
-func (c Cursor) isZero() bool { return c.Epoch == 0 && c.atStart() }
-
-// atStart reports whether c is the start of an epoch, which fits any stream.
-func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
-
-// open loads the state of a cursor that fits a stream of the given name, if it has one. state is empty, and by points
-// into it, at the name of the stream that made it.
-func (c Cursor) open(name string, by *string, state any) error {
-	if c.Epoch < 0 || c.Pos < 0 {
-		return c.refused("epoch and pos must not be negative")
-	}
-	if c.atStart() {
-		return nil
-	}
-	if err := c.Load(state); err != nil {
-		return err
-	}
-	if *by != name {
-		return c.refused("it was made by %s, this is %s", cmp.Or(*by, "another stream"), name)
-	}
-	return nil
-}
-
-// refused says why a cursor does not fit.
-func (c Cursor) refused(format string, args ...any) error {
-	return fmt.Errorf("dataloader: cursor {epoch %d, pos %d}: "+format, append([]any{c.Epoch, c.Pos}, args...)...)
-}
-
-// An Item is a value of a stream and the cursor just after it.
-type Item[T any] struct {
-	Value T
-	Next  Cursor
-}
-
-// A Stream is a pure function from a cursor to the items that follow it, up to the end of the cursor's
-// epoch. It is a definition, not an iterator: range over it twice, or twice at once, and it is read twice.
-// Nothing is opened, and no goroutine started, before the range; all is closed and joined after it.
+// A Stream is a pure function from a Cursor to the items that follow the cursor, up to the end of its epoch. A Stream is
+// a definition, not an iterator: range over it twice, or twice at once, and its source is read twice. Before the range
+// nothing is opened and no goroutine is started. After the range everything is closed and all goroutines have ended.
 //
-// A failed item comes as the zero value with its error, at its own position and with the cursor that
-// follows it, and the next item comes after it. An error with the zero cursor is the last pair: the context
-// has ended (the error is then context.Cause), or the cursor does not fit.
+// A failed item is an item like any other: it has an Err, a zero Value, and a Next. The error of the sequence means that
+// the sequence cannot be continued, and belongs to its last pair: the context has ended (then it is context.Cause), the
+// cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
 //
-// A stream of your own is a function of this type. Let it begin where the cursor says, at Pos and with what State.Load
-// gives; refuse a cursor in mid-epoch that is not its own; give each item a cursor of which Pos grows, and which never
-// changes. The helper checkStream in dataloader_test.go puts a stream through all of that.
+// A stream of your own is a function of this type. It begins where the cursor says, with Pos and what Cursor.Load
+// returns. It refuses a cursor in the middle of an epoch that it did not make. It gives each item a Next whose Pos
+// grows and which never changes afterwards. The helper checkStream in dataloader_test.go tests all of this.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
 
-// Epoch returns the values of one epoch, from its start. The same epoch is the same again.
+// Epoch returns the values of one epoch, from its start. The same epoch yields the same values again. Errors are those
+// of Run.
 func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		at := Cursor{Epoch: epoch}
@@ -615,64 +561,30 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 	}
 }
 
-// Run returns the values from *at to the end of its epoch and keeps *at current: while the loop body has an
-// item, *at is the cursor after it, so a checkpoint taken in the body resumes with the next one. After the
-// last item *at is the start of the next epoch; after a break it stays where it is.
-//
-// When an item has failed, *at is still before it, so that a checkpoint taken then tries it again; it moves
-// on with the next success. *at must not be changed or used by another Run while the loop runs.
+// Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
+// is a *SampleError, after which the loop may go on. Any other error is the last.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		epoch := at.Epoch
-		for item, err := range s.guarded(ctx, *at) {
-			if err == nil {
-				*at = item.Next
-			}
-			if !yield(item.Value, err) || fatal(item, err) {
-				return
-			}
-		}
-		*at = Cursor{Epoch: epoch + 1}
-	}
+	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
 
-// fatal reports whether a pair of a stream is the last, an error that cannot be continued.
-func fatal[T any](item Item[T], err error) bool { return err != nil && item.Next.isZero() }
+// Stages are streams made of other streams. There are two kinds. A stage that yields its source's items one for one, or
+// drops some, passes the source's cursors on: Filter, Map, Prefetch, Batch. It is made with streamOf. A stage that
+// counts, joins or reorders makes cursors of its own, which contain those of its sources: Take, Zip, Shuffle, …. It is
+// made with staged.
 
-// guarded is s, but for a panic in it, which becomes the last pair; caught, in worker.go, makes an error of it. A panic in
-// the loop body, for which s is in the middle of a yield, passes.
-func (s Stream[T]) guarded(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
-	return func(yield func(Item[T], error) bool) {
-		outside := false
-		defer func() {
-			if outside {
-				return
-			}
-			if r := recover(); r != nil {
-				yield(Item[T]{}, fmt.Errorf("dataloader: epoch %d: the stream: %w", from.Epoch, caught(r)))
-			}
-		}()
-		s(ctx, from)(func(item Item[T], err error) bool {
-			outside = true
-			more := yield(item, err)
-			outside = !more // what it does when the loop has been left is no item's error
-			return more
-		})
-	}
-}
-
-// The streams that only compose follow. They are of two kinds. What gives items one for one or drops some, as
-// Filter does, hands its source's cursors on. What counts, joins or reorders makes cursors of its own, with
-// its sources' cursors in them; it is made with staged. An argument that makes no sense is the stream's only pair.
-
-// streamOf makes a stream of run, which hands out pairs with yield until that reports false or the epoch has
-// ended, or returns an error that cannot be continued. Of bad arguments that is all there is.
-func streamOf[T any](bad error, run func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error) Stream[T] {
+// streamOf makes a stream of run, which yields items until yield returns false or the epoch has ended, or returns why
+// the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
+// last pair. If there is no further item the epoch has ended, whatever has become of ctx.
+func streamOf[T any](run func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
-			err := bad
-			if err == nil {
-				err = run(ctx, from, yield)
+			stopped := false
+			err := run(ctx, from, func(item Item[T]) bool {
+				stopped = ctx.Err() != nil
+				return !stopped && yield(item, nil)
+			})
+			if stopped {
+				err = context.Cause(ctx)
 			}
 			if err != nil {
 				yield(Item[T]{}, err)
@@ -681,188 +593,69 @@ func streamOf[T any](bad error, run func(ctx context.Context, from Cursor, yield
 	}
 }
 
-// badIf is an error about an argument of a stream, if it is bad.
-func badIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf("dataloader: "+format, args...)
-	}
-	return nil
-}
-
-// badNil is an error about the sources of a stream, if one is nil.
-func badNil[T any](name string, srcs ...Stream[T]) error {
-	for i, s := range srcs {
-		if s == nil {
-			return fmt.Errorf("dataloader: %s: stream %d is nil", name, i)
-		}
-	}
-	return nil
-}
-
-// A stage is the State of a stream that makes cursors of its own.
+// A stage is the State in the cursors of a stage that makes its own.
 type stage struct {
-	By      string   `json:"by"`          // describes the stream: with another name the cursor is refused
-	N       int      `json:"n,omitempty"` // counts of the stream's own
+	By      string   `json:"by"`          // describes the stage; a cursor of another stage is refused
+	N       int      `json:"n,omitempty"` // the stage's own counts
 	M       int      `json:"m,omitempty"`
 	Source  Cursor   `json:"source,omitzero"`
-	Sources []Cursor `json:"sources,omitempty"` // if it has several
-	Ended   []bool   `json:"ended,omitempty"`   // which of these have been read to their end
-	Offset  int64    `json:"offset,omitempty"`  // in a shard
-	Packed  bool     `json:"packed,omitempty"`  // whether that counts unpacked bytes
+	Sources []Cursor `json:"sources,omitempty"` // if the stage has several sources at once
+	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
 }
 
-// An emitter hands an item over: its value or error, its place in the epoch, and the stage that follows it,
-// which must not be changed any more. It reports whether to go on.
-type emitter[T any] func(value T, err error, pos int, next *stage) bool
+// stageAt returns the stage of a cursor that the stage described by name has made. At the start of an epoch each source
+// is at the start of its epoch of the same number.
+func stageAt(from Cursor, name string, sources int) (stage, error) {
+	at := stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
+	if !from.atStart() {
+		at = stage{}
+	}
+	err := from.fit(name, &at.By, &at)
+	if err == nil && (at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources) {
+		err = from.refused("its state is damaged: %+v", at)
+	}
+	return at, err
+}
 
-// staged is streamOf for a stream that makes cursors of its own: run goes on from a stage, which at the start of an
-// epoch is fresh, with its sources at the start of theirs, of the same number.
-func staged[T any](name string, sources int, bad error, run func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error) Stream[T] {
-	return streamOf(bad, func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
-		var at stage
-		if err := from.open(name, &at.By, &at); err != nil {
+// staged makes a stage with cursors of its own. run starts at a stage of the cursor and yields items, each with its
+// place in the epoch and the stage that follows it.
+func staged[T any](name string, sources int, run func(ctx context.Context, from Cursor, at stage, yield placing[T]) error) Stream[T] {
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		at, err := stageAt(from, name, sources)
+		if err != nil {
 			return err
 		}
-		if from.atStart() {
-			at = stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
-		}
-		if at.N < 0 || at.M < 0 || at.Offset < 0 || len(at.Sources) != sources || len(at.Ended) != sources {
-			return from.refused("its state is damaged: %+v", at)
-		}
-		ended := false
-		err := run(ctx, from, at, func(value T, err error, pos int, next *stage) bool {
-			ended = ctx.Err() != nil
-			return !ended && yield(Item[T]{value, Cursor{from.Epoch, pos, next}}, err)
+		return run(ctx, from, at, func(item Item[T], pos int, next stage) bool {
+			next.By = name
+			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
-		if ended {
-			err = context.Cause(ctx)
-		}
-		return err
 	})
 }
 
-// Filter keeps the items for which keep is true. A panic in keep is the item's error. PyTorch: Filter.
-func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	// try, in worker.go, makes errors of panics.
-	return streamOf(cmp.Or(badNil("Filter", s), badIf(keep == nil, "Filter: keep is nil")), func(ctx context.Context, from Cursor, yield func(Item[T], error) bool) error {
-		for item, err := range s(ctx, from) {
-			kept := true
-			if err == nil {
-				if kept, err = try(func() (bool, error) { return keep(item.Value), nil }); err != nil {
-					item.Value, err = *new(T), failed("Filter", item.Next, err)
-				}
-			}
-			if (kept || err != nil) && !yield(item, err) {
-				return nil
-			}
-		}
-		return nil
-	})
-}
+// A placing yields an item at a place of its own: Pos is pos, and the State is next. It replaces item.Next.
+type placing[T any] func(item Item[T], pos int, next stage) bool
 
-// failed is the error of a user's function in a stream, for the item before next.
-func failed(stage string, next Cursor, err error) error {
-	return fmt.Errorf("dataloader: %s: epoch %d, the item before pos %d: %w", stage, next.Epoch, next.Pos, err)
-}
-
-// Take ends each epoch after n items, and asks for none after them. n must not be negative. torchdata: Header.
-func (s Stream[T]) Take(n int) Stream[T] {
-	name := fmt.Sprintf("Take(%d)", n)
-	bad := cmp.Or(badNil("Take", s), badIf(n < 0, "Take: n is %d, must not be negative", n))
-	return staged(name, 0, bad, func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
-		pos := from.Pos
-		if pos >= n {
-			return nil
-		}
-		for item, err := range s(ctx, at.Source) {
-			if fatal(item, err) {
-				return err
-			}
-			pos++
-			if !emit(item.Value, err, pos, &stage{By: name, Source: item.Next}) || pos == n {
-				return nil
-			}
-		}
-		return nil
-	})
-}
-
-// Repeat makes one epoch of several of s: epoch e covers the epochs e×times to e×times + times-1 of s. With times
-// <= 0 it never ends, from epoch e of s on; an epoch without items is then an error. torchdata: Cycler.
-func (s Stream[T]) Repeat(times int) Stream[T] {
-	name := fmt.Sprintf("Repeat(%d)", max(times, 0))
-	return staged(name, 0, badNil("Repeat", s), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
-		if from.atStart() {
-			at.Source.Epoch *= max(times, 1)
-		}
-		pos := from.Pos
-		for round := at.N; times <= 0 || round < times; round++ {
-			empty := at.Source.atStart()
-			for item, err := range s(ctx, at.Source) {
-				if fatal(item, err) {
-					return err
-				}
-				empty = false
-				pos++
-				if !emit(item.Value, err, pos, &stage{By: name, N: round, Source: item.Next}) {
-					return nil
-				}
-			}
-			if empty && times <= 0 {
-				return fmt.Errorf("dataloader: Repeat: the stream gave nothing in epoch %d", at.Source.Epoch)
-			}
-			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
-		}
-		return nil
-	})
-}
-
-// Shard (of sampler.go) takes every Count-th item, from the Index-th on: this rank's part of a source that cannot shard
-// itself.
-// All ranks must read the same items in the same order, so what drops or reorders them at random (Filter, Shuffle,
-// Mix) belongs before Shard; after it go one-for-one stages and Batch. Then any rank's cursor, taken after the same
-// number of steps, resumes every rank, of any number of ranks. An end that cannot be dealt out evenly is left uneven.
-func (s Stream[T]) Shard(shard Shard) Stream[T] {
-	shard, bad := shard.check()
-	if bad != nil {
-		bad = fmt.Errorf("dataloader: Stream.Shard: %w", bad)
-	}
-	return staged("Shard", 0, cmp.Or(badNil("Stream.Shard", s), bad), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
-		// Pos is the number of items of s up to this rank's; N says how many more make the step complete.
-		pos, mine := from.Pos, from.Pos+at.N+shard.Index+1
-		for item, err := range s(ctx, at.Source) {
-			if fatal(item, err) {
-				return err
-			}
-			if pos++; pos < mine {
-				continue
-			}
-			if !emit(item.Value, err, pos, &stage{By: "Shard", N: shard.Count - 1 - shard.Index, Source: item.Next}) {
-				return nil
-			}
-			mine += shard.Count
-		}
-		return nil
-	})
-}
-
-// FromSeq makes a stream of a sequence: seq(ctx, epoch) returns the items of an epoch, the same each time, and
-// stops early only when ctx has ended. Its errors are items that failed. A resume reads past what came before.
-// Nothing is called before the range. torchdata: IterableWrapper.
+// FromSeq makes a stream of a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
+// errors are failed items. It may stop early only when ctx has ended. A resume calls seq again and skips the items
+// before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
-	name := "FromSeq" // what the sequence is nobody knows
-	at := &stage{By: name}
-	return staged(name, 0, badIf(seq == nil, "FromSeq: seq is nil"), func(ctx context.Context, from Cursor, _ stage, emit emitter[T]) error {
+	panicIf(seq == nil, "FromSeq: seq is nil")
+	const name = "FromSeq" // nothing is known about the sequence
+	state := &stage{By: name}
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		if _, err := stageAt(from, name, 0); err != nil {
+			return err
+		}
 		pos := 0
 		for value, err := range seq(ctx, from.Epoch) {
 			if err != nil {
 				value = *new(T)
 			}
-			if pos++; pos > from.Pos && !emit(value, err, pos, at) {
+			if pos++; pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
 				return nil
 			}
 		}
-		if ctx.Err() != nil { // which may be why it has stopped
+		if ctx.Err() != nil { // seq may have stopped early
 			return context.Cause(ctx)
 		}
 		if pos < from.Pos {
@@ -872,19 +665,101 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 	})
 }
 
-// Chain puts streams one after the other, each with the epoch of the same number. PyTorch: ChainDataset.
+// Filter keeps the items for which keep returns true, and all failed items. A panic in keep fails the item.
+// torchdata: Filter.
+func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
+	panicIf(s == nil, "Filter: the stream is nil")
+	panicIf(keep == nil, "Filter: keep is nil")
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		for item, err := range s(ctx, from) {
+			if err != nil {
+				return err
+			}
+			kept := true
+			if item.Err == nil {
+				kept, err = try(func() (bool, error) { return keep(item.Value), nil })
+				if err != nil {
+					kept, item = true, failedItem[T]("Filter", item.Next, err)
+				}
+			}
+			if kept && !yield(item) {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
+// failedItem is the item before next, which failed in a function of the user's in the named stage.
+func failedItem[T any](stage string, next Cursor, err error) Item[T] {
+	return Item[T]{Err: itemError(next, fmt.Errorf("%s: %w", stage, err)), Next: next}
+}
+
+// Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header.
+func (s Stream[T]) Take(n int) Stream[T] {
+	panicIf(s == nil, "Take: the stream is nil")
+	panicIf(n < 0, "Take: n is %d, must not be negative", n)
+	return staged(fmt.Sprintf("Take(%d)", n), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		pos := from.Pos
+		if pos >= n {
+			return nil
+		}
+		for item, err := range s(ctx, at.Source) {
+			if err != nil {
+				return err
+			}
+			if pos++; !yield(item, pos, stage{Source: item.Next}) || pos == n {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
+// Repeat joins several epochs of s into one: epoch e covers the epochs e×times to e×times + times-1 of s. With times <= 0
+// the epoch never ends and covers the epochs from e on; an epoch of s without items is then an error. torchdata: Cycler.
+func (s Stream[T]) Repeat(times int) Stream[T] {
+	panicIf(s == nil, "Repeat: the stream is nil")
+	times = max(times, 0)
+	return staged(fmt.Sprintf("Repeat(%d)", times), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		if from.atStart() {
+			at.Source.Epoch *= max(times, 1)
+		}
+		pos := from.Pos
+		for n := at.N; times == 0 || n < times; n++ {
+			empty := at.Source.atStart()
+			for item, err := range s(ctx, at.Source) {
+				if err != nil {
+					return err
+				}
+				empty = false
+				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
+					return nil
+				}
+			}
+			if empty && times == 0 {
+				return fmt.Errorf("dataloader: Repeat: the stream has no items in epoch %d", at.Source.Epoch)
+			}
+			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
+		}
+		return nil
+	})
+}
+
+// Chain puts streams one after the other, each with its epoch of the same number. PyTorch: ChainDataset.
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
-	name := fmt.Sprintf("Chain(%d)", len(srcs))
-	return staged(name, 0, badNil("Chain", srcs...), func(ctx context.Context, from Cursor, at stage, emit emitter[T]) error {
+	for i, s := range srcs {
+		panicIf(s == nil, "Chain: stream %d is nil", i)
+	}
+	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		pos := from.Pos
 		for n := at.N; n < len(srcs); n++ {
 			for item, err := range srcs[n](ctx, at.Source) {
-				if fatal(item, err) {
+				if err != nil {
 					return err
 				}
-				pos++
-				if !emit(item.Value, err, pos, &stage{By: name, N: n, Source: item.Next}) {
+				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
@@ -894,29 +769,27 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// Zip joins two streams item by item and ends with the shorter. If one of the two items failed, so has the pair.
+// Zip joins two streams item by item, and ends with the shorter one. If one of two items failed, the pair fails.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
-	return staged("Zip", 2, cmp.Or(badNil("Zip", a), badNil("Zip, second", b)), func(ctx context.Context, from Cursor, at stage, emit emitter[Pair[A, B]]) error {
+	panicIf(a == nil, "Zip: the first stream is nil")
+	panicIf(b == nil, "Zip: the second stream is nil")
+	return staged("Zip", 2, func(ctx context.Context, from Cursor, at stage, yield placing[Pair[A, B]]) error {
 		pos := from.Pos
 		next, stop := iter.Pull2(b(ctx, at.Sources[1]))
 		defer stop()
 		for x, err := range a(ctx, at.Sources[0]) {
-			if fatal(x, err) {
+			if err != nil {
 				return err
 			}
-			y, errB, ok := next()
-			if !ok {
-				return nil
+			y, err, ok := next()
+			if !ok || err != nil {
+				return err
 			}
-			if fatal(y, errB) {
-				return errB
+			pair := Item[Pair[A, B]]{Err: errors.Join(x.Err, y.Err)}
+			if pair.Err == nil {
+				pair.Value = Pair[A, B]{x.Value, y.Value}
 			}
-			var pair Pair[A, B]
-			if err = errors.Join(err, errB); err == nil {
-				pair = Pair[A, B]{x.Value, y.Value}
-			}
-			pos++
-			if !emit(pair, err, pos, &stage{By: "Zip", Sources: []Cursor{x.Next, y.Next}, Ended: at.Ended}) {
+			if pos++; !yield(pair, pos, stage{Sources: []Cursor{x.Next, y.Next}, Ended: at.Ended}) {
 				return nil
 			}
 		}

@@ -3,6 +3,7 @@ package dataloader
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
@@ -45,10 +46,13 @@ func collect[T any](t testing.TB, seq iter.Seq2[T, error]) []T {
 	return all
 }
 
-// outcomes reads a sequence and writes down values and errors, in words.
+// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
 	for v, err := range seq {
+		if failed := (*SampleError)(nil); errors.As(err, &failed) && failed.Batch < 0 {
+			err = failed.Err
+		}
 		if err != nil {
 			text, _, _ := strings.Cut(err.Error(), "\n")
 			all = append(all, "error "+text)

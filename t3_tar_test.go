@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
@@ -112,8 +113,8 @@ type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// failing is a reader that yields data, and then what fail does.
-func failing(data []byte, fail func() error) io.Reader {
+// breaksAfter is a reader that yields data, and then what fail does.
+func breaksAfter(data []byte, fail func() error) io.Reader {
 	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
 }
 
@@ -532,10 +533,13 @@ func TestTarCursors(t *testing.T) {
 	}
 }
 
-// walk reads the first epoch of a stream, and returns its outcomes and the cursors after them.
+// walk reads the first epoch of a stream, and returns its outcomes, as Run has them, and the cursors after them.
 func walk[T any](t testing.TB, s Stream[T]) (all []string, cursors []Cursor) {
 	for item, err := range s(t.Context(), Cursor{}) {
-		all = append(all, outcomes(one(item.Value, err))...)
+		if item.Err != nil {
+			item.Err = itemError(item.Next, item.Err)
+		}
+		all = append(all, outcomes(one(item.Value, cmp.Or(err, item.Err)))...)
 		cursors = append(cursors, item.Next)
 	}
 	return all, cursors
@@ -549,7 +553,7 @@ func TestTarOpeners(t *testing.T) {
 		return func() (io.ReadCloser, error) { return r, err }
 	}
 	reads := func(n int, fail func() error) func() (io.ReadCloser, error) {
-		return opens(io.NopCloser(failing(data[:n], fail)), nil)
+		return opens(io.NopCloser(breaksAfter(data[:n], fail)), nil)
 	}
 	denied := []error{errors.New("denied"), io.EOF} // an error that comes once
 	for _, c := range []struct {
@@ -586,7 +590,7 @@ func TestTarOpeners(t *testing.T) {
 	// A reader that returns neither bytes nor an error, between small reads and large ones.
 	large := tarEntries("a.txt=" + strings.Repeat("x", 2*tarBuffer))
 	for _, n := range []int{0, 100, 1000, len(large) - 100} {
-		got := tarOutcomes(t, always(failing(large[:n], func() error { return nil })), "x")
+		got := tarOutcomes(t, always(breaksAfter(large[:n], func() error { return nil })), "x")
 		saysAll(t, errors.New(got[len(got)-1]), "multiple Read calls return no data or error")
 	}
 
@@ -633,6 +637,7 @@ func TestTarContext(t *testing.T) {
 	for _, cause := range []error{errBad, io.EOF} {
 		for _, block := range [][]byte{tarEntries("README=")[:512], make([]byte, 512), gzipped(make([]byte, 1<<20))} {
 			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
 			blocks := 0
 			endless := readerFunc(func(p []byte) (int, error) {
 				if blocks++; blocks == 100 {
@@ -656,6 +661,7 @@ func TestTarContext(t *testing.T) {
 		{flipped, "[a{txt:1} b{txt:2} error bad sample]", Cursor{Pos: 2}}, // the shard has an error to come
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
 		at := Cursor{}
 		var got []string
 		for v, err := range tarOf(TarOptions{}, c.data).Run(ctx, &at) {
@@ -706,133 +712,75 @@ func TestTarMemory(t *testing.T) {
 	}
 }
 
-// TestTarStages shows webdataset's loaders as compositions: records that cannot be decoded, epochs of another length,
-// batches, and one shard for several ranks.
+// TestTarStages shows loaders of webdataset's own tests as compositions: fields that are missing, epochs of another
+// length, batches, and one shard for several ranks.
 func TestTarStages(t *testing.T) {
 	var entries []string
 	for i := range 47 {
-		entries = append(entries, fmt.Sprintf("%02d.cls=%d", i, i))
-		if i%2 == 0 {
-			entries = append(entries, fmt.Sprintf("%02d.png=x", i))
-		}
+		entries = append(entries, fmt.Sprintf("%02d.cls=%d", i, i), fmt.Sprintf("%02d.%s=x", i, []string{"png", "jpg"}[i%2]))
 	}
 	stream := must(Tar([]string{"x"}, TarOptions{Open: inMemory(map[string][]byte{"x": gzipped(tarEntries(entries...))})}))
-	good := 0
-	for _, err := range Map(stream, 3, func(_ context.Context, r Record) (int, error) {
+	pngs := Map(stream, 3, func(_ context.Context, r Record) (any, error) {
 		if r.Get("png") == nil {
-			return 0, errors.New("no png")
+			return nil, errors.New("no png")
 		}
-		return strconv.Atoi(string(r.Get("cls")))
-	}).Epoch(t.Context(), 0) {
-		if err == nil {
-			good++
-		}
-	}
-	equal(t, "with a png", good, 24)
+		return Decode("cls", r.Get("cls"))
+	})
+	got := slices.DeleteFunc(outcomes(pngs.Epoch(t.Context(), 0)), isError)
+	equal(t, "with a png", got, "[0 2 4 6 8 10 12 14 16 18 20 22 24 26 28 30 32 34 36 38 40 42 44 46]")
 	count := func(s Stream[Record]) int { return len(collect(t, s.Epoch(t.Context(), 0))) }
-	equal(t, "twice", count(stream.Repeat(2)), 94)
-	equal(t, "193", count(stream.Repeat(0).Take(193)), 193)
-	equal(t, "10", count(stream.Take(10)), 10)
+	equal(t, "lengths", []int{count(stream.Repeat(2)), count(stream.Repeat(0).Take(193)), count(stream.Take(10))}, []int{94, 193, 10})
 	equal(t, "batches of 3", len(collect(t, Batch(stream, 3, List[Record]).Epoch(t.Context(), 0))), 16)
-	ranks := 0
-	for i := range 4 {
-		ranks += count(stream.Shard(Shard{i, 4}))
-	}
-	equal(t, "one shard on 4 ranks", ranks, 47)
+	equal(t, "ranks", count(stream.Shard(Shard{0, 3}))+count(stream.Shard(Shard{1, 3}))+count(stream.Shard(Shard{2, 3})), 47)
 }
 
-// An archiveEntry is an entry as archive/tar and this package's reader see it.
-type archiveEntry struct {
-	name    string
-	kind    byte
-	content string
-}
-
-// archiveTar reads an archive with archive/tar.
-func archiveTar(data []byte, maxFile int64) (all []archiveEntry, err error) {
-	r := tar.NewReader(bytes.NewReader(data))
-	for {
-		h, err := r.Next()
-		if err == io.EOF {
-			return all, nil
-		}
-		if err != nil {
-			return all, err
-		}
-		e := archiveEntry{name: h.Name}
-		switch h.Typeflag {
-		case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-			e.kind = tar.TypeReg
-			if h.Size <= maxFile {
-				content := make([]byte, h.Size)
-				if _, err := io.ReadFull(r, content); err != nil {
-					return all, err
-				}
-				e.content = string(content)
-				if _, err := io.Copy(io.Discard, r); err != nil { // there is more than the file should have
-					return append(all, e), err
-				}
-			} else if h.PAXRecords["GNU.sparse.realsize"] != "" || h.PAXRecords["GNU.sparse.size"] != "" || h.Typeflag == tar.TypeGNUSparse {
-				return all, errors.New("too large to be read over")
-			}
-		case tar.TypeLink:
-			e.kind, e.content = tar.TypeLink, h.Linkname
-		}
-		all = append(all, e)
-	}
-}
-
-// thisReader reads an archive entry by entry with the reader of Tar and OpenTar.
-func thisReader(data []byte, maxFile int64) (all []archiveEntry, err error) {
-	r := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
-	for {
-		err := r.entry()
-		if err == io.EOF {
-			err = r.drain()
-		}
-		if err == io.EOF {
-			return all, nil
-		}
-		if err != nil {
-			return all, err
-		}
-		e := archiveEntry{name: r.at.name, kind: r.at.kind}
-		if e.kind == tar.TypeLink {
-			e.content = r.at.link
-		} else if e.kind == tar.TypeReg && r.at.size <= maxFile {
-			content, err := r.content()
-			if err != nil {
-				return all, err
-			}
-			e.content = string(content)
-		}
-		all = append(all, e)
-	}
-}
-
-// compareReaders checks that the two agree on every entry of an archive, and that this one reports every error of
-// archive/tar. It may report more: archives that are truncated on a boundary, and data after the end marker.
+// compareReaders checks that archive/tar and this package's reader agree on every entry of an archive, and that this
+// one reports every error of archive/tar. It may report more: archives that are truncated between two entries, and data
+// after the end marker. It may report an error one entry later, when it reads on.
 func compareReaders(t testing.TB, data []byte, maxFile int64) {
 	t.Helper()
-	want, wantErr := archiveTar(data, maxFile)
-	got, err := thisReader(data, maxFile)
-	if err == nil && wantErr != nil {
-		t.Fatalf("archive/tar reports %v", wantErr)
-	}
-	if err != nil && wantErr == nil && !errors.Is(err, io.ErrUnexpectedEOF) && !strings.Contains(err.Error(), "end marker") && !strings.Contains(err.Error(), "is empty") {
-		t.Fatalf("archive/tar reports nothing, this reader %v", err)
-	}
-	if len(got) > len(want) || err == nil && len(got) < len(want) || len(got) < len(want)-1 {
-		t.Fatalf("%d entries and %v, archive/tar has %d and %v", len(got), err, len(want), wantErr)
-	}
-	for i, e := range got {
-		if e.kind == 0 { // the name of a damaged global header is another one each time that archive/tar reads it
-			e.name = want[i].name
+	theirs := tar.NewReader(bytes.NewReader(data))
+	ours := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
+	var late error // of archive/tar, about the entry before
+	for n := 0; ; n++ {
+		h, want := theirs.Next()
+		want = cmp.Or(late, want)
+		got := ours.entry()
+		if got == io.EOF {
+			got = ours.drain()
 		}
-		if e != want[i] {
-			t.Fatalf("entry %d is %.200q, archive/tar has %.200q", i, e, want[i])
+		says := func(part string) bool { return got != nil && strings.Contains(got.Error(), part) }
+		switch {
+		case got == io.EOF && want == io.EOF || got != nil && got != io.EOF && want != nil && want != io.EOF:
+			return
+		case says("end marker") || says("is empty") || says("unexpected EOF"):
+			return
+		case want == nil && h.Size > maxFile && says("MaxFile"): // a sparse file, which would have to be read
+			return
+		case got != nil || want != nil:
+			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
 		}
+		late = compareEntries(t, theirs, h, ours)
 	}
+}
+
+// compareEntries checks that two readers agree on one entry. It returns an error of archive/tar about its data.
+func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarReader) error {
+	t.Helper()
+	at := ours.at
+	kind := map[byte]byte{tar.TypeReg: tar.TypeReg, tar.TypeCont: tar.TypeReg, tar.TypeGNUSparse: tar.TypeReg, tar.TypeLink: tar.TypeLink}[h.Typeflag]
+	if at.kind != kind || kind != 0 && at.name != h.Name || kind == tar.TypeLink && at.link != h.Linkname || kind == tar.TypeReg && at.size != h.Size {
+		t.Fatalf("entry %.200q of kind %d, link to %q, %d bytes; archive/tar has %.200q", at.name, at.kind, at.link, at.size, fmt.Sprint(*h))
+	}
+	if kind != tar.TypeReg || h.Size > ours.max {
+		return nil
+	}
+	want, wantErr := io.ReadAll(theirs)
+	got, err := ours.content()
+	if wantErr == nil && err != nil || err == nil && !bytes.HasPrefix(want, got) || wantErr == nil && len(got) != len(want) {
+		t.Fatalf("entry %q has %d bytes and %v, archive/tar has %d and %v", at.name, len(got), err, len(want), wantErr)
+	}
+	return wantErr
 }
 
 // archives returns all test archives: those of testdata/tar and, where there is one, of the Go installation.
@@ -869,7 +817,7 @@ func decompressed(data []byte) []byte {
 	return data
 }
 
-// TestTarArchives reads every archive in three ways: with archive/tar, with Tar and with OpenTar. All yield the same.
+// TestTarArchives reads every archive in three ways: with archive/tar, with Tar and with OpenTar. All agree.
 func TestTarArchives(t *testing.T) {
 	all := archives(t)
 	if len(all) < 23 {
@@ -881,34 +829,8 @@ func TestTarArchives(t *testing.T) {
 			compareReaders(t, plain, 1<<24)
 			stream := must(Tar([]string{name}, TarOptions{MaxFile: 1 << 24, Open: inMemory(map[string][]byte{name: data})}))
 			got := checkStream(t, briefly(stream), 0)
-
-			want, wantErr := archiveTar(plain, 1<<24)
-			var files, read []string
-			linked := map[string]bool{}
-			for _, e := range want {
-				key, _, _ := splitName(e.name)
-				linked[key] = linked[key] || e.kind == tar.TypeLink
-			}
-			for _, e := range want {
-				if key, field, ok := splitName(e.name); ok && e.kind == tar.TypeReg && !linked[key] {
-					files = append(files, brief(Record{Key: key, Files: []File{{field, []byte(e.content)}}}))
-				}
-			}
-			failed := false
-			for r, err := range stream.Epoch(t.Context(), 0) {
-				failed = failed || err != nil
-				for _, f := range r.Files {
-					read = append(read, brief(Record{Key: r.Key, Files: []File{f}}))
-				}
-			}
-			if wantErr != nil && !failed {
-				t.Errorf("archive/tar reports %v, Tar yields %q", wantErr, got)
-			}
-			if failed {
-				files = files[:len(read)] // the last record may be missing
-			}
-			equal(t, "files", read, files)
-			if again := indexed(t, onDisk(t, "x.tar", plain)); !failed {
+			again := indexed(t, onDisk(t, "x.tar", plain))
+			if !slices.ContainsFunc(got, isError) {
 				equal(t, "indexed", again, got)
 			} else if !slices.ContainsFunc(again, isError) && !strings.Contains(fmt.Sprint(got), "hard link") {
 				t.Errorf("Tar yields %q, OpenTar %q", got, again)
@@ -1258,5 +1180,595 @@ func TestWeb(t *testing.T) {
 			}
 			equal(t, "records", got, all)
 		})
+	}
+}
+
+// TestWebRequests shows what is asked for, and how long the waits are: they double up to 30 seconds, start anew after a
+// byte, and are as long as Retry-After says.
+func TestWebRequests(t *testing.T) {
+	data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000))
+	good := sends(data, `"tag"`, -1)
+	waited := func(s *tarServer, want ...time.Duration) {
+		t.Helper()
+		equal(t, "waits", len(s.waits), len(want))
+		for i, d := range s.waits {
+			if d > want[i] || d < want[i]/2 {
+				t.Errorf("wait %d is %v, want %v or up to a half less", i, d, want[i])
+			}
+		}
+	}
+	busy := status(429, "Retry-After", "100")
+	s := serveTar(t, anew(func(n int) answer {
+		if n == 2 {
+			return busy
+		}
+		return sends(data, `"tag"`, 4000)
+	}))
+	equal(t, "records", len(s.records(t, "")), 3)
+	equal(t, "requests", s.requests(), []string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`})
+	waited(s, time.Second, 100*time.Second, time.Second, time.Second)
+	equal(t, "the wait of Retry-After", s.waits[1], 100*time.Second)
+
+	s = serveTar(t, status(500))
+	s.web.attempts = 10
+	s.records(t, "")
+	const sec = time.Second
+	waited(s, 1*sec, 2*sec, 4*sec, 8*sec, 16*sec, 30*sec, 30*sec, 30*sec, 30*sec)
+
+	// After Close nothing is asked for.
+	s = serveTar(t, sends(data, `"tag"`, 6000))
+	r := must(s.web.connect(t.Context(), s.URL, 0))
+	r.Close()
+	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.requests()) != 1 {
+		t.Errorf("after Close: %v, %d requests", err, len(s.requests()))
+	}
+
+	// A resume asks for what follows the cursor, but for all of a compressed shard.
+	for _, c := range []struct {
+		answer answer
+		asked  []string
+	}{{good, []string{"", "bytes=5632-"}}, {sends(gzipped(data), `"tag"`, -1), []string{"", ""}}} {
+		s = serveTar(t, c.answer)
+		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.connect})))
+		var at Cursor
+		for range stream.Run(t.Context(), &at) {
+			break
+		}
+		want := []string{brief(Record{Key: "b", Files: []File{{"txt", []byte(strings.Repeat("y", 5000))}}})}
+		equal(t, "the rest", outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at)))), want)
+		equal(t, "requests", s.requests(), c.asked)
+	}
+
+	// A context that ends while the server is waited for ends the stream.
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s = serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		w.Write(data[:6000])
+		w.(http.Flusher).Flush()
+		cancel(errBad)
+		<-r.Context().Done()
+	})
+	stream := must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.connect}))
+	got := outcomes(stream.Epoch(ctx, 0))
+	equal(t, "stopped", got[len(got)-1], "error bad sample")
+}
+
+// TestRetryAfter shows what Retry-After may say: seconds or a date, at most two minutes.
+func TestRetryAfter(t *testing.T) {
+	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
+	for _, c := range []struct {
+		header   string
+		min, max time.Duration
+	}{
+		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7 * time.Second, 7 * time.Second},
+		{"119", 119 * time.Second, 119 * time.Second}, {"121", 2 * time.Minute, 2 * time.Minute},
+		{"99999999999999999999", 2 * time.Minute, 2 * time.Minute}, {in(-time.Hour), 0, 0},
+		{in(100 * time.Second), 90 * time.Second, 101 * time.Second}, {in(time.Hour), 2 * time.Minute, 2 * time.Minute},
+	} {
+		if d := retryAfter(c.header); d < c.min || d > c.max {
+			t.Errorf("%q: %v, want %v to %v", c.header, d, c.min, c.max)
+		}
+	}
+}
+
+// TestWebAccept shows which answers are taken for the rest of an object, and what is learned of its size.
+func TestWebAccept(t *testing.T) {
+	for _, c := range []struct {
+		pos, size int64 // of the object, before
+		code      int
+		length    int64
+		headers   []string
+		says      string // empty: the answer is accepted
+		behind    int64
+		after     int64 // the size, then
+	}{
+		{0, -1, 200, 100, nil, "", 0, 100},
+		{0, -1, 200, -1, nil, "", 0, -1},
+		{30, 100, 200, 100, nil, "", 30, 100},
+		{30, -1, 200, 100, nil, "", 30, 100},
+		{30, 100, 200, 101, nil, "has changed", 0, 100},
+		{30, 0, 200, 101, nil, "has changed", 0, 0},
+		{30, 100, 200, 0, nil, "has changed", 0, 100},
+		{30, 100, 200, -1, nil, "", 30, 100},
+		{30, 100, 206, 70, []string{"Content-Range", "bytes 30-99/100"}, "", 0, 100},
+		{30, -1, 206, 70, []string{"Content-Range", "bytes 30-99/100"}, "", 0, 100},
+		{30, 100, 206, 70, []string{"Content-Range", "bytes 30-99/*"}, "", 0, 100},
+		{30, -1, 206, 70, []string{"Content-Range", "bytes 30-99/*"}, "", 0, -1},
+		{30, 100, 206, 70, []string{"Content-Range", "bytes 30-99/170"}, "has changed", 0, 100},
+		{30, 100, 206, 70, []string{"Content-Range", "bytes 29-99/100"}, `the range "bytes 29-99/100"`, 0, 100},
+		{30, 100, 206, 70, []string{"Content-Range", "bytes 31-99/100"}, `the range "bytes 31-99/100"`, 0, 100},
+		{30, 100, 206, 70, nil, `the range ""`, 0, 100},
+		{0, -1, 206, 100, []string{"Content-Range", "bytes 0-99/100"}, "206", 0, -1},
+		{30, 100, 404, 0, nil, "404", 0, 100},
+	} {
+		o := &webObject{pos: c.pos, size: c.size}
+		resp := &http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length, Header: http.Header{}}
+		for kv := range slices.Chunk(c.headers, 2) {
+			resp.Header.Set(kv[0], kv[1])
+		}
+		after, err := o.accept(resp)
+		if c.says != "" {
+			saysAll(t, err, c.says)
+			equal(t, "asked again", after, time.Duration(never))
+		} else if err != nil {
+			t.Errorf("%v: %v", c, err)
+		}
+		equal(t, fmt.Sprintf("%v: behind and size", c), []int64{o.behind, o.size}, []int64{c.behind, c.after})
+	}
+}
+
+// TestWebStall shows, in fake time and over a network in memory, that a server that stops in the middle is asked again
+// after a minute, and that a caller that takes its time is no such server.
+func TestWebStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2")
+		slow := tarEntries("a.bin="+strings.Repeat("x", 3*tarBuffer), "b.bin="+strings.Repeat("x", 3*tarBuffer))
+		var mu sync.Mutex
+		var asked []string // guarded by mu
+		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			go func() {
+				defer server.Close()
+				r, err := http.ReadRequest(bufio.NewReader(server))
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				asked = append(asked, r.URL.Path+" "+r.Header.Get("Range"))
+				n := len(asked)
+				mu.Unlock()
+				switch {
+				case r.URL.Path == "/slow":
+					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(slow), slow)
+				case n == 1: // stops after some bytes
+					fmt.Fprintf(server, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(data), data[:3000])
+				case n == 3 && r.URL.Path == "/x": // n == 2 stops before the first byte
+					fmt.Fprintf(server, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/%d\r\nContent-Length: %d\r\n\r\n%s", len(data)-1, len(data), len(data)-3000, data[3000:])
+				}
+				io.Copy(io.Discard, server) // until the client goes
+			}()
+			return client, nil
+		}}
+		defer transport.CloseIdleConnections()
+		w := web{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
+		read := func(path string, pause time.Duration) (got []string, took time.Duration) {
+			start := time.Now()
+			for v, err := range briefly(must(Tar([]string{"http://x" + path}, TarOptions{Open: w.connect}))).Epoch(t.Context(), 0) {
+				got = append(got, outcomes(one(v, err))...)
+				time.Sleep(pause)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			return got, time.Since(start)
+		}
+		got, took := read("/x", 0)
+		equal(t, "records", len(got), 2)
+		equal(t, "requests", asked, "[/x  /x bytes=3000- /x bytes=3000-]")
+		if took < 2*time.Minute || took > 2*time.Minute+3*time.Second {
+			t.Errorf("it took %v, want two stalls of a minute and two waits, of a second and of two", took)
+		}
+		got, _ = read("/slow", time.Hour)
+		equal(t, "records", len(got), 2)
+		equal(t, "requests", len(asked), 4)
+		got, _ = read("/never", 0)
+		saysAll(t, errors.New(got[0]), "attempt 6: the server has stalled")
+	})
+}
+
+// TestSecrets looks for what a URL should not tell in every error there is.
+func TestSecrets(t *testing.T) {
+	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" || r.URL.RawQuery != "sig=secret" {
+			t.Errorf("asked as %q with %q and %q", user, password, r.URL.RawQuery)
+		}
+		w.WriteHeader(404)
+	})
+	s.web.attempts = 1
+	for _, name := range []string{
+		strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret",
+		"http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://user:secret@127.0.0.1:secret/x.tar", "http://user:sec%ret@x/",
+	} {
+		got := tarOutcomes(t, s.web.connect, name)
+		if len(got) != 1 || !isError(got[0]) || strings.Contains(got[0], "secret") || strings.Contains(got[0], "sec%") {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	got := tarOutcomes(t, nil, "s3://user:secret@bucket/x.tar?sig=secret")[0]
+	if saysAll(t, errors.New(got), "s3://bucket/x.tar", "http and https", "Opener"); strings.Contains(got, "secret") {
+		t.Error(got)
+	}
+	for _, scheme := range []string{"https", "HTTPS", "s3"} {
+		_, err := OpenTar(scheme + "://user:secret@host/x.tar?sig=secret")
+		if saysAll(t, err, strings.ToLower(scheme)+"://host/x.tar", "Tar reads URLs"); strings.Contains(err.Error(), "secret") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestTarDataset shows records by their index, also from several goroutines at once, and the errors of the data set.
+func TestTarDataset(t *testing.T) {
+	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
+	two := onDisk(t, "two.tar", tarEntries("c.txt=5", "c.bin="+strings.Repeat("y", 1<<20), "z="+strings.Repeat("z", 5<<20), "c.cls=6"))
+	data := must(OpenTar(one, two, one))
+	defer data.Close()
+	equal(t, "Len", data.Len(), 5)
+	want := indexed(t, one)
+	want = slices.Concat(want, indexed(t, two), want)
+	equal(t, "records", want[0], "d/a{txt:1 cls:2}")
+
+	loader := newLoader[Record](t, data, Options{BatchSize: 2, Workers: 4})
+	for range 5 {
+		var got []string
+		for _, batch := range collect(t, loader.Epoch(t.Context(), 0)) {
+			for _, r := range batch {
+				got = append(got, brief(r))
+				if f := r.Files[0]; cap(f.Data) != len(f.Data) {
+					t.Errorf("field %s of %s may grow into the next", f.Name, r.Key)
+				}
+			}
+		}
+		equal(t, "loaded", got, want)
+	}
+	for _, i := range []int{-1, 5} {
+		_, err := data.Get(t.Context(), i)
+		saysAll(t, err, fmt.Sprintf("index %d", i), "5 samples")
+	}
+	equal(t, "the shard of record 3", must(data.Get(t.Context(), 3)).Shard, one)
+	data.Close()
+	_, err := data.Get(t.Context(), 0)
+	if e := (*TarError)(nil); !errors.As(err, &e) || !errors.Is(err, os.ErrClosed) || e.Shard != one || e.Entry != "d/a.txt" {
+		t.Errorf("after Close: %v", err)
+	}
+
+	_, err = OpenTar()
+	saysAll(t, err, "OpenTar", "no shards")
+	_, err = OpenTar(one, filepath.Join(t.TempDir(), "missing.tar"))
+	saysAll(t, err, "dataloader: OpenTar: shard", "missing.tar", "no such file")
+	_, err = OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))
+	saysAll(t, err, "x.tar", "compressed", "use Tar")
+}
+
+// The shard of the tests of the index, and its index.
+var indexedShard = []string{"d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "README=3"}
+
+const indexText = "v1.2 2\ntxt 1024 5 d/a.txt Seg.PNG 2048 1 d/a.Seg.PNG\ntxt 3072 0 b.txt cls 3584 1 b.cls\n"
+
+// TestTarIndex shows which index is written, byte for byte, and that indexes written by others are read.
+func TestTarIndex(t *testing.T) {
+	name := onDisk(t, "x.tar", tarEntries(indexedShard...))
+	want := indexed(t, name)
+	if err := writeIndex(t, name); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the index", string(must(os.ReadFile(strings.TrimSuffix(name, "tar")+"idx"))), indexText)
+	equal(t, "files beside the shard", len(must(os.ReadDir(filepath.Dir(name)))), 2)
+	equal(t, "with the index", indexed(t, name), want)
+
+	const stale = "error dataloader: OpenTar: shard" // and more
+	for _, c := range []struct {
+		name, text string
+		shard      []string
+		want       string
+	}{
+		{"other line ends", strings.ReplaceAll(indexText, "\n", "\r\n"), indexedShard, fmt.Sprint(want)},
+		{"what is no record", "v1.2 4\nx 512 1 __m__\ntxt 1536 1 a.txt\nh 2560 1 .h\ncls 3584 1 a.cls\n", []string{"__m__=x", "a.txt=1", ".h=2", "a.cls=3"}, "[a{txt:1 cls:3}]"},
+		{"one record in two", "v1.2 2\ntxt 1024 1 a.txt\ncls 3072 1 a.cls\n", []string{"d/", "a.txt=1", "README=2", "a.cls=3", "b/"}, "[a{txt:1 cls:3}]"},
+		{"no records", "v1.2 0\n", []string{"a.txt=1", "b.txt=2"}, "[a{txt:1} b{txt:2}]"},
+		{"a record lacks in the middle", "v1.2 2\ntxt 512 1 a.txt\ntxt 2560 1 c.txt\n", []string{"a.txt=1", "b.txt=2", "c.txt=3"}, stale},
+		{"a record lacks in front", "v1.2 2\ntxt 1536 1 b.txt\ntxt 2560 1 c.txt\n", []string{"a.txt=1", "b.txt=2", "c.txt=3"}, stale},
+		{"a hard link lacks", "v1.2 2\ntxt 512 1 a.txt\ntxt 2048 1 b.txt\n", []string{"a.txt=1", "a.cls>a.txt", "b.txt=2"}, stale},
+		{"a hard link lacks at the end", "v1.2 2\ntxt 512 1 a.txt\ntxt 1536 1 b.txt\n", []string{"a.txt=1", "b.txt=2", "b.cls>a.txt"}, stale},
+		{"of headers that are not there", "v1.2 1\ntxt 2048 1 b.txt\n", []string{"README=1", "a="}, stale},
+	} {
+		got := indexed(t, onDisk(t, "x.tar", tarEntries(c.shard...), c.text))
+		if c.want != stale {
+			equal(t, c.name, got, c.want)
+		} else if !strings.HasPrefix(got[0], stale) {
+			t.Errorf("%s: %q", c.name, got)
+		} else {
+			saysAll(t, errors.New(got[0]), "the shard is not the one that was indexed", "x.idx")
+		}
+	}
+}
+
+// TestTarIndexText shows what is wrong with an index, in errors that name the line.
+func TestTarIndexText(t *testing.T) {
+	for _, c := range []struct{ text, says string }{
+		{"", `it begins with ""`}, {"v1.1 2\n", `"v1.1 2", must begin with "v1.2"`}, {"\x00\x00\x02\x00", "it begins with"}, {"v1.2 x\n", "v1.2 x"}, {"v1.2 2", "0 lines of records, its first line says 2"},
+		{"v1.2 3\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 3"},
+		{"v1.2 0\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 0"},
+		{"v1.2 1\ntxt 1024 5\n", "line 2 has 3 words"}, {"v1.2 1\ntxt 1024 5 d/a b.txt\n", "line 2 has 5 words"}, {"v1.2 2\n\n\n", "line 2 has 0 words"},
+		{"v1.2 1\ntxt 1000 5 d/a.txt\n", `line 2: "d/a.txt" has the offset 1000`}, {"v1.2 1\ntxt 0 5 d/a.txt\n", "the offset 0"}, {"v1.2 1\ntxt -512 5 d/a.txt\n", "the offset -512"},
+		{"v1.2 1\ntxt 1024 -5 d/a.txt\n", "the size -5"}, {"v1.2 1\ntxt 1024 500000 d/a.txt\n", "the size 500000"}, {"v1.2 1\ntxt 1024 9223372036854775807 d/a.txt\n", "9223372036854775807"},
+		{"v1.2 1\ntxt 99999999999999999999 5 d/a.txt\n", "99999999999999999999"}, {"v1.2 1\ntxt 1024 x d/a.txt\n", "the size x"},
+		{"v1.2 1\ntxt 1024 5 d/a.txt txt 2048 1 d/a.TXT\n", `line 2: record "d/a" has another field "txt"`},
+		{"v1.2 2\ntxt 1024 5 d/a.txt\ncls 1024 5 b.cls\n", `line 3: "b.cls" has the offset 1024`},
+		{"v1.2 2\ntxt 1024 5 d/a.txt\ncls 1536 1 b.cls\n", `line 3: "b.cls" has the offset 1536 and the size 1, which cannot be in a shard of 6144 bytes, after byte 1536`},
+	} {
+		_, err := OpenTar(onDisk(t, "x.tar", tarEntries(indexedShard...), c.text))
+		saysAll(t, err, "x.idx", c.says, "without the index the shard itself is read")
+	}
+	name := onDisk(t, "x.tar", tarEntries(indexedShard...))
+	must(0, os.Mkdir(strings.TrimSuffix(name, "tar")+"idx", 0o777))
+	_, err := OpenTar(name)
+	saysAll(t, err, "x.idx", "is a directory")
+}
+
+// TestTarIndexStale shows that an index of another shard is noticed when the shard is opened, or at the first read of a
+// record about which the index is wrong; also if the shard changes while it is open.
+func TestTarIndexStale(t *testing.T) {
+	const says = "the shard is not the one that was indexed"
+	shard := tarEntries(indexedShard...)
+	with := func(entries ...string) []byte { return tarEntries(entries...) }
+	for _, c := range []struct {
+		name  string
+		shard []byte
+		open  bool // noticed when it is opened
+		bad   int  // or by so many reads
+	}{
+		{"the same", shard, false, 0},
+		{"another record", with("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "README=3", "c.txt=4"), true, 0},
+		{"truncated", shard[:3584+512], true, 0},
+		{"other names", with("d/", "d/A.txt=first", "d/A.Seg.PNG=1", "b.txt=", "b.cls=2"), false, 1},
+		{"another size", with("d/", "d/a.txt=other!", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2"), false, 1},
+		{"another order", with("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.cls=", "b.txt=2"), false, 1},
+		{"a link", with("d/", "d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls>b.txt", "c="), false, 1},
+		{"folders elsewhere", with("d/a.txt=first", "d/a.Seg.PNG=1", "b.txt=", "b.cls=2", "c/", "c=", "c=", "c="), true, 0},
+	} {
+		got := indexed(t, onDisk(t, "x.tar", c.shard, indexText))
+		bad := 0
+		for _, g := range got {
+			if isError(g) {
+				bad++
+				if saysAll(t, errors.New(g), "x.tar"); c.name != "truncated" {
+					saysAll(t, errors.New(g), says, "x.idx")
+				}
+			}
+		}
+		if c.open != (len(got) == 1) || !c.open && bad != c.bad {
+			t.Errorf("%s: %q", c.name, got)
+		}
+	}
+	// Names that do not fit into one header, in records of the same size.
+	for _, prefix := range []string{"ä", strings.Repeat("x", 120)} {
+		name := onDisk(t, "x.tar", tarEntries(prefix+"1.txt=1", prefix+"2.txt=2", prefix+"3.txt=3"))
+		must(0, writeIndex(t, name))
+		equal(t, "with an index", indexed(t, name), []string{prefix + "1{txt:1}", prefix + "2{txt:2}", prefix + "3{txt:3}"})
+		must(0, os.WriteFile(name, tarEntries(prefix+"3.txt=3", prefix+"1.txt=1", prefix+"2.txt=2"), 0o666))
+		for _, got := range indexed(t, name) {
+			saysAll(t, errors.New(got), says)
+		}
+	}
+	name := onDisk(t, "x.tar", shard)
+	data := must(OpenTar(name))
+	defer data.Close()
+	for _, change := range [][]byte{tarEntries("e/", "e/a.txt=first"), shard[:1024]} {
+		must(0, os.WriteFile(name, change, 0o666))
+		_, err := data.Get(t.Context(), 0)
+		saysAll(t, err, says, "x.tar")
+	}
+}
+
+// TestWriteIndex shows what cannot be written, and that a failed write leaves no file.
+func TestWriteIndex(t *testing.T) {
+	for says, entries := range map[string][]string{
+		`"a b.txt"`: {"a b.txt=1"}, `"a.cls"`: {"a.txt=1", "a.cls>a.txt"}, `"a."`: {"a.=1"}, "no records": nil,
+		"another field": {"a.txt=1", "a.txt=2"},
+	} {
+		err := writeIndex(t, onDisk(t, "x.tar", tarEntries(entries...)))
+		saysAll(t, err, "dataloader: WriteIndex", "x.idx", says)
+	}
+	name := onDisk(t, "x.tar", tarEntries(indexedShard...))
+	data := must(OpenTar(name))
+	defer data.Close()
+	must(0, os.Mkdir(strings.TrimSuffix(name, "tar")+"idx", 0o777)) // no file can take its name
+	saysAll(t, data.WriteIndex(), "x.idx")
+	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 2)
+}
+
+// FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
+func FuzzTarIndex(f *testing.F) {
+	f.Add("v1.2 2\ntxt 512 5 a.txt cls 1536 1 a.cls\ntxt 2560 6 b.txt\n")
+	f.Add("v1.2 1\ntxt 512 5 a.txt\n")
+	f.Add("v1.2 99999999999\ntxt 2560 6 b.txt txt 512 5 a.txt\n")
+	f.Fuzz(func(t *testing.T, index string) {
+		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"), index)
+		for _, got := range indexed(t, name) {
+			if !slices.Contains([]string{"a{txt:first cls:1}", "a{cls:1 txt:first}", "a{txt:first}", "a{cls:1}", "b{txt:second}"}, got) && !isError(got) {
+				t.Fatalf("got %q", got)
+			}
+		}
+	})
+}
+
+// TestTarWriter shows that records are read back as they were written, and that the same records make the same bytes.
+func TestTarWriter(t *testing.T) {
+	long := strings.Repeat("long/", 60) + "ü"
+	records := []Record{
+		{Key: "b", Files: []File{{"txt", []byte("1")}, {"cls", []byte("2")}}},
+		{Key: "./d/a", Shard: "another", Files: []File{{"seg.png", bytes.Repeat([]byte("x"), 1000)}, {"__key__", nil}}},
+		{Key: long, Files: []File{{"txt", nil}}},
+		{Key: "__m__x", Files: []File{{"json", []byte("{}")}}},
+	}
+	write := func(w io.Writer) {
+		shard := NewTarWriter(w)
+		for _, r := range records {
+			must(0, shard.Write(r))
+		}
+		must(0, shard.Close())
+		saysAll(t, shard.Write(Record{Key: "e", Files: []File{{"txt", nil}}}), "TarWriter", "after close")
+	}
+	var shards [2]bytes.Buffer
+	for i := range shards {
+		write(&shards[i])
+		for _, r := range records {
+			slices.Reverse(r.Files)
+		}
+	}
+	equal(t, "the same bytes", bytes.Equal(shards[0].Bytes(), shards[1].Bytes()), true)
+	want := []string{"b{cls:2 txt:1}", brief(Record{Key: "./d/a", Files: []File{{"__key__", nil}, {"seg.png", bytes.Repeat([]byte("x"), 1000)}}}), long + "{txt:}", "__m__x{json:{}}"}
+	equal(t, "read back", outcomes(tarOf(TarOptions{}, shards[0].Bytes(), gzipped(shards[0].Bytes())).Epoch(t.Context(), 0)), slices.Concat(want, want))
+	h := must(tar.NewReader(&shards[0]).Next())
+	equal(t, "a header", fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(), h.Format), `b.cls 444 0 "" 0 USTAR`)
+}
+
+// TestTarWriterErrors shows which records are refused, without a byte written, and what the errors of a writer are.
+func TestTarWriterErrors(t *testing.T) {
+	var b bytes.Buffer
+	w := NewTarWriter(&b)
+	must(0, w.Write(Record{Key: "b", Files: []File{{"txt", nil}}}))
+	before := b.Len()
+	for _, c := range []struct {
+		key    string
+		fields []string
+		says   []string
+	}{
+		{"c", nil, []string{`record "c"`, "no files"}},
+		{"b", []string{"txt"}, []string{`record "b"`, "this key already"}},
+		{"", []string{"txt"}, []string{`file ".txt"`, "skipped"}},
+		{"d/", []string{"txt"}, []string{`file "d/.txt"`, "skipped"}},
+		{"c.x", []string{"txt"}, []string{`file "c.x.txt"`, `field "x.txt" of record "c"`}},
+		{"d/.c", []string{"txt"}, []string{`file "d/.c.txt"`, "hidden"}},
+		{"__c__/d", []string{"txt"}, []string{`file "__c__/d.txt"`, "__meta__"}},
+		{"/c", []string{"txt"}, []string{`record "/c"`, "relative"}},
+		{"d/../../c", []string{"txt"}, []string{`record "d/../../c"`, `".."`}},
+		{"c\x00", []string{"txt"}, []string{`file "c\x00.txt"`, "NUL"}},
+		{"c", []string{"t\x00t"}, []string{`field "t\x00t"`, "NUL"}},
+		{"c", []string{""}, []string{`field ""`, "must not be empty"}},
+		{"c", []string{"txt", "TXT"}, []string{`file "c.TXT"`, `field "txt"`}},
+		{"c", []string{"a/b"}, []string{`file "c.a/b"`, "without a dot"}},
+		{"c", []string{"txt", "cls", "txt"}, []string{`"c"`, `"txt" comes twice`}},
+	} {
+		r := Record{Key: c.key}
+		for _, field := range c.fields {
+			r.Files = append(r.Files, File{field, nil})
+		}
+		saysAll(t, w.Write(r), append(c.says, "dataloader: TarWriter")...)
+	}
+	equal(t, "bytes of bad records", b.Len()-before, 0)
+
+	out, in := io.Pipe()
+	go func() {
+		io.CopyN(io.Discard, out, 1000)
+		out.CloseWithError(errBad)
+	}()
+	w = NewTarWriter(in)
+	var err error
+	for i := 0; err == nil && i < 10; i++ {
+		err = w.Write(Record{Key: strconv.Itoa(i), Files: []File{{"txt", nil}}})
+	}
+	saysAll(t, err, "TarWriter", `record "1"`, "bad sample")
+	saysAll(t, w.Close(), "TarWriter", "bad sample")
+}
+
+// TestTarNames reads and indexes a shard whose entries would like to be written elsewhere, and opens names that other
+// libraries would execute. No file but the index is written.
+func TestTarNames(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "in", "x.tar")
+	must(0, os.Mkdir(filepath.Dir(name), 0o777))
+	must(0, os.WriteFile(name, tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.idx=3"), 0o666))
+	want := "[../../evil{txt:1} /etc/evil{txt:2} d/../../evil{idx:3}]"
+	equal(t, "streamed", tarOutcomes(t, nil, name), want)
+	must(0, writeIndex(t, name))
+	equal(t, "indexed", indexed(t, name), want)
+	for _, command := range []string{"pipe:touch " + dir + "/evil", "|touch " + dir + "/evil", "file://" + name, "-"} {
+		if _, err := OpenShard(t.Context(), command, 0); err == nil {
+			t.Errorf("%s was opened", command)
+		}
+	}
+	var found []string
+	must(0, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() {
+			found = append(found, filepath.Base(path))
+		}
+		return err
+	}))
+	equal(t, "files", found, "[x.idx x.tar]")
+}
+
+// TestExpand shows what patterns stand for, as in bash, and which patterns are errors.
+func TestExpand(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"train.tar": "train.tar", "": "", `a\b`: `a\b`,
+		"train-{000..003}.tar": "train-000.tar train-001.tar train-002.tar train-003.tar",
+		"{8..11}":              "8 9 10 11", "{08..11}": "08 09 10 11", "{001..3}": "001 002 003", "{1..03}": "01 02 03", "{0..2}": "0 1 2", "{5..5}": "5",
+		"{3..0}": "3 2 1 0", "{11..08}": "11 10 09 08", "{-1..1}": "-1 0 1", "{-01..1}": "-01 000 001", "{1..-1}": "1 0 -1",
+		"{a,b}{1,2}": "a1 a2 b1 b2", "{a,b}-{1..2}{x,y}.tar": "a-1x.tar a-1y.tar a-2x.tar a-2y.tar b-1x.tar b-1y.tar b-2x.tar b-2y.tar",
+		"{,x}": " x", "{1,2,}": "1 2 ", "{1..3,7}": "1..3 7",
+		"{9223372036854775806..9223372036854775807}":   "9223372036854775806 9223372036854775807",
+		"{-9223372036854775807..-9223372036854775808}": "-9223372036854775807 -9223372036854775808",
+	} {
+		got, err := Expand(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, pattern, strings.Join(got, " "), want)
+	}
+	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
+	for pattern, says := range map[string]string{
+		"a{b": "a { has no }", "a}b": "a } has no {", "{a,b}}": "a } has no {", "{{a,b}": "nested", "x{a,b}{": "a { has no }", "{a,b}{1,2": "a { has no }",
+		"p{a,{b,c}d,}s": "nested", "x{{a,b}}y": "nested", "{1..{2,3}}": "nested",
+		"{a}": "{a} " + allowed, "{}": "{} " + allowed, "{000...146}": "{000...146} " + allowed, "{000-146}": allowed, "{a..c}": allowed, "{a..3}": allowed,
+		"{1..3..x}": allowed, "{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": "{a} " + allowed, "{1..99999999999999999999}": allowed,
+		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many, "{1..1024}{1..1024}{1..2}": many,
+		"{" + strings.Repeat(",", 1<<20) + "}": many, strings.Repeat("{0,1,2,3,4,5,6,7}", 7): many,
+	} {
+		_, err := Expand(pattern)
+		saysAll(t, err, "dataloader: Expand", says)
+	}
+	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
+}
+
+// TestDecode shows what is made of each kind of file.
+func TestDecode(t *testing.T) {
+	gray := image.NewPaletted(image.Rect(0, 0, 3, 2), color.Palette{color.Black, color.White})
+	var pngs, jpegs, gifs bytes.Buffer
+	must(0, errors.Join(png.Encode(&pngs, gray), jpeg.Encode(&jpegs, gray, nil), gif.Encode(&gifs, gray, nil)))
+	for _, c := range []struct {
+		name, data string
+		want       string
+	}{
+		{"png", pngs.String(), "*image.Paletted (0,0)-(3,2)"}, {"d.x/a.seg.PNG", pngs.String(), "*image.Paletted (0,0)-(3,2)"},
+		{"jpg", jpegs.String(), "*image.YCbCr (0,0)-(3,2)"}, {"JPEG", jpegs.String(), "*image.YCbCr (0,0)-(3,2)"},
+		{"gif", gifs.String(), "*image.Paletted (0,0)-(3,2)"}, {"jpg", pngs.String(), "*image.Paletted (0,0)-(3,2)"},
+		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"}, {"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
+		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
+		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
+	} {
+		v, err := Decode(c.name, []byte(c.data))
+		got := fmt.Sprintf("%T %v", v, v)
+		if img, ok := v.(image.Image); ok {
+			got = fmt.Sprintf("%T %v", v, img.Bounds())
+		}
+		if err != nil || got != c.want {
+			t.Errorf("%s: %s and %v, want %s", c.name, got, err, c.want)
+		}
+	}
+	for name, data := range map[string]string{"a.png": "no image", "json": "{", "cls": "one", "gif": ""} {
+		v, err := Decode(name, []byte(data))
+		if saysAll(t, err, "Decode", name); v != nil {
+			t.Errorf("%s: %v in spite of the error", name, v)
+		}
 	}
 }

@@ -1025,7 +1025,7 @@ func ExampleStream_Filter() {
 	}
 	// Output:
 	// 7 <nil>
-	// 0 dataloader: Map: epoch 0, the item before pos 3: strconv.Atoi: parsing "nine": invalid syntax
+	// 0 dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
 	// 10 <nil>
 }
 
@@ -1631,7 +1631,7 @@ func ExampleTarWriter() {
 		fmt.Println(h.Name, h.Size)
 	}
 	// Output:
-	// dataloader: TarWriter: file "pets/dog.2.cls" of record "pets/dog.2" would be read as field "2.cls" of record "pets/dog"
+	// dataloader: TarWriter: record "pets/dog.2": file "pets/dog.2.cls" would be read as field "2.cls" of record "pets/dog"
 	// pets/cat.cls 1
 	// pets/cat.txt 4
 }

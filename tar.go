@@ -185,25 +185,22 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		order = Random(len(shards), opts.Seed)
 	}
 	by := fmt.Sprintf("Tar(%d shards #%x, %s, shard %d of %d)", len(shards), digest(shards), describe(order), rank.Index, rank.Count)
-	return streamOf(nil, func(ctx context.Context, from Cursor, yield func(Item[Record], error) bool) error {
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var at tarState
-		if err := from.open(by, &at.By, &at); err != nil {
+		if err := from.fit(by, &at.By, &at); err != nil {
 			return err
 		}
-		turn, pos := order.Order(from.Epoch), from.Pos
-		mine := (len(shards) - rank.Index + rank.Count - 1) / rank.Count
+		turn, pos, mine := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
 		if at.Shard < 0 || at.Shard > mine || at.Offset < 0 {
 			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", at.Shard, at.Offset, mine)
 		}
 		for ; at.Shard < mine; at = (tarState{Shard: at.Shard + 1}) {
-			name := shards[turn(rank.Index+at.Shard*rank.Count)]
+			name := shards[turn(rank.nth(at.Shard))]
 			for item, next := range readShard(ctx, name, &opts, at) {
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
 				pos++
 				next.By = by
-				if !yield(Item[Record]{item.Value, Cursor{from.Epoch, pos, &next}}, item.Err) {
+				item.Next = Cursor{from.Epoch, pos, &next}
+				if !yield(item) {
 					return nil
 				}
 			}
@@ -228,32 +225,26 @@ func digest(names []string) uint64 {
 //   - io.EOF of record is the end, which costs nothing.
 //
 // A panic of the Opener or its reader costs the shard.
-func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[tarItem, tarState] {
-	return func(yield func(tarItem, tarState) bool) {
+func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[Item[Record], tarState] {
+	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxFile)
-		s.take = func(item *tarItem) error { return s.load(item, opts.Fields) }
+		s.take = func(item *Item[Record]) error { return s.load(item, opts.Fields) }
 		_, err := try(func() (any, error) { return nil, s.connect(ctx, opts.Open, at) })
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
 		}
 		record := s.record
 		for err == nil {
-			var item tarItem
+			var item Item[Record]
 			item, err = try(record)
 			if err == nil && !yield(item, tarState{Shard: at.Shard, Offset: s.at.head, Compressed: s.compressed}) {
 				return
 			}
 		}
 		if err != io.EOF {
-			yield(tarItem{Err: s.fault(err)}, tarState{Shard: at.Shard + 1})
+			yield(Item[Record]{Err: s.fault(err)}, tarState{Shard: at.Shard + 1})
 		}
 	}
-}
-
-// A tarItem is a record, or the error that the record costs.
-type tarItem struct {
-	Value Record
-	Err   error
 }
 
 // A recordReader groups the entries of a shard into records.
@@ -275,7 +266,7 @@ type recordReader struct {
 
 	// take puts the file that is ahead into item, or sets item.Err, which costs the record. The error that take
 	// returns costs the shard.
-	take   func(item *tarItem) error
+	take   func(item *Item[Record]) error
 	fields map[string]bool     // those of the record so far
 	loaded int64               // bytes of the record so far
 	width  int                 // number of files in the last record, a good guess for the next
@@ -333,7 +324,7 @@ func (s *recordReader) advance() error {
 // record reads the next record, which ends with the header of another one. It returns io.EOF after the last record of
 // a sound shard. Any other error costs the shard. A record that was not read to its end when the shard failed is left
 // out, because its last files may be missing.
-func (s *recordReader) record() (item tarItem, err error) {
+func (s *recordReader) record() (item Item[Record], err error) {
 	if s.key == "" {
 		return item, s.end
 	}
@@ -358,17 +349,17 @@ func (s *recordReader) record() (item tarItem, err error) {
 		if item.Err != nil {
 			err = fmt.Errorf("%w; before that: %w", err, item.Err)
 		}
-		return tarItem{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
+		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
 	}
 	if item.Err != nil {
-		return tarItem{Err: item.Err}, nil
+		return Item[Record]{Err: item.Err}, nil
 	}
 	s.width = len(item.Value.Files)
 	return item, nil
 }
 
 // load is the take of Tar: it reads the file that is ahead if its field is wanted.
-func (s *recordReader) load(item *tarItem, wanted []string) error {
+func (s *recordReader) load(item *Item[Record], wanted []string) error {
 	switch {
 	case wanted != nil && !slices.Contains(wanted, s.field):
 		return nil
@@ -1137,7 +1128,7 @@ func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) 
 
 // scan adds the records that follow in s.
 func (x *tarIndex) scan(s *recordReader) error {
-	s.take = func(item *tarItem) error { return x.note(s, item) }
+	s.take = func(item *Item[Record]) error { return x.note(s, item) }
 	if err := s.advance(); err != nil {
 		return err
 	}
@@ -1157,7 +1148,7 @@ func (x *tarIndex) scan(s *recordReader) error {
 
 // note is the take of an index: it adds the file that is ahead to the members, and reads nothing. A hard link becomes
 // a member with the data of its target, which must come before it, as tar writes it.
-func (x *tarIndex) note(s *recordReader, item *tarItem) error {
+func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
 	name, at := s.at.name, s.at
 	if at.kind == tar.TypeLink {
 		target, ok := s.links[at.link]
