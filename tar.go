@@ -34,12 +34,18 @@ import (
 
 // This file reads tar shards in three layers. Each layer can be read alone:
 //
-//	tarReader     entries: one header after another, with the data between them read or skipped
-//	recordReader  records: consecutive entries with the same key, always one header ahead
 //	readShard     what a fault costs: one record, or the rest of the shard
+//	recordReader  records: consecutive entries with the same key, always one header ahead
+//	tarReader     entries: one header after another, with the data between them read or skipped
 //
-// Tar and OpenTar share the first two layers. After them come the web reader, the index, the writer, and Expand and
-// Decode.
+// The stream of Tar uses all three. The index of OpenTar uses the lower two. The other parts of the file need nothing of
+// these layers:
+//
+//	OpenShard     files and web objects as sequences of bytes
+//	TarDataset    records by their index
+//	TarWriter     makes shards
+//	Expand        lists the names of shards
+//	Decode        decodes files by their extension
 
 // A Record is one sample of a tar shard: the files that share a key and stand next to each other in the archive, as
 // in WebDataset. The key is the name of a file up to the first dot after the last slash. The rest of the name, in
@@ -130,11 +136,15 @@ func (e *TarError) Error() string {
 func (e *TarError) Unwrap() error { return e.Err }
 
 // A tarState is the State of Tar's cursors: the place where the next record begins.
+//
+// Offset counts bytes of the uncompressed archive, also in a compressed shard. Compressed says that the shard must be
+// read from its beginning to find that place. Without it a resume could not tell, because only the first bytes of a
+// shard show that it is compressed.
 type tarState struct {
 	By         string `json:"by"`                   // describes the stream; any other stream refuses the cursor
 	Shard      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended
-	Offset     int64  `json:"offset,omitempty"`     // of the next header, in the uncompressed archive
-	Compressed bool   `json:"compressed,omitempty"` // whether the shard must be decompressed up to Offset
+	Offset     int64  `json:"offset,omitempty"`     // of the next header in the shard after these
+	Compressed bool   `json:"compressed,omitempty"` // whether that shard is
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be uncompressed or compressed with gzip or bzip2;
@@ -209,7 +219,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
-// digest hashes the last elements of the names of shards, so that cursors of other shards can be told apart.
+// digest hashes the names of shards, so that the cursors of other shards can be told apart. It takes only the last
+// elements of the names: the same shards may be in another folder, or behind another signed URL, when a run is resumed.
 func digest(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
@@ -249,9 +260,9 @@ func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) 
 
 // A recordReader groups the entries of a shard into records.
 //
-// A record has ended when the header of another record's file, or the end marker, has been read. So the reader is
-// always one header ahead of the records that it has returned. at, which the tarReader keeps, is that header's entry,
-// and a resume begins at at.head:
+// Nothing in an archive says how many files a record has. A record has ended when the header of another record's file,
+// or the end marker, has been read. So the reader is always one header ahead of the records that it has returned. That
+// header's entry is in at, which the tarReader keeps, and at.head is where a resume begins:
 //
 //	head     data              head     data
 //	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
@@ -260,17 +271,26 @@ func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) 
 //	                           record a has been returned; key is b
 type recordReader struct {
 	tarReader
-	name       string // of the shard
-	key, field string // of the file that is ahead; key is empty after the last file
-	end        error  // after the last file: io.EOF, or what is wrong with the rest of the shard
+	name string // of the shard
+
+	// key and field are those of the file that is ahead. key is empty after the last file; end then is io.EOF, or what
+	// is wrong with the rest of the shard.
+	key, field string
+	end        error
 
 	// take puts the file that is ahead into item, or sets item.Err, which costs the record. The error that take
 	// returns costs the shard.
-	take   func(item *Item[Record]) error
-	fields map[string]bool     // those of the record so far
-	loaded int64               // bytes of the record so far
-	width  int                 // number of files in the last record, a good guess for the next
-	links  map[string]tarEntry // the entries that a hard link may name; nil if links are not followed
+	take func(item *Item[Record]) error
+
+	// These belong to the record that is being read: its fields, and how many bytes of its files are in memory.
+	fields map[string]bool
+	loaded int64
+
+	// width is the number of files in the last record, which is a good guess for the next.
+	width int
+
+	// links has the entries that a hard link may name. It is nil for a stream, which does not follow links.
+	links map[string]tarEntry
 }
 
 // newRecordReader returns a recordReader that has no source and no take yet.
@@ -321,9 +341,12 @@ func (s *recordReader) advance() error {
 	}
 }
 
-// record reads the next record, which ends with the header of another one. It returns io.EOF after the last record of
-// a sound shard. Any other error costs the shard. A record that was not read to its end when the shard failed is left
-// out, because its last files may be missing.
+// record reads the next record, up to the header of another one. It returns io.EOF after the last record of a sound
+// shard. Any other error costs the shard.
+//
+// After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
+// fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
+// such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
 func (s *recordReader) record() (item Item[Record], err error) {
 	if s.key == "" {
 		return item, s.end
@@ -358,7 +381,8 @@ func (s *recordReader) record() (item Item[Record], err error) {
 	return item, nil
 }
 
-// load is the take of Tar: it reads the file that is ahead if its field is wanted.
+// load is the take of Tar: it reads the file that is ahead if its field is wanted. The size is compared with MaxFile
+// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) load(item *Item[Record], wanted []string) error {
 	switch {
 	case wanted != nil && !slices.Contains(wanted, s.field):
@@ -381,38 +405,54 @@ func (s *recordReader) fault(err error) error {
 	return &TarError{Shard: redact(s.name), Entry: s.at.name, Offset: s.at.head, Err: err}
 }
 
-// A tarReader reads the entries of one archive, from front to back. An archive is a sequence of blocks of 512 bytes:
-// for each entry a header, or several if its name is long, then its data, filled up with zeros to a whole block. Two
-// blocks of zeros, the end marker, follow the last entry.
+// A tarReader reads the entries of one archive, from front to back.
+//
+// An archive is a sequence of blocks of 512 bytes: for each entry its headers, then its data, filled up with zeros to a
+// whole block. Two blocks of zeros, the end marker, follow the last entry. Most entries have one header. A name that
+// does not fit into it is stored before it, as the data of a header of its own:
+//
+//	head                                    data
+//	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
 type tarReader struct {
-	src        source        // the shard as it is stored
-	in         *bufio.Reader // the archive: src, decompressed
-	compressed bool
-	max        int64 // the largest sparse file that is read
-	pos        int64 // of in, in the archive
+	src source        // the shard as it is stored
+	in  *bufio.Reader // the archive: src, decompressed if it is compressed
 
-	at   tarEntry // the entry whose headers were read last
-	left int64    // bytes of its data that in has not passed yet
+	// compressed also means that nothing can be skipped with a seek.
+	compressed bool
+
+	// max is the size of the largest sparse file that is read.
+	max int64
+
+	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes of
+	// that entry's data come after pos.
+	pos  int64
+	at   tarEntry
+	left int64
 }
 
 // A tarEntry is what the headers of an archive say about one entry.
 type tarEntry struct {
-	name   string
-	kind   byte        // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
-	link   string      // the target of a hard link
-	head   int64       // where the first of its headers begins
-	data   int64       // where its data begins, one block after the last of its headers
-	size   int64       // of the file, in bytes
-	sparse *tar.Reader // reads a sparse file, which is stored without its holes; otherwise nil
+	name string
+	kind byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
+	link string // the target of a hard link
+	head int64  // where the first of its headers begins
+	data int64  // where its data begins, one block after the last of its headers
+	size int64  // of the file, in bytes
+
+	// sparse reads a sparse file, which is stored without its holes; only archive/tar knows where they are. It is nil
+	// for other files.
+	sparse *tar.Reader
 }
 
+// tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
+// buffer is a little faster, but whoever reads k shards at once needs k of them.
 const (
 	tarBlock  = 512
-	tarBuffer = 256 << 10 // in which headers and small files are read
+	tarBuffer = 256 << 10
 )
 
 // errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
-// is truncated between two entries. Most failed copies end in the middle of an entry, but some do not.
+// is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
 var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated: %w", io.ErrUnexpectedEOF)
 
 // begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
@@ -448,8 +488,11 @@ func (s source) Read(p []byte) (n int, err error) {
 	return 0, io.ErrNoProgress
 }
 
-// decompress puts a decompressor in front of a compressed shard. xz and zstd are only named in the error: the standard
-// library cannot read them.
+// decompress puts a decompressor in front of a compressed shard. It looks at the first bytes, because names such as
+// x.tar say little about what is in them. A gzip file may have several members, as pigz and cat write them; gzip.Reader
+// reads them all. xz and zstd are only named in the error: the standard library cannot read them.
+//
+// The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.in.Peek(10)
 	if err != nil && err != io.EOF {
@@ -470,7 +513,7 @@ func (r *tarReader) decompress() error {
 		return nil
 	}
 	r.compressed = true
-	r.in = bufio.NewReaderSize(source{io.NopCloser(from), r.src.ctx}, tarBuffer) // a few bytes may become gigabytes
+	r.in = bufio.NewReaderSize(source{io.NopCloser(from), r.src.ctx}, tarBuffer)
 	return err
 }
 
@@ -499,9 +542,15 @@ func (r *tarReader) entry() error {
 	return r.headers(isZero(block))
 }
 
-// headers reads the headers of an entry that has several, or an unusual one, with archive/tar. archive/tar reads no
-// byte more than the headers, so pos is where the data begins. marker says that they begin with a block of zeros, as
-// the end marker does. As in archive/tar, the marker's second block may be missing.
+// headers reads the headers of an entry that has several, or an unusual one, with archive/tar. marker says that they
+// begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
+//
+// archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
+// another reader. archive/tar does not document that; the tests would notice a change.
+//
+// Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
+// stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
+// of 2^63-1 would take for ever, so a sparse file above max ends the shard.
 func (r *tarReader) headers(marker bool) error {
 	t := tar.NewReader(r)
 	h, err := t.Next()
@@ -509,7 +558,7 @@ func (r *tarReader) headers(marker bool) error {
 	case err == io.EOF && marker:
 		r.at = tarEntry{head: r.at.head}
 		return io.EOF
-	case err == io.EOF: // a long name came, but not its entry
+	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
@@ -523,7 +572,7 @@ func (r *tarReader) headers(marker bool) error {
 		r.at.kind = tar.TypeLink
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
-		r.left = 0 // whatever size the header says
+		r.left = 0
 	}
 	sparse := h.Typeflag == tar.TypeGNUSparse
 	for key := range h.PAXRecords {
@@ -533,7 +582,7 @@ func (r *tarReader) headers(marker bool) error {
 		return nil
 	}
 	r.at.sparse = t
-	if h.Size > r.max { // only archive/tar knows how much is stored, so skipping the file means reading it
+	if h.Size > r.max {
 		return r.tooLarge()
 	}
 	return nil
@@ -574,7 +623,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// skip passes over what is left of the entry, and the zeros that fill up its last block.
+// skip passes over what is left of the entry, and the zeros that fill up its last block: -x & 511 is the number of bytes
+// from x to the next multiple of 512.
 func (r *tarReader) skip() error {
 	if r.at.sparse != nil {
 		if _, err := io.Copy(io.Discard, r.at.sparse); err != nil {
@@ -587,8 +637,9 @@ func (r *tarReader) skip() error {
 	return r.discard(n)
 }
 
-// discard passes over n bytes. If they are many and src can seek, they are not read. A seek beyond the end of a file
-// succeeds; the next header is missing then.
+// discard passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
+// buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next header is
+// missing then.
 func (r *tarReader) discard(n int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
 	if ahead := n - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
@@ -609,8 +660,12 @@ func (r *tarReader) discard(n int64) error {
 	return nil
 }
 
-// drain reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros.
-// Only at its end does a decompressor check its sum, and the web reader the length of the object.
+// drain reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
+// with which tar fills up its last 10 KiB. An archive that was appended with cat is an error: archive/tar and the
+// peers leave its records out in silence.
+//
+// The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
+// object.
 func (r *tarReader) drain() error {
 	for {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
@@ -623,36 +678,40 @@ func (r *tarReader) drain() error {
 	}
 }
 
+// isZero reports whether all bytes are zero.
 func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 
 // parseHeader reads the header of a regular file that says everything in one block, as nearly all headers do. It is
-// several times faster than archive/tar, which allocates a Header and PAX records for each entry.
+// several times faster than archive/tar, which makes a Header with all fields of each entry.
 //
-// Where parseHeader says ok, archive/tar would return the same name and size. Every header about which they might
-// differ is left to archive/tar: FuzzTar and TestTarArchives compare the two. In particular:
+// If ok is true, archive/tar would return the same name and size. Every header about which they might differ is left to
+// archive/tar: FuzzTar and TestTarArchives compare the two. These are the rules, with offsets in the header:
 //
-//   - numbers are plain octal, not base-256; archive/tar refuses headers with other numbers that are malformed, so
-//     those are parsed too, though nothing needs them;
-//   - in POSIX headers the prefix is 155 bytes, except in star's, which end in "tar" and have a shorter one;
-//   - in GNU headers the bytes after the device numbers are zero: old versions of Go wrote a prefix there.
+//   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
+//   - Numbers are octal; archive/tar also reads base-256. archive/tar refuses a header with a malformed number, so those
+//     that nobody needs here are parsed too: mode, uid, gid and mtime, and those of devices, at 329.
+//   - The magic, at 257, tells three formats apart. POSIX headers have a prefix to the name, at 345, of 155 bytes;
+//     star's end in "tar" and have a shorter one. GNU headers have other fields there, which are zero in regular files;
+//     old versions of Go wrote a prefix there. Headers without magic are those of the seventh edition of Unix, v7.
+//   - In v7 a folder is a file whose name ends in a slash.
 func parseHeader(b []byte) (name string, size int64, ok bool) {
 	file, size, ok := parseFile(b)
 	sum, good := octal(b[148:156])
 	ok = ok && good && sum == checksum(b)
-	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]} // the last two are of devices
+	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
 	switch string(b[257:263]) {
 	case posixMagic:
 		ok = ok && string(b[508:]) != "tar\x00"
 	case "ustar ": // GNU
 		ok = ok && isZero(b[329:])
-	default: // v7, which has no more fields
+	default: // v7
 		numbers = numbers[:4]
 	}
 	for _, field := range numbers {
 		_, good := octal(field)
 		ok = ok && good
 	}
-	folder := b[156] == 0 && bytes.HasSuffix(file, []byte("/")) // as v7 tar wrote them
+	folder := b[156] == 0 && bytes.HasSuffix(file, []byte("/"))
 	if !ok || folder {
 		return "", 0, false
 	}
@@ -662,8 +721,9 @@ func parseHeader(b []byte) (name string, size int64, ok bool) {
 // posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// parseFile reads name and size from a header. ok is false if the header is not that of a regular file. parseFile
-// checks nothing else; the index uses it to recognize a header that was checked when the index was made.
+// parseFile reads name and size from a header. ok is false if the header is not that of a regular file, whose types are
+// '0', NUL and '7'. parseFile checks nothing else. The index uses it to recognize a header that was checked when the
+// index was made.
 func parseFile(b []byte) (name []byte, size int64, ok bool) {
 	size, ok = octal(b[124:136])
 	name, _, _ = bytes.Cut(b[:100], []byte{0})
@@ -674,7 +734,8 @@ func parseFile(b []byte) (name []byte, size int64, ok bool) {
 	return name, size, ok && (b[156] == tar.TypeReg || b[156] == 0 || b[156] == tar.TypeCont)
 }
 
-// octal reads a number with spaces or NULs after it. An empty field is 0.
+// octal reads a number with spaces or NULs after it. An empty field is 0. A field has at most 12 digits, so no number
+// overflows. A space before the number, which is allowed, is unusual; archive/tar reads it.
 func octal(field []byte) (n int64, ok bool) {
 	digits := bytes.TrimRight(field, " \x00")
 	for _, c := range digits {
@@ -700,13 +761,16 @@ func checksum(b []byte) int64 {
 // OpenShard is the Opener for files and for http and https URLs.
 //
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
-// range. Answers of 408, 429 and 5xx are asked for again. Before each attempt OpenShard waits: one second after the
-// first failure, then twice as long each time, up to 30 seconds, and less up to a half at random. If the server says
-// Retry-After, it waits at least that long, but at most two minutes. Six failures without a byte between them are an
-// error, and so is an object that is not as long as was promised, or that has changed between two requests.
+// range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
+// between them are an error, and so is an object that is not as long as was promised, or that has changed between two
+// requests.
 //
-// Other stores, and requests that need headers of their own, need an Opener of the user's. OpenShard may be called
-// concurrently.
+// Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
+// seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
+// two minutes.
+//
+// Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
+// http.DefaultClient. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	scheme, _, isURL := strings.Cut(name, "://")
 	switch {
@@ -751,11 +815,15 @@ func redact(name string) string {
 	return u.String()
 }
 
-// A web says how to read from the web. Tests have their own.
+// A web says how to read from the web: how many attempts in a row may fail without a byte, and for how long a server may
+// be silent. Tests have their own client and their own way to wait.
+//
+// There is no limit to the time that a whole object takes: a shard may have 100 GB, and a training loop may stop for an
+// hour between two records.
 type web struct {
 	client   *http.Client
-	attempts int           // in a row, without a byte
-	stall    time.Duration // after which a silent connection is given up
+	attempts int
+	stall    time.Duration
 	wait     func(ctx context.Context, d time.Duration) error
 }
 
@@ -770,22 +838,33 @@ func (w web) connect(ctx context.Context, name string, offset int64) (io.ReadClo
 	return o, nil
 }
 
-// A webObject is an object in the web as one sequence of bytes, however many requests that takes.
+// A webObject is an object in the web as one sequence of bytes, however many requests that takes:
+//
+//	Read → receive → request → ask → accept     an answer with a body, from which receive reads
+//	          └──────────┴──→ retry             ends a request that has failed, and waits
 type webObject struct {
 	web
-	url           string
-	ctx           context.Context // has ended after Close
-	stop          context.CancelCauseFunc
-	pos           int64  // of the next byte
-	size          int64  // -1 while it is unknown
-	tag, modified string // ETag and Last-Modified, which tell whether the object has changed
-	failures      int    // since the last byte
+	url string
 
-	// These belong to the request that is under way.
+	// ctx ends with the range over the stream, or when stop is called, which Close does.
+	ctx  context.Context
+	stop context.CancelCauseFunc
+
+	// pos is the place of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
+	// if they or the size change between two answers, the object has changed.
+	pos, size     int64
+	tag, modified string
+
+	// failures counts the requests that have failed since the last byte.
+	failures int
+
+	// These belong to the request that is under way; body is nil if there is none. hang cancels the request. It runs
+	// only while the server is waited for, so that a caller that takes its time does not count as a silent server.
+	// behind counts the bytes of body before pos, which a server sends that does not know ranges.
 	cancel context.CancelCauseFunc
-	hang   *time.Timer   // cancels the request; it runs while the server is waited for
-	body   io.ReadCloser // nil if no request is under way
-	behind int64         // bytes of body before pos, from a server that does not know ranges
+	hang   *time.Timer
+	body   io.ReadCloser
+	behind int64
 }
 
 // errStalled is the error of a server that delivers nothing.
@@ -857,12 +936,15 @@ func (o *webObject) request() error {
 	return nil
 }
 
-// never, as the time after which to ask again, means that there is no use in it.
+// never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
 const never = -1
 
-// retry ends a request that has failed with err, and waits before the next: at least for the time after, and longer
-// with each failure. The wait is up to a half shorter at random, so that many machines do not come back at once.
-// retry returns an error if there must be no other request.
+// retry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
+// other request.
+//
+// The wait doubles with each failure. It is up to a half shorter at random, so that many machines do not come back at
+// once, but not shorter than after. Any byte proves that the server works, and sets the count of failures back: a
+// connection that breaks every few seconds still delivers a shard.
 func (o *webObject) retry(err error, after time.Duration) error {
 	o.hangUp()
 	if o.ctx.Err() != nil {
@@ -911,8 +993,9 @@ func (o *webObject) ask() (after time.Duration, err error) {
 	return o.accept(resp)
 }
 
-// accept checks that an answer is what was asked for: the rest of the object, or all of it, of the same object as
-// before. A server that does not know ranges, or whose object is no longer that of If-Range, sends all of it.
+// accept checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
+// cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
+// case the answer shows that the object has changed, and what was read of it so far does not fit.
 func (o *webObject) accept(resp *http.Response) (after time.Duration, err error) {
 	from, size := int64(0), resp.ContentLength
 	switch code := resp.StatusCode; {
@@ -940,8 +1023,8 @@ func (o *webObject) accept(resp *http.Response) (after time.Duration, err error)
 	return 0, nil
 }
 
-// retryAfter reads the header of that name, which is a number of seconds or a date. It returns at most two minutes,
-// which a server may not know to be long, and 0 if the header is missing or makes no sense.
+// retryAfter reads the header of that name, which is a number of seconds or a date. It returns 0 if the header is
+// missing or makes no sense. It returns at most two minutes: a server that asks for an hour is better an error soon.
 func retryAfter(header string) time.Duration {
 	seconds, _ := strconv.Atoi(header)
 	if date, err := http.ParseTime(header); err == nil {
@@ -961,21 +1044,26 @@ type TarDataset struct {
 }
 
 // A tarIndex says where the records of a shard are, and is the Dataset of them.
+//
+// The members of all records stand in one slice, in the order of the records: record r has members[ends[r-1]:ends[r]],
+// and record 0 has members[:ends[0]]. An index of a million records is two large pieces of memory, and not millions of
+// small ones. A record with a fault has an entry in faults.
 type tarIndex struct {
 	name    string
 	file    *os.File
 	members []tarMember
-	ends    []int         // record r has the members ends[r-1] to ends[r]-1
-	faults  map[int]error // of records that cannot be read
+	ends    []int
+	faults  map[int]error
 }
 
-// A tarMember is a file of a record.
+// A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
+// tarEntry. If the file is a hard link, these and stored are those of the file to which it is a link.
 type tarMember struct {
 	name             string
-	stored           string // the name in the headers at head: that of the target if the file is a hard link
-	head, data, size int64  // as in tarEntry
+	stored           string // the name in the headers at head
+	head, data, size int64
 	sparse           bool
-	key              int32 // the length of the key in name
+	key              int32
 }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
@@ -1005,8 +1093,8 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	return d, nil
 }
 
-// build opens the shard, and reads its index or makes one. The end of the shard is read in both cases, so that a
-// shard with more records than its index is noticed.
+// build opens the shard, and reads its index or makes one. The end of the shard is read in both cases: after the last
+// record of an index there must be no other.
 func (x *tarIndex) build(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1028,7 +1116,7 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
 	}
 	known := len(x.ends)
-	if known == 0 { // if there is an index, no record may follow, with a hard link or without
+	if known == 0 {
 		s.links = map[string]tarEntry{}
 	}
 	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known {
@@ -1054,10 +1142,12 @@ func (x *tarIndex) stale() error {
 //	txt 512 5 a.txt cls 1536 1 a.cls
 //	txt 2560 6 b.txt
 //
-// An index that was made by other rules may cut a record in two, or have files that belong to no record here. Files
-// are grouped again by their names, and those are skipped.
+// An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
+// files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
 //
-// parse leaves s before the first header after the last of these files.
+// An index may be of another shard, or of an older one with the same name. parse reads those parts of the shard about
+// which the index says nothing: what is between two files, up to the header of the second. It leaves s where the last
+// file ends. Whether the files themselves are those of the index is checked when they are read.
 func (x *tarIndex) parse(text string, s *recordReader) error {
 	head, rest, _ := strings.Cut(text, "\n")
 	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
@@ -1089,10 +1179,11 @@ func (x *tarIndex) parse(text string, s *recordReader) error {
 }
 
 // parseFile adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
-// at end. It returns where this one ends.
+// at end. It returns where this one ends, with the zeros after it.
 //
-// If the member's header does not follow at end, there may be entries between them that belong to no record, and other
-// headers of the member itself, for a long name. They are read, to find where its headers begin.
+// In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
+// are entries that belong to no record, or other headers of the file, for a long name. advance reads them, and must come
+// out at this file.
 func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) (int64, error) {
 	name := words[3]
 	key, field, ok := splitName(name)
@@ -1204,8 +1295,9 @@ func (x *tarIndex) membersOf(i int) []tarMember {
 	return x.members[first:x.ends[i]]
 }
 
-// adjacent returns how many members, from the first on, one read should have: each begins at most 256 KiB after the one
-// before, which costs less time than another read. A sparse file is read alone.
+// adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
+// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
+// target of a hard link may lie anywhere, also before that member. A sparse file is read by itself.
 func adjacent(members []tarMember) int {
 	n := 1
 	for ; n < len(members); n++ {
@@ -1218,8 +1310,15 @@ func adjacent(members []tarMember) int {
 	return n
 }
 
-// read reads adjacent members into files, with their headers. The header right before the data of a member must have
-// its name and size, or the shard is not the one that was indexed. The checksum of the header is not needed for that.
+// read reads adjacent members into files, with one read, from the header of the first to the data of the last:
+//
+//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
+//
+// Each header must have the name and the size of its member, or the shard is not the one that was indexed. That costs
+// nearly nothing, and stale indexes are common. The checksum of the header would add nothing to it.
+//
+// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
+// next.
 func (x *tarIndex) read(files []File, members []tarMember) error {
 	first, last := &members[0], &members[len(members)-1]
 	if first.sparse {
