@@ -15,8 +15,13 @@ import (
 type Collate[T, B any] func(dst B, samples []T) (B, error)
 
 // A Tensor is a dense array in row-major order. Shape is the length of each dimension, and Data holds as many elements
-// as their product. A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is that of a single number.
-// GoMLX, Gorgonia and ONNX Runtime take Data and Shape as they are.
+// as their product. The last dimension varies fastest: in a tensor of the shape [2 3], element (i, j) is Data[3*i+j].
+//
+//	Data   0 1 2 3 4 5        row 0   0 1 2
+//	Shape  [2 3]              row 1   3 4 5
+//
+// A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is that of a single number. GoMLX, Gorgonia and
+// ONNX Runtime take Data and Shape as they are. The package has no operations on tensors, only this layout of a batch.
 type Tensor[E any] struct {
 	Data  []E
 	Shape []int
@@ -58,6 +63,9 @@ func List[T any](dst []T, samples []T) ([]T, error) {
 // Stack is the Collate that copies tensors of one shape into a tensor with one more dimension, the first, whose length
 // is the number of samples. Samples of the shape [] are numbers, and their batch is a vector. A sample whose shape
 // differs from that of the first is an error. PyTorch: default_collate.
+//
+// Stack takes the memory of dst if there is enough. So a loop that calls Recycle after each step allocates nothing in a
+// steady state, and each sample is copied once, into its place in the batch.
 func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	if len(samples) == 0 {
 		return dst, errors.New("Stack: no samples")
@@ -80,7 +88,12 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 }
 
 // A Ragged is a batch of sequences of different lengths, each padded to the longest. Its shape is
-// [number of sequences, longest length]. Lengths holds the length of each sequence before padding.
+// [number of sequences, longest length]. Lengths holds the length of each sequence before padding. The sequences 1 2 3,
+// 4 and 5 6, padded with 0:
+//
+//	1 2 3     Shape    [3 3]
+//	4 0 0     Lengths  [3 1 2]
+//	5 6 0
 type Ragged[E any] struct {
 	Tensor[E]
 	Lengths []int
@@ -109,7 +122,8 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 }
 
 // CollatePair returns the Collate that makes a pair of batches from a batch of pairs: with Stack and List, images and
-// their labels become a tensor of images and a slice of labels. It panics if first or second is nil.
+// their labels become a tensor of images and a slice of labels. Pairs may be nested, for more than two fields. It panics
+// if first or second is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
 	return func(dst Pair[A, B], samples []Pair[T, U]) (Pair[A, B], error) {
@@ -139,7 +153,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[B]) bool) error {
 		var samples []T
 		var failed error // the error of the first failed item
-		var last Cursor
+		var last Cursor  // after the samples; a resume begins with the next batch, so the source's cursor is enough
 		flush := func() bool {
 			batch := Item[B]{Err: failed, Next: last}
 			if failed == nil {
@@ -169,8 +183,11 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	})
 }
 
-// Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item. A
-// resume in the middle of a batch reads that batch again. Unbatch panics if src is nil. torchdata: Unbatcher.
+// Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item.
+// Unbatch panics if src is nil. torchdata: Unbatcher.
+//
+// In the middle of a batch the cursor is that before the batch, with the number of elements that came before. So a
+// resume reads the batch again, and skips that number of its elements.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {

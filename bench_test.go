@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -315,7 +316,7 @@ func BenchmarkRows(b *testing.B) {
 func BenchmarkRandom(b *testing.B) {
 	const n = 1281167 // ImageNet
 	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
-	for _, length := range []int{1000, n, 1<<40 + 1} {
+	for _, length := range []int{1000, n, max(1<<20, math.MaxInt>>23+2)} {
 		against(b, fmt.Sprintf("n=%d", length), "index", n, "Perm", perm, func() {
 			at, sum := Random(length, 1).Order(0), 0
 			pos := 0

@@ -242,14 +242,6 @@ func (o Options) check() (Options, error) {
 	return o, bad
 }
 
-// errorIf returns an error about an option, if it is bad.
-func errorIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf("dataloader: "+format, args...)
-	}
-	return nil
-}
-
 // A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over it, nested or in
 // several goroutines, do not affect each other. PyTorch: DataLoader.
 type DataLoader[B any] struct {
@@ -258,7 +250,7 @@ type DataLoader[B any] struct {
 	deal       deal // of a whole epoch
 	name       string
 	state      any // a *loaderState with nothing Done, shared by the cursors
-	orders     recent[order]
+	orderOf    func(epoch int) order
 	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
 
 	mu   sync.Mutex // guards free; never held while user code runs
@@ -269,13 +261,8 @@ type DataLoader[B any] struct {
 // no sense are an error that names the field, its value and what is allowed. An empty data set is not an error; it
 // yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	if data == nil {
-		return nil, errors.New("dataloader: the data set is nil")
-	}
-	if collate == nil {
-		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
-	}
 	opts, err := opts.check()
+	err = cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"), err)
 	if err != nil {
 		return nil, err
 	}
@@ -299,32 +286,26 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 
 // setOrder sets the order of the loader's n samples, and how it is dealt out.
 func (l *DataLoader[B]) setOrder(n int) error {
-	opts := &l.opts
-	var sampler interface{ Len() int }
-	if opts.BatchSampler != nil {
-		sampler, l.orders.make = opts.BatchSampler, batchOrder(opts.BatchSampler)
+	o := &l.opts
+	var positions interface{ Len() int } // of the order
+	if o.BatchSampler != nil {
+		positions, l.orderOf = o.BatchSampler, recent(batchOrder(o.BatchSampler))
 	} else {
-		s := opts.Sampler
-		if s == nil && opts.Shuffle {
-			s = Random(n, opts.Seed)
-		} else if s == nil {
-			s = Sequential(n)
+		if o.Sampler == nil && o.Shuffle {
+			o.Sampler = Random(n, o.Seed)
+		} else if o.Sampler == nil {
+			o.Sampler = Sequential(n)
 		}
-		sampler, l.orders.make = s, samplerOrder(s)
+		positions, l.orderOf = o.Sampler, recent(samplerOrder(o.Sampler))
 	}
-	positions := sampler.Len()
-	if positions < 0 || positions > math.MaxInt/2 {
-		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", sampler, positions, math.MaxInt/2)
+	count := positions.Len()
+	if count < 0 || count > math.MaxInt/2 {
+		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
-	l.deal = deal{
-		n:        positions,
-		size:     min(opts.BatchSize, positions+1), // a larger size means the same, and could overflow
-		shard:    opts.Shard,
-		tail:     opts.Tail,
-		dropLast: opts.DropLast,
-	}.start(0)
-	l.name = describe(sampler)
-	l.state = &loaderState{By: l.name, Seed: opts.Seed}
+	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
+	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	l.name = describe(positions)
+	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	return nil
 }
 
@@ -334,10 +315,7 @@ func (l *DataLoader[B]) Len() int { return l.deal.steps() }
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, the next epoch has
 // another. Errors are those of Run.
 func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
-	return func(yield func(B, error) bool) {
-		at := Cursor{Epoch: epoch}
-		l.Run(ctx, &at)(yield)
-	}
+	return func(yield func(B, error) bool) { l.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
 // Run returns the batches from *at to the end of its epoch, and keeps *at current. While the loop body has a batch, *at
@@ -357,23 +335,22 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
 // at its turn k. It does not disturb loops that are running, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
-	var b result[B]
 	p, err := l.resume(Cursor{Epoch: epoch})
+	if err == nil && (k < 0 || k >= p.steps) {
+		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
+	}
 	if err != nil {
-		return b.batch, err
+		return *new(B), err
 	}
-	if k < 0 || k >= p.steps {
-		return b.batch, fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
-	}
+	b := result[B]{step: k}
 	if ctx.Err() == nil {
-		b.step = k
 		l.newFetcher(ctx, -1, p)(&b)
 	}
 	if ctx.Err() != nil {
 		return *new(B), context.Cause(ctx)
 	}
 	l.judge(p, &b)
-	if b.err == nil && b.samples == 0 {
+	if b.err == nil && b.Samples == 0 {
 		b.err = p.fault(k, -1, errors.New("all samples were dropped"))
 	}
 	return b.batch, b.err
@@ -390,53 +367,45 @@ func (l *DataLoader[B]) Recycle(b B) {
 	}
 }
 
-// items returns the batches that follow a cursor, as a Stream does.
+// items returns the batches that follow a cursor, as a Stream does: one loop over the rest of an epoch.
 func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 	return func(yield func(Item[B], error) bool) {
 		p, err := l.resume(from)
-		if err == nil {
-			err = l.run(ctx, p, func(item Item[B]) bool { return yield(item, nil) })
+		if err != nil {
+			yield(Item[B]{}, err)
+			return
 		}
+		loading := engine[result[B]]{
+			workers: min(l.opts.Workers, p.steps),
+			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
+			ordered: !l.opts.Unordered,
+			task:    func(b *result[B]) bool { return l.task(p, b) },
+			newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newFetcher(ctx, worker, p) },
+		}
+		loading.run(ctx, func(b *result[B]) bool {
+			b.Received = p.now()
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+				return false
+			}
+			l.judge(p, b)
+			p.deliver(b.step)
+			if l.opts.Trace != nil {
+				l.opts.Trace(p.timing(b.Timing))
+			}
+			more := true
+			if b.err != nil || b.Samples > 0 {
+				more = yield(Item[B]{b.batch, b.err, p.cursor(l.state)}, nil)
+			} else { // all samples were dropped
+				l.Recycle(b.batch)
+			}
+			p.last, p.returned = b.Timing, p.now()
+			return more
+		})
 		if err != nil {
 			yield(Item[B]{}, err)
 		}
 	}
-}
-
-// run is one loop over the rest of an epoch. It returns why the loop cannot be continued, or nil at the end of the epoch
-// and after yield has returned false.
-func (l *DataLoader[B]) run(ctx context.Context, p *pass, yield func(Item[B]) bool) (err error) {
-	loading := engine[result[B]]{
-		workers: l.opts.Workers,
-		window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
-		ordered: !l.opts.Unordered,
-		task:    func(b *result[B]) bool { return l.task(p, b) },
-		newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newFetcher(ctx, worker, p) },
-	}
-	if l.opts.Trace != nil {
-		p.began = time.Now()
-		p.returned = p.began
-	}
-	loading.run(ctx, func(b *result[B]) bool {
-		b.received = p.now()
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-			return false
-		}
-		l.judge(p, b)
-		p.deliver(b.step)
-		l.trace(p, b)
-		more := true
-		if b.err != nil || b.samples > 0 {
-			more = yield(Item[B]{Value: b.batch, Err: b.err, Next: p.cursor(l.state)})
-		} else { // all samples were dropped
-			l.Recycle(b.batch)
-		}
-		p.batches, p.returned = p.batches+1, p.now()
-		p.body = p.returned.Sub(b.received)
-		return more
-	})
-	return err
 }
 
 // task makes b the next batch to load, if there is one.
@@ -450,20 +419,17 @@ func (l *DataLoader[B]) task(p *pass, b *result[B]) bool {
 		l.free = l.free[:last]
 	}
 	l.mu.Unlock()
-	b.sent = p.now()
+	b.Sent = p.now()
 	return true
 }
 
 // A result is a batch on its way: first what to load, then what was loaded.
 type result[B any] struct {
-	step    int            // the number of the batch in its pass
-	batch   B              // first the memory to build the batch in, then the batch; zero if it failed
-	samples int            // the number of samples in the batch
-	failed  []*SampleError // the samples that could not be fetched, for OnError
-	err     error          // a *SampleError if the batch failed
-
-	worker                      int
-	sent, start, done, received time.Time // only with Trace
+	step   int            // the number of the batch in its pass
+	batch  B              // first the memory to build the batch in, then the batch; zero if it failed
+	failed []*SampleError // the samples that could not be fetched, for OnError
+	err    error          // a *SampleError if the batch failed
+	Timing                // of the batch; its times are zero without Trace
 }
 
 // judge asks OnError about the samples of b that failed.
@@ -475,30 +441,10 @@ func (l *DataLoader[B]) judge(p *pass, b *result[B]) {
 			break
 		}
 	}
+	b.Epoch, b.Batch, b.Dropped = p.epoch, p.first+b.step, len(b.failed)
 	if b.err != nil {
-		b.batch, b.samples, b.failed = *new(B), 0, nil
+		b.batch, b.Samples, b.Dropped = *new(B), 0, 0
 	}
-}
-
-// trace calls Options.Trace.
-func (l *DataLoader[B]) trace(p *pass, b *result[B]) {
-	if l.opts.Trace == nil {
-		return
-	}
-	l.opts.Trace(Timing{
-		Epoch:    p.epoch,
-		Batch:    p.first + b.step,
-		Worker:   b.worker,
-		Samples:  b.samples,
-		Dropped:  len(b.failed),
-		Sent:     b.sent,
-		Start:    b.start,
-		Done:     b.done,
-		Received: b.received,
-		Wait:     b.received.Sub(p.returned),
-		Step:     p.body,
-		First:    p.batches == 0,
-	})
 }
 
 // A fetcher loads batches in one goroutine. Its slices are reused for each batch.
@@ -512,67 +458,50 @@ type fetcher[T, B any] struct {
 	ctx     context.Context
 	scope   *scope // of ctx
 
-	indices []int  // of the batch; after fetch, of its samples
-	spots   []spot // the place of each index, for Rand
-	samples []T
-	at      int // the index for which user code is being called, or -1
+	positions []int  // of the batch in the epoch
+	indices   []int  // of its samples
+	spots     []spot // the places of its samples, for Rand
+	samples   []T
+	at        int // the index for which user code is being called, or -1
 }
 
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
-	b.worker, b.start = f.scope.worker, f.pass.now()
-	b.err, f.at = errGoexit, -1
+	b.Worker, b.Start = f.scope.worker, f.pass.now()
+	b.err, f.at = errGoexit, -1 // until this function returns
 	defer func() {
 		if b.err != nil {
 			b.err = f.pass.fault(b.step, f.at, b.err)
 		}
 		clear(f.samples)
-		b.done = f.pass.now()
+		b.Done = f.pass.now()
 	}()
 	defer rescue(&b.err)
-	b.err = f.build(b)
-}
-
-// build builds the batch: it asks the order for the indices, fetches the sample of each index, and collates the samples.
-func (f *fetcher[T, B]) build(b *result[B]) error {
-	if trace.IsEnabled() {
-		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", f.pass.epoch, f.pass.first+b.step)
+	err := f.choose(b.step)
+	if err == nil {
+		err = f.fetch(b)
 	}
-	if err := f.choose(b.step); err != nil {
-		return err
+	if b.Samples = len(f.samples); err == nil && b.Samples > 0 {
+		b.batch, err = f.collated(b.batch)
 	}
-	if err := f.fetch(b); err != nil {
-		return err
-	}
-	if b.samples = len(f.samples); b.samples == 0 {
-		return nil
-	}
-	defer trace.StartRegion(f.ctx, "collate").End()
-	batch, err := f.collate(b.batch, f.samples)
-	if b.batch = batch; err != nil {
-		return fmt.Errorf("collating samples %s: %w", few(f.indices), err)
-	}
-	return nil
-}
-
-// few lists the first indices, for an error.
-func few(indices []int) string {
-	if len(indices) > 16 {
-		return fmt.Sprintf("%v and %d more", indices[:16], len(indices)-16)
-	}
-	return fmt.Sprint(indices)
+	b.err = err
 }
 
 // choose asks the order for the indices of the batch at step k.
 func (f *fetcher[T, B]) choose(k int) error {
-	f.indices, f.spots, f.samples = f.indices[:0], f.spots[:0], f.samples[:0]
-	if f.pass.broken != nil {
-		return f.pass.broken
+	p := f.pass
+	if trace.IsEnabled() {
+		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", p.epoch, p.first+k)
 	}
-	for pos := range f.pass.deal.positions(k) {
-		f.indices = f.pass.order(f.indices, pos%f.pass.deal.n) // PadTail begins again with the first positions
+	f.indices, f.spots, f.samples = f.indices[:0], f.spots[:0], f.samples[:0]
+	if p.broken != nil {
+		return p.broken
+	}
+	f.positions = p.deal.positions(f.positions[:0], k)
+	for _, pos := range f.positions {
+		f.indices = p.order(f.indices, pos%p.deal.n) // PadTail begins again with the first positions
 		for part := range len(f.indices) - len(f.spots) {
-			f.spots = append(f.spots, spot{uint64(f.pass.epoch), uint64(pos), uint64(part)})
+			f.spots = append(f.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
 	}
 	if len(f.indices) == 0 {
@@ -581,69 +510,59 @@ func (f *fetcher[T, B]) choose(k int) error {
 	return nil
 }
 
-// fetch fetches the samples of the batch.
+// fetch fetches the sample of each index. A sample that fails fails the batch, or is put aside for OnError.
 func (f *fetcher[T, B]) fetch(b *result[B]) error {
 	defer trace.StartRegion(f.ctx, "fetch").End()
-	if f.all != nil {
-		return f.fetchAll(b)
-	}
 	fetched := f.indices[:0]
 	for j, i := range f.indices {
 		if err := f.ctx.Err(); err != nil {
 			return err
 		}
 		f.scope.move(f.spots[j])
-		sample, err := f.get(i)
-		if err == nil {
-			f.samples = append(f.samples, sample)
+		if err := f.get(i); err == nil {
 			fetched = append(fetched, i)
-		} else if err := f.refuse(b, i, err); err != nil {
+		} else if !f.onError {
 			return err
+		} else {
+			b.failed = append(b.failed, f.pass.fault(b.step, i, err))
 		}
 	}
 	f.indices, f.at = fetched, -1
-	return nil
-}
-
-// get fetches one sample.
-func (f *fetcher[T, B]) get(i int) (sample T, err error) {
-	defer rescue(&err)
-	if f.at = i; i < 0 || i >= f.n {
-		return sample, outside(i, f.n)
-	}
-	return f.data.Get(f.ctx, i)
-}
-
-// refuse returns the error of sample i, which fails the batch, or puts it aside for OnError.
-func (f *fetcher[T, B]) refuse(b *result[B], i int, err error) error {
-	if f.at = i; !f.onError {
-		return err
-	}
-	b.failed = append(b.failed, f.pass.fault(b.step, i, err))
-	return nil
-}
-
-// fetchAll fetches the samples of the batch in one call.
-func (f *fetcher[T, B]) fetchAll(b *result[B]) error {
-	f.scope.move(f.spots[0])
-	valid := f.indices[:0]
-	for _, i := range f.indices {
-		if i >= 0 && i < f.n {
-			valid = append(valid, i)
-		} else if err := f.refuse(b, i, outside(i, f.n)); err != nil {
-			return err
-		}
-	}
-	f.indices, f.at = valid, -1
-	if len(valid) == 0 {
+	if f.all == nil || len(fetched) == 0 {
 		return nil
 	}
-	samples, err := f.all.GetBatch(f.ctx, valid)
-	if err == nil && len(samples) != len(valid) {
-		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(valid))
+	f.scope.move(f.spots[0])
+	samples, err := f.all.GetBatch(f.ctx, fetched)
+	if err == nil && len(samples) != len(fetched) {
+		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(fetched))
 	}
 	f.samples = append(f.samples, samples...)
 	return err
+}
+
+// get adds sample i to the batch. With a BatchGetter it only checks i.
+func (f *fetcher[T, B]) get(i int) (err error) {
+	defer rescue(&err)
+	if f.at = i; i < 0 || i >= f.n {
+		return outside(i, f.n)
+	}
+	if f.all == nil {
+		var sample T
+		if sample, err = f.data.Get(f.ctx, i); err == nil {
+			f.samples = append(f.samples, sample)
+		}
+	}
+	return err
+}
+
+// collated makes the batch, in the memory of dst.
+func (f *fetcher[T, B]) collated(dst B) (B, error) {
+	defer trace.StartRegion(f.ctx, "collate").End()
+	batch, err := f.collate(dst, f.samples)
+	if err != nil {
+		err = fmt.Errorf("collating %d samples %v: %w", len(f.indices), f.indices[:min(16, len(f.indices))], err)
+	}
+	return batch, err
 }
 
 // A Cursor is a place in a loader's or a stream's epoch, between two items: the whole of a checkpoint. Save it as JSON,
@@ -661,18 +580,15 @@ type Cursor struct {
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
-	var raw struct {
-		Epoch, Pos int
-		State      json.RawMessage
+	type fields Cursor // without this method
+	var raw json.RawMessage
+	f := fields{State: &raw}
+	err := json.Unmarshal(data, &f)
+	if f.State = nil; raw != nil && string(raw) != "null" {
+		f.State = raw
 	}
-	if err := json.Unmarshal(data, &raw); err != nil {
-		return err
-	}
-	*c = Cursor{Epoch: raw.Epoch, Pos: raw.Pos}
-	if len(raw.State) > 0 && string(raw.State) != "null" {
-		c.State = raw.State
-	}
-	return nil
+	*c = Cursor(f)
+	return err
 }
 
 // Load decodes State into *state, whether the cursor comes fresh from a stream or from JSON. *state shares no memory
@@ -822,9 +738,8 @@ type pass struct {
 	mark  int    // the low-water mark: all steps below it have been handed over, and the step at it has not
 	ahead []span // the steps above mark that have been handed over; sorted, no two touch
 
-	began, returned time.Time     // when the loop began, and when the body returned last; only with Trace
-	body            time.Duration // how long the body had the last batch
-	batches         int           // how many the loop has received
+	began, returned time.Time // when the loop began, and when its body returned last; zero without Trace
+	last            Timing    // of the batch before; zero for the first
 }
 
 // resume begins a pass at a cursor, or says why the cursor does not fit.
@@ -844,6 +759,10 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 			*cmp.Or(s.Shard, new(Shard)), s.Size, l.deal.shard, l.deal.size)
 	}
 	p := &pass{epoch: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
+	if l.opts.Trace != nil {
+		p.began = time.Now()
+		p.returned = p.began
+	}
 	p.first = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
 	end := 0
@@ -853,7 +772,7 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 		}
 		end = done[1]
 	}
-	p.order, p.broken = try(func() (order, error) { return l.orders.at(p.epoch), nil })
+	p.order, p.broken = try(func() (order, error) { return l.orderOf(p.epoch), nil })
 	return p, nil
 }
 
@@ -864,6 +783,14 @@ func (p *pass) now() time.Time {
 		return p.began
 	}
 	return p.began.Add(time.Since(p.began))
+}
+
+// timing completes the timing of a batch that the loop has received.
+func (p *pass) timing(t Timing) Timing {
+	t.Wait = t.Received.Sub(p.returned)
+	t.Step = p.returned.Sub(cmp.Or(p.last.Received, p.returned))
+	t.First = p.last == Timing{}
+	return t
 }
 
 // send returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed over

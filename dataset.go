@@ -44,10 +44,9 @@ type Slice[T any] []T
 func (s Slice[T]) Len() int { return len(s) }
 
 // Get returns s[i].
-func (s Slice[T]) Get(_ context.Context, i int) (T, error) {
+func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= len(s) {
-		var zero T
-		return zero, outside(i, len(s))
+		return sample, outside(i, len(s))
 	}
 	return s[i], nil
 }
@@ -72,7 +71,16 @@ func panicIf(bad bool, format string, args ...any) {
 	}
 }
 
-// A function is the Dataset that Func makes.
+// errorIf returns an error if an argument that may come from data, flags or files is bad.
+func errorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf("dataloader: "+format, args...)
+	}
+	return nil
+}
+
+// A function is the Dataset that Func makes. Most adapters below are made with Func, so that an index is checked in one
+// place.
 type function[T any] struct {
 	n   int
 	get func(ctx context.Context, i int) (T, error)
@@ -82,10 +90,9 @@ type function[T any] struct {
 func (f function[T]) Len() int { return f.n }
 
 // Get calls the function, if the data set has the index.
-func (f function[T]) Get(ctx context.Context, i int) (T, error) {
+func (f function[T]) Get(ctx context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= f.n {
-		var zero T
-		return zero, outside(i, f.n)
+		return sample, outside(i, f.n)
 	}
 	return f.get(ctx, i)
 }
@@ -114,8 +121,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	}), nil
 }
 
-// Concat puts data sets one after the other. A part may be empty. Concat panics if a part is nil.
-// PyTorch: ConcatDataset.
+// Concat puts data sets one after the other. A part may be empty. The lengths are those at the time of the call. Concat
+// panics if a part is nil. PyTorch: ConcatDataset.
 func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
 	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
@@ -153,26 +160,21 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
 	}
-	sum := 0
+	if data.Len() > maxTorch { // see TorchRandom in sampler.go
+		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", data.Len(), maxTorch)
+	}
+	order := TorchRandom(data.Len(), seed).Order(0) // order(pos) is the index at position pos
+	parts, left := make([]Dataset[T], len(lengths)), data.Len()
 	for p, n := range lengths {
-		if n < 0 || n > data.Len()-sum {
-			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, data.Len()-sum, data.Len())
+		if n < 0 || n > left {
+			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
 		}
-		sum += n
-	}
-	if sum != data.Len() {
-		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, sum, data.Len())
-	}
-	if sum > maxTorch { // see TorchRandom in sampler.go
-		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", sum, maxTorch)
-	}
-	order := TorchRandom(sum, seed).Order(0) // order(pos) is the index at position pos
-	parts := make([]Dataset[T], len(lengths))
-	end := 0
-	for p, n := range lengths {
-		begin := end
+		begin := data.Len() - left
 		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
-		end += n
+		left -= n
+	}
+	if left > 0 {
+		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, data.Len()-left, data.Len())
 	}
 	return parts, nil
 }
@@ -212,11 +214,10 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
-	return Func(data.Len(), func(ctx context.Context, i int) (U, error) {
+	return Func(data.Len(), func(ctx context.Context, i int) (transformed U, err error) {
 		sample, err := data.Get(ctx, i)
 		if err != nil {
-			var zero U
-			return zero, err
+			return transformed, err
 		}
 		return f(ctx, sample)
 	})
@@ -227,6 +228,8 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 //
 // Put decoding inside the Cache and random augmentation outside: because one fetch serves all epochs, Rand(ctx) inside
 // depends on the sample's index alone. Augmentation must copy what it changes, since the kept sample is returned again.
+//
+// The memory is that of the samples and some 150 bytes for each.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
 	var mu sync.Mutex
@@ -250,7 +253,9 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		}
 		defer func() { slot <- kept }() // also after a panic in data.Get
 		if kept == nil {
-			fetched, err := data.Get(withSpot(ctx, spot{pos: uint64(i)}), i)
+			at := scopeOf(ctx)
+			ctx, _ := withScope(ctx, at.worker, at.seed, spot{pos: uint64(i)})
+			fetched, err := data.Get(ctx, i)
 			if err != nil {
 				return sample, err
 			}
@@ -282,9 +287,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
 				return sample, err
 			}
-			if wait < math.MaxInt64/2 {
-				wait *= 2
-			}
+			wait += min(wait, math.MaxInt64-wait)
 			rewind()
 		}
 	})
@@ -292,10 +295,8 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 
 // pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -335,7 +336,8 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
 // A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
-// worker has one scope and moves it from sample to sample, so that a call costs no allocation.
+// worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
+// concurrent use, and therefore the generator of Rand is not.
 type scope struct {
 	worker int
 	seed   uint64
@@ -369,13 +371,6 @@ func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.C
 // move makes s the scope of another sample.
 func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
 
-// withSpot returns ctx for another sample.
-func withSpot(ctx context.Context, at spot) context.Context {
-	s := scopeOf(ctx)
-	ctx, _ = withScope(ctx, s.worker, s.seed, at)
-	return ctx
-}
-
 // rewinder returns a function that sets the generator of ctx back to its present state.
 func rewinder(ctx context.Context) func() {
 	s := scopeOf(ctx)
@@ -408,7 +403,9 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	var names []string
 	for _, pattern := range patterns {
 		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
-		if err == nil && len(found) == 0 && !all {
+		if _, bad := path.Match(pattern, ""); bad != nil {
+			err = bad
+		} else if err == nil && len(found) == 0 && !all {
 			err = errors.New("it matches no file")
 		}
 		if err != nil {
@@ -430,29 +427,20 @@ func readFiles(fsys fs.FS, names []string) Dataset[File] {
 
 // glob lists the files below dir that match the elements of a pattern: the first element is matched against the entries
 // of dir, the others against what lies below. A file may be listed more than once if "**" occurs more than once.
-func glob(fsys fs.FS, dir string, pattern []string) ([]string, error) {
+func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
 	first, rest := pattern[0], pattern[1:]
-	if _, err := path.Match(first, ""); err != nil {
-		return nil, err
-	}
-	var names []string
-	below := func(dir string, pattern []string) error {
-		found, err := glob(fsys, dir, pattern)
-		names = append(names, found...)
-		return err
-	}
-	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir need not be listed
-		err := below(path.Join(dir, first), rest)
+	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir is not listed
+		names, err = glob(fsys, path.Join(dir, first), rest)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		return names, err
 	}
-	next := rest // the pattern for a folder in dir
+	below := rest // the pattern for the folders in dir
 	if first == "**" {
-		next = pattern
-		if len(rest) > 0 { // "**" stands for no folder
-			if err := below(dir, rest); err != nil {
+		below = pattern
+		if len(rest) > 0 { // "**" stands for no folder, too
+			if names, err = glob(fsys, dir, rest); err != nil {
 				return nil, err
 			}
 		}
@@ -463,30 +451,33 @@ func glob(fsys fs.FS, dir string, pattern []string) ([]string, error) {
 	}
 	for _, entry := range entries {
 		name := path.Join(dir, entry.Name())
-		mode := entry.Type()
-		if matched, _ := path.Match(first, entry.Name()); !matched { // "**" matches as "*" does
-			continue
-		}
-		if mode.IsDir() && len(next) > 0 {
-			if err := below(name, next); err != nil {
-				return nil, err
+		matched, err := path.Match(first, entry.Name()) // "**" matches as "*" does
+		if matched && entry.IsDir() && len(below) > 0 {
+			var found []string
+			found, err = glob(fsys, name, below)
+			names = append(names, found...)
+		} else if matched && len(rest) == 0 {
+			if matched, err = isFile(fsys, name, entry.Type()); matched {
+				names = append(names, name)
 			}
 		}
-		if len(rest) > 0 {
-			continue
-		}
-		if mode&fs.ModeSymlink != 0 {
-			info, err := fs.Stat(fsys, name)
-			if err != nil {
-				return nil, err
-			}
-			mode = info.Mode()
-		}
-		if mode.IsRegular() {
-			names = append(names, name)
+		if err != nil {
+			return nil, err
 		}
 	}
 	return names, nil
+}
+
+// isFile reports whether name, whose entry in its folder has the given type, is a regular file or a link to one.
+func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
+	if mode&fs.ModeSymlink != 0 {
+		info, err := fs.Stat(fsys, name)
+		if err != nil {
+			return false, err
+		}
+		mode = info.Mode()
+	}
+	return mode.IsRegular(), nil
 }
 
 // Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth in it:
@@ -555,10 +546,7 @@ type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], err
 // Epoch returns the values of one epoch, from its start. The same epoch yields the same values again. Errors are those
 // of Run.
 func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		at := Cursor{Epoch: epoch}
-		s.Run(ctx, &at)(yield)
-	}
+	return func(yield func(T, error) bool) { s.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
@@ -570,7 +558,20 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // Stages are streams made of other streams. There are two kinds. A stage that yields its source's items one for one, or
 // drops some, passes the source's cursors on: Filter, Map, Prefetch, Batch. It is made with streamOf. A stage that
 // counts, joins or reorders makes cursors of its own, which contain those of its sources: Take, Zip, Shuffle, …. It is
-// made with staged.
+// made with staged. So the cursor of Indices(Random(9, 1)).Take(5), after two items, is
+//
+//	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
+//		{"epoch": 0, "pos": 2, "state": {"by": "Random(9, seed 1)"}}}}
+//
+// Every stage reads its source in the same way: an error of the source's sequence ends the stage's own, and a failed
+// item is an item.
+//
+//	for item, err := range source(ctx, from) {
+//		if err != nil {
+//			return err
+//		}
+//		…
+//	}
 
 // streamOf makes a stream of run, which yields items until yield returns false or the epoch has ended, or returns why
 // the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
@@ -726,7 +727,7 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 			at.Source.Epoch *= max(times, 1)
 		}
 		pos := from.Pos
-		for n := at.N; times == 0 || n < times; n++ {
+		for n := at.N; times == 0 || n < times; n++ { // N counts the epochs of s that have ended
 			empty := at.Source.atStart()
 			for item, err := range s(ctx, at.Source) {
 				if err != nil {
@@ -754,7 +755,7 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	}
 	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		pos := from.Pos
-		for n := at.N; n < len(srcs); n++ {
+		for n := at.N; n < len(srcs); n++ { // N is the stream that is being read, Source its cursor
 			for item, err := range srcs[n](ctx, at.Source) {
 				if err != nil {
 					return err

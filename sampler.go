@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"os"
 	"slices"
+	"sort"
 	"strconv"
 	"sync/atomic"
 )
@@ -88,10 +89,15 @@ func permutation(n int, seed uint64) func(pos int) int {
 }
 
 // A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network: a number is
-// split into two halves, and each round changes one half by a hash of the other. The right half has k bits, the left
-// half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of a × 2^k numbers, which is hardly
-// larger than n. A result outside 0 … n-1, which is rarer than one in √n, goes in again ("cycle walking": Black and
-// Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+// split into two halves, and each half round changes one half by a hash of the other.
+//
+//	left ──────────(+)──────┬──────────── left      left  = (left + hash(right)) mod a
+//	                ^       v
+//	right ──────────┴──────(xor)───────── right     right = right xor hash(left)
+//
+// The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
+// a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1, which is rarer than one in √n, goes in again
+// ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
 //
 // Rejected: a balanced network, whose domain is a power of 4, so that it walks up to four times as far; a linear
 // congruence, or fewer rounds, which are faster but leave neighbours visibly together in the batches.
@@ -203,9 +209,6 @@ func checkCount(constructor string, n, count int) {
 //
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
-	if count <= 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d, must be positive", count)
-	}
 	var items []int // the samples of positive weight
 	var positive []float64
 	digest := uint64(0) // so that cursors differ if weights do
@@ -219,11 +222,12 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 			positive = append(positive, w)
 		}
 	}
-	if len(items) == 0 {
-		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
-	}
-	if !replace && count > len(items) {
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items))
+	if err := cmp.Or(
+		errorIf(count <= 0, "Weighted: count is %d, must be positive", count),
+		errorIf(len(items) == 0, "Weighted: none of the %d weights is positive", len(weights)),
+		errorIf(!replace && count > len(items), "Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)),
+	); err != nil {
+		return nil, err
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -241,7 +245,8 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
-// interval of length weights[j] that ends at sums[j].
+// interval of length weights[j] that ends at sums[j]. Rejected: an alias table (Walker, 1974), which draws in constant
+// time, but takes forty lines to explain and build.
 func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
 	sums, sum := make([]float64, len(weights)), 0.0
 	for j, w := range weights {
@@ -251,11 +256,7 @@ func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
 	return func(seed uint64) func(int) int {
 		return func(pos int) int {
 			x := unit(counter(seed, uint64(pos))) * sum
-			j, exact := slices.BinarySearch(sums, x)
-			if exact { // the interval that begins at x is the next one
-				j++
-			}
-			return j
+			return sort.Search(len(sums), func(j int) bool { return sums[j] > x })
 		}
 	}
 }
@@ -359,11 +360,11 @@ func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
 	checkCount("Resize", n, count)
-	inner := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
 		return func(pos int) int {
 			pos += epoch * count // in the endless walk
-			return inner.at(pos / n)(pos % n)
+			return orderOf(pos / n)(pos % n)
 		}
 	}}
 }
@@ -376,28 +377,23 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// A recent keeps the orders of the two epochs that were asked for last, one even and one odd: to make an order may take
-// as long as the epoch has positions. It is safe for concurrent use.
-type recent[F any] struct {
-	make func(epoch int) F
-	kept [2]atomic.Pointer[epochOrder[F]]
-}
-
-// An epochOrder is an order and its epoch.
-type epochOrder[F any] struct {
-	epoch int
-	order F
-}
-
-// at returns the order of an epoch.
-func (r *recent[F]) at(epoch int) F {
-	kept := &r.kept[epoch&1]
-	o := kept.Load()
-	if o == nil || o.epoch != epoch {
-		o = &epochOrder[F]{epoch, r.make(epoch)}
-		kept.Store(o)
+// recent returns a function that keeps the orders of the two epochs that it was asked for last, one even and one odd,
+// because to make an order may take as long as the epoch has positions. The function is safe for concurrent use.
+func recent[F any](orderOf func(epoch int) F) func(epoch int) F {
+	type entry struct {
+		epoch int
+		order F
 	}
-	return o.order
+	var kept [2]atomic.Pointer[entry]
+	return func(epoch int) F {
+		slot := &kept[epoch&1]
+		e := slot.Load()
+		if e == nil || e.epoch != epoch {
+			e = &entry{epoch, orderOf(epoch)}
+			slot.Store(e)
+		}
+		return e.order
+	}
 }
 
 // Batches divides the order of s into batches of size samples. The last batch of an epoch may be shorter; with dropLast
@@ -406,17 +402,13 @@ func (r *recent[F]) at(epoch int) F {
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
-	n := s.Len()
-	count := ceil(n, size)
-	if dropLast {
-		count = n / size
-	}
-	return batchSampler{count, fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
+	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
+	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
 		at := s.Order(epoch)
 		return func(k int) []int {
-			indices := make([]int, min(size, n-k*size))
-			for j := range indices {
-				indices[j] = at(k*size + j)
+			indices := d.positions(nil, k)
+			for j, pos := range indices {
+				indices[j] = at(pos)
 			}
 			return indices
 		}
@@ -463,38 +455,32 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}
 	slices.SortFunc(items, func(i, j int) int { return cmp.Or(lengths[i]-lengths[j], i-j) })
 
-	type bucket struct {
-		items        []int
-		first, count int // the numbers of its batches are first to first+count-1
-	}
-	var buckets []bucket
-	var of []int // the bucket of each batch
+	type part struct{ bucket, begin, end int } // of a bucket, in its order
+	var buckets [][]int
+	var parts []part // one for each batch
 	for len(items) > 0 {
 		shortest, n := lengths[items[0]], 0
 		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
-		size := budget / max(1, lengths[items[n-1]])
-		b := bucket{items: items[:n], first: len(of), count: ceil(n, size)}
-		of = append(of, slices.Repeat([]int{len(buckets)}, b.count)...)
-		buckets = append(buckets, b)
-		items = items[n:]
+		count := ceil(n, budget/max(1, lengths[items[n-1]]))
+		for k := range count { // divided evenly, so that no batch is much smaller than the others
+			parts = append(parts, part{len(buckets), k * n / count, (k + 1) * n / count})
+		}
+		buckets, items = append(buckets, items[:n]), items[n:]
 	}
 	name := fmt.Sprintf("Buckets(%d, lengths #%x, budget %d, seed %d)", len(lengths), digest, budget, seed)
-	return batchSampler{len(of), name, func(epoch int) func(int) []int {
-		batch := Random(len(of), seed).Order(epoch)
+	return batchSampler{len(parts), name, func(epoch int) func(int) []int {
+		batch := Random(len(parts), seed).Order(epoch)
 		orders := make([]func(int) int, len(buckets))
-		for j, b := range buckets {
-			orders[j] = Random(len(b.items), hash(seed, uint64(j))).Order(epoch)
+		for j, items := range buckets {
+			orders[j] = Random(len(items), hash(seed, uint64(j))).Order(epoch)
 		}
 		return func(k int) []int {
-			k = batch(k)
-			b, at := buckets[of[k]], orders[of[k]]
-			k -= b.first // divided evenly, so that no batch is much smaller than the others
-			begin, end := k*len(b.items)/b.count, (k+1)*len(b.items)/b.count
-			indices := make([]int, end-begin)
-			for j := range indices {
-				indices[j] = b.items[at(begin+j)]
+			p := parts[batch(k)]
+			indices := make([]int, 0, p.end-p.begin)
+			for pos := p.begin; pos < p.end; pos++ {
+				indices = append(indices, buckets[p.bucket][orders[p.bucket](pos)])
 			}
 			return indices
 		}
@@ -576,7 +562,12 @@ func ShardFromEnv() (Shard, error) {
 	return Shard{}, nil
 }
 
-// A Tail says what happens when an epoch cannot be dealt out evenly.
+// A Tail says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches of two:
+//
+//	            rank 0      rank 1      rank 2
+//	PadTail     0 3 | 6 9   1 4 | 7 0   2 5 | 8 1
+//	DropTail    0 3 | 6     1 4 | 7     2 5 | 8
+//	UnevenTail  0 3 | 6 9   1 4 | 7     2 5 | 8
 type Tail int
 
 const (
@@ -629,16 +620,13 @@ func (d *deal) steps() int {
 	return ceil(d.mine, d.size)
 }
 
-// positions returns the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
+// positions appends the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
 // for the epoch's first ones.
-func (d *deal) positions(k int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
-			if !yield(d.from + d.shard.nth(i)) {
-				return
-			}
-		}
+func (d *deal) positions(dst []int, k int) []int {
+	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
+		dst = append(dst, d.from+d.shard.nth(i))
 	}
+	return dst
 }
 
 // after returns the position at which all shards stand after k steps. It does not depend on the shard's Index, so the
@@ -654,7 +642,7 @@ func (d *deal) after(k int) int {
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	state := &stage{By: describe(s)}
-	orders := &recent[func(int) int]{make: s.Order}
+	orderOf := recent(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stageAt(from, state.By, 0); err != nil {
 			return err
@@ -662,7 +650,7 @@ func Indices(s Sampler) Stream[int] {
 		if from.Pos > s.Len() {
 			return from.refused("pos must be at most %d", s.Len())
 		}
-		at, err := try(func() (func(int) int, error) { return orders.at(from.Epoch), nil })
+		at, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
@@ -677,8 +665,11 @@ func Indices(s Sampler) Stream[int] {
 
 // Shuffle yields the items in a random order within windows of the given size. One window is all that it keeps in
 // memory. Windows are consecutive; the first one of an epoch has a random length up to the given size, so that their
-// edges move from epoch to epoch. A resume reads at most one window again. For a source with indices use Random, which
-// shuffles the whole epoch without memory. window must be at least 1. PyTorch: the shuffle of an IterableDataset.
+// edges move from epoch to epoch. For a source with indices use Random, which shuffles the whole epoch without memory.
+// window must be at least 1. PyTorch: the shuffle of an IterableDataset.
+//
+// A resume reads at most one window again. That is why Shuffle does not use a reservoir, from which a random item is
+// replaced by the next one: an item may stay there for the whole epoch, and a resume would have to read all of it.
 func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Shuffle: the stream is nil")
 	panicIf(window < 1, "Shuffle: the window is %d, must be at least 1", window)
@@ -725,7 +716,13 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	})
 }
 
-// A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items.
+// A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
+// in turn:
+//
+//	StopAtFirst     a b c
+//	StopAtLast      a b c B C c
+//	CycleUntilLast  a b c a B C a b c a B
+//	CycleForever    a b c a B C a b c a B C …
 type Stop int
 
 const (

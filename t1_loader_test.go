@@ -801,7 +801,7 @@ func TestOnErrorStops(t *testing.T) {
 			Trace: func(tm Timing) { traced = append(traced, fmt.Sprint(tm.Batch, tm.Samples, tm.Dropped)) },
 		}))
 		equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)),
-			"[error dataloader: epoch 0, batch 0, sample 0: OnError: bad sample error dataloader: epoch 0, batch 2: collating samples [5]: collate error dataloader: epoch 0, batch 3: collating samples [6]: collate]")
+			"[error dataloader: epoch 0, batch 0, sample 0: OnError: bad sample error dataloader: epoch 0, batch 2: collating 1 samples [5]: collate error dataloader: epoch 0, batch 3: collating 1 samples [6]: collate]")
 		equal(t, "heard", heard, "[0 2 3 4 7]")
 		equal(t, "collated", collated.Load(), 2)
 		equal(t, "traced", traced, "[0 0 0 1 0 2 2 0 0 3 0 0]")
@@ -835,12 +835,12 @@ func TestCollateErrors(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		loader := must(New(data, Stack[int], Options{BatchSize: 3, Shuffle: true, Seed: 2, Workers: workers}))
 		for _, err := range loader.Epoch(t.Context(), 0) {
-			saysAll(t, err, "epoch 0", "batch 0", "Stack: sample", "[1]", "[2]", "collating samples [")
+			saysAll(t, err, "epoch 0", "batch 0", "Stack: sample", "[1]", "[2]", "collating 3 samples [")
 		}
 	}
 	many := must(New(numbers(20), func(dst []int, samples []int) ([]int, error) { return nil, errBad }, Options{BatchSize: 20}))
 	_, err := many.Batch(t.Context(), 0, 0)
-	saysAll(t, err, "samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] and 4 more: bad sample")
+	saysAll(t, err, "20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample")
 }
 
 func TestTrace(t *testing.T) {
@@ -1202,7 +1202,7 @@ func FuzzDeal(f *testing.F) {
 			shares[d.mine] = true
 			last := from
 			for k := range d.steps() {
-				for pos := range d.positions(k) {
+				for _, pos := range d.positions(nil, k) {
 					seen[pos%n]++
 				}
 				if d.after(k+1) <= last || d.after(k+1) > n {

@@ -2035,7 +2035,7 @@ func TestReadme(t *testing.T) {
 			t.Errorf("program %d: %v\n%s", programs, err, out)
 		}
 	}
-	if lines := bytes.Count(readme, []byte("\n")); programs < 3 || lines > 250 {
+	if lines := bytes.Count(readme, []byte("\n")); programs < 3 || lines > 280 {
 		t.Errorf("%d programs in %d lines", programs, lines)
 	}
 	for _, name := range regexp.MustCompile("`(Example|Test|Fuzz|Benchmark)\\w+`").FindAllString(string(readme), -1) {

@@ -68,11 +68,12 @@ type slot[S any] struct {
 // remaining tasks come back without having been loaded, so yield must look at ctx first. When run returns, or panics
 // because yield does, all its goroutines have ended.
 func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
+	ctx, cancel := context.WithCancel(ctx)
 	if e.workers == 0 && e.read == nil {
+		defer cancel()
 		e.inline(ctx, yield)
 		return
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	tasks, results := make(chan *slot[S], e.window), make(chan *slot[S], e.window)
 	permits := tasks
 	var running sync.WaitGroup
@@ -83,27 +84,42 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 		if e.workers == 0 {
 			to = results
 		}
-		running.Go(func() {
-			defer close(tasks)
-			e.reader(ctx, permits, to)
-		})
+		running.Go(func() { e.reader(ctx, permits, to) })
+	}
+	for w := range e.workers {
+		running.Go(func() { e.work(ctx, w, &running, tasks, results) })
 	}
 	defer close(permits) // second: the workers drain the queue, without loading what is in it
 	defer cancel()       // first
+	e.loop(permits, results, yield)
+}
 
+// inline is run without goroutines. It is the specification of run: with workers, the same results arrive sooner.
+func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
+	load := e.newLoad(ctx, -1)
+	var task, empty S
+	for ; e.task(&task); task = empty {
+		if ctx.Err() == nil {
+			load(&task)
+		}
+		if !yield(&task) {
+			return
+		}
+	}
+}
+
+// loop sends tasks, or permits for tasks, and hands over results in order.
+func (e *engine[S]) loop(tasks chan<- *slot[S], results <-chan *slot[S], yield func(*S) bool) {
 	send, recv, more := 0, 0, true
 	refill := func(s *slot[S]) {
 		if more = more && e.task(&s.task); more {
 			s.k = send
 			send++
-			permits <- s
+			tasks <- s
 		}
 	}
 	for more && send < e.window {
 		refill(new(slot[S]))
-	}
-	for w := range min(e.workers, send) {
-		running.Go(func() { e.work(ctx, w, &running, tasks, results) })
 	}
 	cache := make([]*slot[S], e.window)
 	spare := new(slot[S])
@@ -128,22 +144,9 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 	}
 }
 
-// inline is run without goroutines. It is the specification of run: with workers, the same results arrive sooner.
-func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
-	load := e.newLoad(ctx, -1)
-	var task, empty S
-	for ; e.task(&task); task = empty {
-		if ctx.Err() == nil {
-			load(&task)
-		}
-		if !yield(&task) {
-			return
-		}
-	}
-}
-
-// reader runs read between the permits and the queue to.
+// reader runs read between the permits and the queue to, which it closes at the end.
 func (e *engine[S]) reader(ctx context.Context, permits <-chan *slot[S], to chan<- *slot[S]) {
+	defer close(to)
 	var s *slot[S]
 	take := func() *S {
 		if s = <-permits; s == nil { // closed: the caller has gone
