@@ -788,14 +788,12 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
 func openFile(name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
+	if err == nil && offset != 0 {
+		_, err = file.Seek(offset, io.SeekStart)
 	}
-	if offset != 0 {
-		if _, err = file.Seek(offset, io.SeekStart); err != nil {
-			file.Close()
-			return nil, err
-		}
+	if err != nil {
+		file.Close() // which may be nil
+		return nil, err
 	}
 	return file, nil
 }
