@@ -158,9 +158,9 @@ type tarState struct {
 //
 // A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before
 // the fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a
-// hard link, more bytes than MaxFile) yields one error, and the next record follows. Both errors are a TarError. No
-// part of a record with a fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the file
-// would mean reading it.
+// hard link, more bytes than MaxFile) yields one error, and the next record follows. Both are failed items whose error is
+// a TarError, so a loop that skips failed items reads every sound record of every shard. No part of a record with a
+// fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the file would mean reading it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
@@ -1092,7 +1092,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 }
 
 // build opens the shard, and reads its index or makes one. The end of the shard is read in both cases: after the last
-// record of an index there must be no other.
+// record of an index there must be no other. Hard links are followed only if there is no index, which cannot have them.
 func (x *tarIndex) build(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1197,8 +1197,12 @@ func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) 
 	m := tarMember{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key))}
 	if m.head != end {
 		s.left = end - s.pos // advance skips that
-		if err := s.advance(); err != nil || s.at.data != data {
-			return end, errors.Join(x.stale(), err)
+		err := s.advance()
+		if err == nil && s.at.data != data {
+			err = fmt.Errorf("%q does not come next", name)
+		}
+		if err != nil {
+			return end, fmt.Errorf("%w (%w)", x.stale(), err)
 		}
 		m.head, s.at.sparse = s.at.head, nil
 	}
