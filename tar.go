@@ -1204,7 +1204,7 @@ func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) 
 		if err != nil {
 			return end, fmt.Errorf("%w (%w)", x.stale(), err)
 		}
-		m.head, s.at.sparse = s.at.head, nil
+		m.head = s.at.head
 	}
 	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
 		x.ends = append(x.ends, 0)
