@@ -1054,8 +1054,8 @@ func TestBadStreams(t *testing.T) {
 		mustPanic(t, c.make, "dataloader: "+c.says)
 	}
 	for name, s := range map[string]Stream[int]{
-		"Repeat: the stream has no items in epoch 0": counting(0).Repeat(0),
-		"Mix: source 0 has no items in epoch 0":      Mix(MixOptions{Stop: CycleForever}, counting(0)),
+		"Repeat(0): the stream has no items in epoch 0": counting(0).Repeat(0),
+		"Mix: source 0 has no items in epoch 0":         Mix(MixOptions{Stop: CycleForever}, counting(0)),
 	} {
 		equal(t, name, outcomes(Map(s.Prefetch(2).Shuffle(2, 0), 2, quick).Epoch(t.Context(), 0)), "[error dataloader: "+name+"]")
 	}

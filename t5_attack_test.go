@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"weak"
 )
 
@@ -197,7 +199,7 @@ func TestTooFar(t *testing.T) {
 	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)})
 	saysAll(t, errors.New(outcomes(resized.Run(t.Context(), &far))[0]), "Resize: epoch", "too far")
 	far = Cursor{Epoch: math.MaxInt / 3}
-	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "cursor", "no such epoch of 7 epochs")
+	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "Repeat: epoch", "of 7 epochs is too far")
 	_, err := New(numbers(5), List[int], Options{Shard: Shard{0, math.MaxInt}})
 	saysAll(t, err, "Options.Shard", "Count must be 0 to 1048576")
 	mustPanic(t, func() { counting(1).Shard(Shard{0, math.MaxInt}) }, "Stream.Shard", "Count must be 0 to 1048576")
@@ -282,4 +284,86 @@ func TestFreeMemory(t *testing.T) {
 		}
 		break
 	}
+}
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader := newLoader(t, numbers(20), Options{})
+	mustPanic(t, func() { loader.Run(t.Context(), nil) }, "Run: the cursor is nil", "new(Cursor)")
+	var at Cursor
+	for range loader.Run(t.Context(), &at) {
+		break
+	}
+	grown := newLoader(t, numbers(21), Options{})
+	saysAll(t, errors.New(outcomes(grown.Run(t.Context(), &at))[0]), "made by Sequential(20), this is Sequential(21)", "same data and options, or start at Cursor{Epoch: 0}")
+	_, err := Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})
+	saysAll(t, err, "shape []", "2 elements", "set Shape")
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1, 2}}}})
+	saysAll(t, err, "First: Stack")
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1}}}})
+	saysAll(t, err, "Second: bad sample")
+	_, err = Files(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Files: nowhere: ", "open .")
+	_, _, err = Folder(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Folder: nowhere: ", "open .")
+}
+
+// TestSourcesThatMisbehave: a source whose cleanup panics, or that goes on after yield has returned false, ends no process.
+// At the end of the epoch the panic is the last error, for any number of workers. After a break nobody is left to hear of it.
+func TestSourcesThatMisbehave(t *testing.T) {
+	source := func(deaf bool) Stream[int] {
+		return func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				defer func() {
+					if !deaf {
+						panic("on closing")
+					}
+				}()
+				for pos := from.Pos; pos < 3; pos++ {
+					if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos + 1, "mine"}}, nil) && !deaf {
+						return
+					}
+				}
+			}
+		}
+	}
+	for workers := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			for _, s := range []Stream[int]{Map(source(false), workers, quick), source(false).Prefetch(workers + 1)} {
+				got := outcomes(s.Epoch(t.Context(), 0))
+				equal(t, "outcomes", len(got), 4)
+				saysAll(t, errors.New(got[3]), "dataloader: ", "panic: on closing")
+			}
+			for _, deaf := range []bool{false, true} {
+				for _, s := range []Stream[int]{Map(source(deaf), workers+1, quick), source(deaf).Prefetch(workers + 1)} {
+					for _, err := range s.Epoch(t.Context(), 0) {
+						equal(t, "error", err, nil)
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestMixStopsAll: a panic in the cleanup of one source of a Mix does not leave the others running. (The bubble would
+// report their goroutines.)
+func TestMixStopsAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dying := Stream[int](func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				defer panic("on closing")
+				yield(Item[int]{Next: Cursor{from.Epoch, from.Pos + 1, "mine"}}, nil)
+			}
+		})
+		mustPanic(t, func() {
+			n := 0
+			for range Mix(MixOptions{}, counting(9).Prefetch(2), dying, counting(9).Prefetch(2), dying, counting(9).Prefetch(2)).Epoch(t.Context(), 0) {
+				if n++; n == 5 {
+					break
+				}
+			}
+		}, "on closing")
+	})
 }
