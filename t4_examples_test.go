@@ -1794,7 +1794,7 @@ func ExampleTarWriter() {
 	}
 	// Output:
 	// <nil>
-	// dataloader: TarWriter: file "pets/cat.2.cls" of record "pets/cat.2" would be read as field "2.cls" of record "pets/cat"
+	// dataloader: TarWriter: record "pets/cat.2": file "pets/cat.2.cls" would be read as field "2.cls" of record "pets/cat"
 	// pets/cat.cls 1
 	// pets/cat.txt 4
 }
@@ -1811,7 +1811,7 @@ func ExampleOpener() {
 	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		object, ok := strings.CutPrefix(name, "mem://")
 		if !ok {
-			return Open(ctx, name, offset)
+			return OpenShard(ctx, name, offset)
 		}
 		file, err := store.Open(object)
 		if err != nil {

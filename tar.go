@@ -11,11 +11,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"image"
 	_ "image/gif"
 	_ "image/jpeg"
 	_ "image/png"
 	"io"
+	"iter"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -23,8 +25,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,22 +32,38 @@ import (
 	"unicode"
 )
 
-// A Record is one sample of a tar shard: the files whose names share a key, which stand next to each other in the
-// archive, as in WebDataset. The key is the name up to the first dot after the last slash, and the rest is the
-// field, in lower case:
+// This file reads tar shards in three layers. Each layer can be read alone:
+//
+//	readShard     what a fault costs: one record, or the rest of the shard
+//	recordReader  records: consecutive entries with the same key, always one header ahead
+//	tarReader     entries: one header after another, with the data between them read or skipped
+//
+// The stream of Tar uses all three. The index of OpenTar uses the lower two. The other parts of the file need nothing of
+// these layers:
+//
+//	OpenShard     files and web objects as sequences of bytes
+//	TarDataset    records by their index
+//	TarWriter     makes shards
+//	Expand        lists the names of shards
+//	Decode        decodes files by their extension
+
+// A Record is one sample of a tar shard: the files that share a key and stand next to each other in the archive, as
+// in WebDataset. The key is the name of a file up to the first dot after the last slash. The rest of the name, in
+// lower case, is the field:
 //
 //	train/0001.jpg      key train/0001, field jpg
 //	train/0001.seg.png  key train/0001, field seg.png
 //
-// Left out, without an end to the record, are folders, symbolic links and devices, files without a dot or with
-// nothing before it (.hidden, ._x), and names whose first element is like __meta__.
+// Some entries belong to no record: folders, symbolic links, devices, files without a dot or with nothing before it
+// (.hidden, ._x), and names whose first element is like __meta__. Such an entry is skipped and does not end the record
+// around it.
 type Record struct {
 	Key   string
-	Shard string // the name of the shard, as it was given
-	Files []File // in the order of the archive; Name is the field
+	Shard string // the name of the shard, as it was given to Tar or OpenTar
+	Files []File // in the order of the archive; File.Name is the field
 }
 
-// Get returns the content of a field, or nil if the record has no such field. An empty file is not nil.
+// Get returns the content of a field, or nil if the record has no such field. The content of an empty file is not nil.
 func (r Record) Get(field string) []byte {
 	for _, f := range r.Files {
 		if f.Name == field {
@@ -57,7 +73,10 @@ func (r Record) Get(field string) []byte {
 	return nil
 }
 
-// splitName returns the key and the field of a file's name, if it has them.
+// splitName splits the name of a file into key and field. ok is false for a name that belongs to no record.
+//
+// WebDataset splits with a regular expression, which makes the key "d/" of "d/.hidden" by backtracking. Hidden files
+// are skipped here in every folder, as DALI does.
 func splitName(name string) (key, field string, ok bool) {
 	top, _, _ := strings.Cut(name, "/")
 	meta := len(top) >= 4 && strings.HasPrefix(top, "__") && strings.HasSuffix(top, "__")
@@ -69,65 +88,93 @@ func splitName(name string) (key, field string, ok bool) {
 	return name[:base+dot], strings.ToLower(name[base+dot+1:]), true
 }
 
-// An Opener opens a shard for reading from a byte offset on, which is 0 but when a plain archive is read from a
-// cursor. What it returns is closed before the range over the stream is over; if it is an io.Seeker too, what need
-// not be read is skipped.
+// An Opener opens a shard for reading. offset is the first byte wanted; it is greater than 0 only when an
+// uncompressed shard is resumed from a cursor. The reader is closed before the range over the stream ends. If the
+// reader is an io.Seeker too, large files that are not wanted are skipped with Seek. Ranges that run at the same time
+// call an Opener concurrently.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order given.
 type TarOptions struct {
-	Shuffle bool     // another order of the shards in each epoch, that of Random
-	Seed    uint64   // of the shuffle
-	Shard   Shard    // this rank's part of the shards; dealt out after the shuffle
-	Fields  []string // read only these; nil: all. A record that has none of them comes without files.
-	Open    Opener   // nil: Open
-	MaxFile int64    // the most bytes for which memory is taken: of a file, and of the files of a record together; 0: 1 GiB
+	// Shuffle reads the shards of each epoch in another order, that of Random with Seed.
+	Shuffle bool
+	Seed    uint64
+
+	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them.
+	Shard Shard
+
+	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
+	// with none of these fields is yielded without files.
+	Fields []string
+
+	// Open opens a shard. nil means OpenShard.
+	Open Opener
+
+	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. It
+	// protects from sizes in damaged headers. It must not be negative.
+	MaxFile int64
 }
 
-// defaultMaxFile is TarOptions.MaxFile if it is not given.
+// defaultMaxFile replaces a TarOptions.MaxFile of 0.
 const defaultMaxFile = 1 << 30
 
-// A TarError says what is wrong with a shard, and where. Entry is the last entry whose header was read, empty before the
-// first and after the end marker. Offset is in the archive when it is unpacked; headers begin there, those of Entry or
-// those that come next. Err is the cause. Of an address, Shard has neither password nor query, nor has an error of Open.
+// A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
+// the errors of OpenShard, because they may be secrets.
 type TarError struct {
-	Shard, Entry string
-	Offset       int64
-	Err          error
+	Shard  string
+	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
+	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin
+	Err    error  // the cause
 }
 
-// Error names shard, entry and offset.
+// Error names the shard, the entry and the offset.
 func (e *TarError) Error() string {
-	return fmt.Sprintf("dataloader: shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
+	return fmt.Sprintf("shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
 }
 
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
-// Tar is the stream of the records in tar shards, plain or packed with gzip or bzip2, whatever their names end in. It
-// keeps one record and one buffer in memory. Its cursors are a shard and a byte offset, where a resume goes
-// on: with a seek or a request for a range in a plain shard, by unpacking again in one that is packed. They fit the
-// same shards elsewhere too: of names, the base is compared, without a query.
+// A tarState is the State of Tar's cursors: the place where the next record begins.
 //
-// A shard that is cut, damaged or cannot be opened gives one error, a TarError, after the records before it, and the
-// next shard follows. A record of which one file cannot be given (a field that comes twice, a hard link, more than
-// MaxFile) is one error too, and the next record follows. No part of such a record is given. A file with holes that is
-// larger than MaxFile ends its shard.
+// Offset counts bytes of the uncompressed archive, also in a compressed shard. Compressed says that the shard must be
+// read from its beginning to find that place. Without it a resume could not tell, because only the first bytes of a
+// shard show that it is compressed.
+type tarState struct {
+	By         string `json:"by"`                   // describes the stream; any other stream refuses the cursor
+	Shard      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended
+	Offset     int64  `json:"offset,omitempty"`     // of the next header in the shard after these
+	Compressed bool   `json:"compressed,omitempty"` // whether that shard is
+}
+
+// Tar returns the stream of the records in tar shards. A shard may be uncompressed or compressed with gzip or bzip2;
+// its first bytes tell, not its name. The stream keeps one record and a buffer of 256 KiB in memory, for a compressed
+// shard two.
+//
+// A cursor of the stream is a shard and a byte offset. An uncompressed shard is resumed with a seek, or a request for
+// a range. A compressed shard is decompressed again from its beginning, because neither format can be entered in the
+// middle. A cursor also fits the same shards in another place: only the last elements of their names are compared, and
+// no queries.
+//
+// A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before
+// the fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a
+// hard link, more bytes than MaxFile) yields one error, and the next record follows. Both are failed items whose error is
+// a TarError, so a loop that skips failed items reads every sound record of every shard. No part of a record with a
+// fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the file would mean reading it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
-// with Prefetch. To shuffle, open the shards in random order (TarOptions.Shuffle) and add Stream.Shuffle. Fewer
-// shards than ranks are an error; deal records instead, with Stream.Shard.
+// with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
+// shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
-	shards, fields := slices.Clone(shards), slices.Clone(opts.Fields)
-	for i, f := range fields {
-		fields[i] = strings.ToLower(f)
+	shards, opts.Fields = slices.Clone(shards), slices.Clone(opts.Fields)
+	for i, f := range opts.Fields {
+		opts.Fields[i] = strings.ToLower(f)
 	}
-	opts.Fields = fields
 	opts.MaxFile = cmp.Or(opts.MaxFile, defaultMaxFile)
 	if opts.Open == nil {
-		opts.Open = Open
+		opts.Open = OpenShard
 	}
 	rank, err := opts.Shard.check()
 	switch {
@@ -138,7 +185,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	case slices.Contains(shards, ""):
 		return nil, fmt.Errorf("dataloader: Tar: shard %d has an empty name", slices.Index(shards, ""))
 	case len(shards) < rank.Count:
-		return nil, fmt.Errorf("dataloader: Tar: %d shards are too few for %d ranks: leave TarOptions.Shard out and deal records, with Stream.Shard",
+		return nil, fmt.Errorf("dataloader: Tar: %d shards are too few for %d ranks: leave TarOptions.Shard out and deal records with Stream.Shard",
 			len(shards), rank.Count)
 	case opts.MaxFile < 0:
 		return nil, fmt.Errorf("dataloader: Tar: MaxFile is %d, must not be negative", opts.MaxFile)
@@ -147,544 +194,612 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	digest := uint64(len(shards)) // tells cursors of other shards
-	for _, name := range shards {
-		for _, c := range []byte(path.Base(redact(name))) {
-			digest = hash(digest, uint64(c))
-		}
-		digest = hash(digest, 0)
-	}
-	by := fmt.Sprintf("Tar(shards #%x, %s, shard %d of %d)", digest, describe(order), rank.Index, rank.Count)
+	by := fmt.Sprintf("Tar(%d shards #%x, %s, shard %d of %d)", len(shards), digest(shards), describe(order), rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var at tarState
 		if err := from.fit(by, &at.By, &at); err != nil {
 			return err
 		}
-		if at.N < 0 || at.Offset < 0 {
-			return from.refused("its state is damaged: %+v", at)
+		turn, pos, mine := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
+		if at.Shard < 0 || at.Shard > mine || at.Offset < 0 {
+			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", at.Shard, at.Offset, mine)
 		}
-		turn, pos := order.Order(from.Epoch), from.Pos
-		mine := rank.of(len(shards))
-		if at.N > mine {
-			return from.refused("its state is damaged: there are only %d shards, not %d", mine, at.N)
-		}
-		for ; at.N < mine; at = (tarState{N: at.N + 1}) {
-			name := shards[turn(rank.nth(at.N))]
-			if !readShard(ctx, name, &opts, at, func(rec Record, err error, next tarState) bool {
-				next.By = by
+		for ; at.Shard < mine; at = (tarState{Shard: at.Shard + 1}) {
+			name := shards[turn(rank.nth(at.Shard))]
+			for item, next := range readShard(ctx, name, &opts, at) {
 				pos++
-				return yield(Item[Record]{rec, err, Cursor{from.Epoch, pos, &next}})
-			}) {
-				return nil
+				next.By = by
+				item.Next = Cursor{from.Epoch, pos, &next}
+				if !yield(item) {
+					return nil
+				}
 			}
 		}
 		return nil
 	}), nil
 }
 
-// A tarState is the State in the cursors of Tar.
-type tarState struct {
-	By     string `json:"by"`
-	N      int    `json:"n,omitempty"`      // the shards of this rank that were read to their end
-	Offset int64  `json:"offset,omitempty"` // in the next shard
-	Packed bool   `json:"packed,omitempty"` // whether that counts unpacked bytes
+// digest hashes the names of shards, so that the cursors of other shards can be told apart. It takes only the last
+// elements of the names: the same shards may be in another folder, or behind another signed URL, when a run is resumed.
+func digest(names []string) uint64 {
+	h := fnv.New64a()
+	for _, name := range names {
+		fmt.Fprintf(h, "%s\x00", path.Base(redact(name)))
+	}
+	return h.Sum64()
 }
 
-// readShard yields what comes in a shard from at on, each with the stage after it, and reports whether to go on.
-func readShard(ctx context.Context, name string, opts *TarOptions, at tarState, yield func(rec Record, err error, next tarState) bool) bool {
-	s := &tarShard{ctx: ctx, name: name, max: opts.MaxFile, fields: map[string]bool{}}
-	if err := s.open(opts.Open, at); err != nil {
-		return yield(Record{}, err, tarState{N: at.N + 1})
-	}
-	defer s.file.Close()
-	s.take = func(rec *Record, field string) error {
-		if opts.Fields != nil && !slices.Contains(opts.Fields, field) {
-			return nil
-		}
-		data, err := s.read()
-		rec.Files = append(rec.Files, File{field, data})
-		return err
-	}
-	for {
-		rec, err := s.next()
-		switch {
-		case err == io.EOF:
-			return true
-		case s.failed:
-			return yield(Record{}, err, tarState{N: at.N + 1})
-		case !yield(rec, err, tarState{N: at.N, Offset: s.at.head, Packed: s.packed}):
-			return false
-		}
-	}
-}
-
-// A tarShard is an archive as it is read, from front to back. An archive is blocks of 512 bytes: for each entry a header,
-// or several if its name is long, and its data, filled up with zeros; and at the end two blocks of zeros.
+// readShard yields the records of a shard from at on, each with the state after it. It decides what a fault costs:
 //
-//	head     data                head     data
-//	│ header │ data ······ 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
-//	│ a.txt  │                 │ │ a.cls  │            │   end marker    │
+//   - item.Err costs one record, and the state after it is that of the next record;
+//   - an error of record or connect costs the rest of the shard, and the state after it is the next shard;
+//   - io.EOF of record is the end, which costs nothing.
 //
-// A record is over when the header of another record's file, or the end marker, has been read. So the shard is always one
-// header ahead of the records it has given, and the offset of that header, at.head, is where a resume goes on.
-type tarShard struct {
-	ctx    context.Context
-	name   string
-	file   io.ReadCloser
-	in     *bufio.Reader // of the archive, unpacked
-	packed bool
-	pos    int64     // of in
-	start  *tarState // where to begin, until that is done
-
-	at     tarEntry // the last one whose headers were read
-	left   int64    // of its data, still to be read or skipped
-	ahead  bool     // at belongs to the next record
-	ended  bool     // the end marker was read
-	failed bool     // nothing more can be read
-	width  int      // how many files the last record had
-
-	// take is called for each file of a record, and may read it. Its error makes the record unusable.
-	take   func(rec *Record, field string) error
-	fields map[string]bool     // of the record
-	taken  int64               // bytes of the record
-	max    int64               // of them
-	files  map[string]tarEntry // what hard links may link to, unless nil
+// A panic of the Opener or its reader costs the shard.
+func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[Item[Record], tarState] {
+	return func(yield func(Item[Record], tarState) bool) {
+		s := newRecordReader(name, opts.MaxFile)
+		s.take = func(item *Item[Record]) error { return s.load(item, opts.Fields) }
+		_, err := try(func() (any, error) { return nil, s.connect(ctx, opts.Open, at) })
+		if s.src.ReadCloser != nil {
+			defer s.src.Close()
+		}
+		record := s.record
+		for err == nil {
+			var item Item[Record]
+			item, err = try(record)
+			if err == nil && !yield(item, tarState{Shard: at.Shard, Offset: s.at.head, Compressed: s.compressed}) {
+				return
+			}
+		}
+		if err != io.EOF {
+			yield(Item[Record]{Err: s.fault(err)}, tarState{Shard: at.Shard + 1})
+		}
+	}
 }
 
-// A tarEntry is what an archive's headers say about one entry.
-type tarEntry struct {
-	name   string
-	kind   byte        // tar.TypeReg, tar.TypeLink, or 0 for what has no part in a record
-	link   string      // what a hard link is a link to
-	head   int64       // where its headers begin, of which there may be several
-	data   int64       // where its data begins, after the header of 512 bytes that is its own
-	size   int64       // of the file
-	sparse *tar.Reader // reads a file that is stored without its holes; else nil
+// A recordReader groups the entries of a shard into records.
+//
+// Nothing in an archive says how many files a record has. A record has ended when the header of another record's file,
+// or the end marker, has been read. So the reader is always one header ahead of the records that it has returned. That
+// header's entry is in at, which the tarReader keeps, and at.head is where a resume begins:
+//
+//	head     data              head     data
+//	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
+//	│ a.txt  │               │ │ b.txt  │             │   end marker    │
+//	                           ↑
+//	                           record a has been returned; key is b
+type recordReader struct {
+	tarReader
+	name string // of the shard
+
+	// key and field are those of the file that is ahead. key is empty after the last file; end then is io.EOF, or what
+	// is wrong with the rest of the shard.
+	key, field string
+	end        error
+
+	// take puts the file that is ahead into item, or sets item.Err, which costs the record. The error that take
+	// returns costs the shard.
+	take func(item *Item[Record]) error
+
+	// These belong to the record that is being read: its fields, and how many bytes of its files are in memory.
+	fields map[string]bool
+	loaded int64
+
+	// width is the number of files in the last record, which is a good guess for the next.
+	width int
+
+	// links has the entries that a hard link may name. It is nil for a stream, which does not follow links.
+	links map[string]tarEntry
 }
 
-const (
-	tarBlock  = 512
-	tarBuffer = 256 << 10 // in which headers and small files are read
-)
-
-// errCut is the error of an archive without an end.
-var errCut = fmt.Errorf("the archive ends without an end marker, it has been cut: %w", io.ErrUnexpectedEOF)
-
-// open opens the shard, to be read from at on.
-func (s *tarShard) open(open Opener, at tarState) (err error) {
-	if !at.Packed {
-		s.pos = at.Offset
-	}
-	s.start, s.at.head = &at, s.pos
-	if s.file, err = try(func() (io.ReadCloser, error) { return open(s.ctx, s.name, s.pos) }); err == nil && s.file == nil {
-		err = errors.New("the Opener returned nothing to read")
-	}
-	if err != nil {
-		return s.fault(err)
-	}
-	s.in = bufio.NewReaderSize(s.file, tarBuffer)
-	return nil
+// newRecordReader returns a recordReader that has no source and no take yet.
+func newRecordReader(name string, max int64) *recordReader {
+	return &recordReader{tarReader: tarReader{max: max}, name: name, fields: map[string]bool{}}
 }
 
-// begin reads up to where next is to begin.
-func (s *tarShard) begin() (err error) {
-	at := s.start
-	s.start = nil
-	if s.pos == 0 {
-		err = s.unpack()
+// connect opens the shard and reads up to the first file from at on. In a compressed shard, offsets count
+// uncompressed bytes, so it is opened at its beginning. connect never returns io.EOF, which would mean the end.
+func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) error {
+	if !at.Compressed {
+		s.pos, s.at.head = at.Offset, at.Offset
+	}
+	src, err := open(ctx, s.name, s.pos)
+	if err == nil && src == nil {
+		err = errors.New("the Opener returned neither a reader nor an error")
 	}
 	if err == nil {
-		err = s.discard(at.Offset - s.pos)
+		err = s.begin(ctx, src, at.Offset)
 	}
-	return err
-}
-
-// unpack finds out by its first bytes whether the shard is packed, and with what.
-func (s *tarShard) unpack() error {
-	magic, err := s.in.Peek(10)
-	if err != nil && err != io.EOF {
-		return err
+	if err == nil {
+		err = s.advance()
 	}
-	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
-	var r io.Reader
-	switch {
-	case begins("\x1f\x8b"):
-		r, err = gzip.NewReader(s.in)
-	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
-		r, err = bzip2.NewReader(s.in), nil
-	case begins("\xfd7zXZ\x00"):
-		return errors.New("it is packed with xz, which cannot be read: use gzip, bzip2 or a plain tar")
-	case begins("\x28\xb5\x2f\xfd"):
-		return errors.New("it is packed with zstd, which cannot be read: use gzip, bzip2 or a plain tar")
-	default:
-		return nil
-	}
-	s.packed, s.in = true, bufio.NewReaderSize(r, tarBuffer)
-	return err
+	return unexpected(err)
 }
 
-// fault is an error of the shard where it stands.
-func (s *tarShard) fault(err error) error {
-	return &TarError{redact(s.name), s.at.name, s.at.head, err}
-}
-
-// fail is a fault after which nothing more can be read.
-func (s *tarShard) fail(err error) error {
-	s.failed = true
-	return s.fault(err)
-}
-
-// next reads the next record, or returns io.EOF after the last if all is well. Another error is about this record
-// alone, unless the shard has failed.
-func (s *tarShard) next() (rec Record, err error) {
-	defer func() {
-		if r := recover(); r != nil { // of the Opener's reader
-			rec, err = Record{}, s.fail(&PanicError{r, debug.Stack()})
+// advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
+// sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
+// handed over.
+func (s *recordReader) advance() error {
+	for {
+		err := s.entry()
+		if err == io.EOF {
+			s.key, s.end = "", s.drain()
+			return nil
 		}
-	}()
-	if s.start != nil {
-		if err = s.begin(); err != nil {
-			return rec, s.fail(err)
+		if err != nil {
+			return err
 		}
-	}
-	clear(s.fields)
-	s.taken = 0
-	var bad error // what is wrong with this record
-	found := false
-	for err == nil && !s.ended {
-		if !s.ahead {
-			if err = s.advance(); err != nil {
-				break
-			}
+		if s.links != nil && s.at.kind == tar.TypeReg {
+			s.links[s.at.name] = s.at
 		}
 		key, field, ok := splitName(s.at.name)
-		if s.ahead = false; !ok || s.at.kind == 0 {
-			continue
-		}
-		if !found {
-			found, rec = true, Record{key, s.name, make([]File, 0, s.width)}
-		}
-		if s.ahead = key != rec.Key; s.ahead {
-			break
-		}
-		if bad == nil {
-			if s.fields[field] {
-				bad = s.fault(fmt.Errorf("record %q has another field %q", key, field))
-			} else if bad = s.take(&rec, field); s.failed {
-				err, bad = bad, nil
-			}
-			s.fields[field] = true
+		if ok && s.at.kind != 0 {
+			s.key, s.field = key, field
+			return nil
 		}
 	}
-	s.width = len(rec.Files)
-	switch {
-	case s.failed && found:
-		if bad != nil {
-			err = fmt.Errorf("%w; then %w", bad, err)
-		}
-		return Record{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, rec.Key)
-	case s.failed:
-		return Record{}, err
-	case !found:
-		return Record{}, s.finish()
-	case bad != nil:
-		return Record{}, bad
-	}
-	return rec, nil
 }
 
-// advance goes on to the next entry, or returns io.EOF at the end marker.
-func (s *tarShard) advance() error {
-	if s.ctx.Err() != nil {
-		return s.fail(context.Cause(s.ctx))
-	}
-	if err := s.skip(); err != nil {
-		return s.fail(err)
-	}
-	s.at.head, s.at.sparse = s.pos, nil
-	block, err := s.in.Peek(tarBlock)
-	switch {
-	case len(block) == 0 && err == io.EOF && s.pos == 0:
-		return s.fail(errors.New("the archive is empty"))
-	case err == io.EOF:
-		return s.fail(errCut)
-	case err != nil:
-		return s.fail(err)
-	}
-	if name, size, ok := parseHeader(block); ok {
-		s.at = tarEntry{name: name, kind: tar.TypeReg, head: s.pos, data: s.pos + tarBlock, size: size}
-		s.in.Discard(tarBlock)
-		s.pos, s.left = s.at.data, size
-	} else if err := s.readHeaders(isZero(block)); err != nil {
-		return err
-	}
-	if s.files != nil && s.at.kind == tar.TypeReg {
-		s.files[s.at.name] = s.at
-	}
-	return nil
-}
-
-// readHeaders reads an entry's headers whatever they are. marker says that they begin with zeros, as the end marker does.
+// record reads the next record, up to the header of another one. It returns io.EOF after the last record of a sound
+// shard. Any other error costs the shard.
 //
-// It lets archive/tar do so, which reads no byte more than the headers: so pos is then where the data begins.
-func (s *tarShard) readHeaders(marker bool) error {
-	r := tar.NewReader(s)
-	h, err := r.Next()
-	switch {
-	case err == io.EOF && marker:
-		s.ended, s.at.name = true, ""
-		return err
-	case err == io.EOF: // to archive/tar, a cut between two entries is an end like any other
-		return s.fail(errCut)
-	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
-		return s.fail(fmt.Errorf("the headers that come next: %w", err))
+// After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
+// fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
+// such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
+func (s *recordReader) record() (item Item[Record], err error) {
+	if s.key == "" {
+		return item, s.end
 	}
-	s.at = tarEntry{name: h.Name, link: h.Linkname, head: s.at.head, data: s.pos, size: h.Size}
-	s.left = min(h.Size, 1<<62) // more than there ever is
-	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-		s.at.kind = tar.TypeReg
-	case tar.TypeLink:
-		s.at.kind = tar.TypeLink
-		s.left = 0
-	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
-		s.left = 0 // whatever the header says
-	}
-	holes := h.Typeflag == tar.TypeGNUSparse
-	for key := range h.PAXRecords {
-		holes = holes || strings.HasPrefix(key, "GNU.sparse.")
-	}
-	if holes {
-		if s.at.sparse = r; h.Size > s.max { // to skip it would mean to read it
-			return s.fail(s.tooLarge())
+	key := s.key
+	item.Value = Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}
+	clear(s.fields)
+	s.loaded = 0
+	for err == nil && s.key == key {
+		switch {
+		case item.Err != nil: // only the end of the record is looked for
+		case s.fields[s.field]:
+			item.Err = s.fault(fmt.Errorf("record %q has another field %q", key, s.field))
+		default:
+			s.fields[s.field] = true
+			err = s.take(&item)
+		}
+		if err == nil {
+			err = s.advance()
 		}
 	}
-	return nil
+	if err != nil {
+		if item.Err != nil {
+			err = fmt.Errorf("%w; before that: %w", err, item.Err)
+		}
+		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
+	}
+	if item.Err != nil {
+		return Item[Record]{Err: item.Err}, nil
+	}
+	s.width = len(item.Value.Files)
+	return item, nil
 }
 
-// tooLarge is the error of an entry for which no memory is taken.
-func (s *tarShard) tooLarge() error {
-	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", s.at.size, s.max)
+// load is the take of Tar: it reads the file that is ahead if its field is wanted. The size is compared with MaxFile
+// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) load(item *Item[Record], wanted []string) error {
+	switch {
+	case wanted != nil && !slices.Contains(wanted, s.field):
+		return nil
+	case s.at.kind == tar.TypeLink:
+		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
+		return nil
+	case s.at.size > s.max-s.loaded:
+		item.Err = s.fault(s.tooLarge())
+		return nil
+	}
+	s.loaded += s.at.size
+	data, err := s.content()
+	item.Value.Files = append(item.Value.Files, File{s.field, data})
+	return err
 }
 
-// Read reads from the archive. The buffer passes large reads on, also if nothing comes, so they are counted here.
-func (s *tarShard) Read(p []byte) (int, error) {
+// fault returns err as a TarError at the entry of the last header.
+func (s *recordReader) fault(err error) error {
+	return &TarError{Shard: redact(s.name), Entry: s.at.name, Offset: s.at.head, Err: err}
+}
+
+// A tarReader reads the entries of one archive, from front to back.
+//
+// An archive is a sequence of blocks of 512 bytes: for each entry its headers, then its data, filled up with zeros to a
+// whole block. Two blocks of zeros, the end marker, follow the last entry. Most entries have one header. A name that
+// does not fit into it is stored before it, as the data of a header of its own:
+//
+//	head                                    data
+//	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
+type tarReader struct {
+	src source        // the shard as it is stored
+	in  *bufio.Reader // the archive: src, decompressed if it is compressed
+
+	// compressed also means that nothing can be skipped with a seek.
+	compressed bool
+
+	// max is the size of the largest sparse file that is read.
+	max int64
+
+	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes of
+	// that entry's data come after pos.
+	pos  int64
+	at   tarEntry
+	left int64
+}
+
+// A tarEntry is what the headers of an archive say about one entry.
+type tarEntry struct {
+	name string
+	kind byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
+	link string // the target of a hard link
+	head int64  // where the first of its headers begins
+	data int64  // where its data begins, one block after the last of its headers
+	size int64  // of the file, in bytes
+
+	// sparse reads a sparse file, which is stored without its holes; only archive/tar knows where they are. It is nil
+	// for other files.
+	sparse *tar.Reader
+}
+
+// tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
+// buffer is a little faster, but whoever reads k shards at once needs k of them.
+const (
+	tarBlock  = 512
+	tarBuffer = 256 << 10
+)
+
+// errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
+// is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
+var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated: %w", io.ErrUnexpectedEOF)
+
+// begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
+// whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
+func (r *tarReader) begin(ctx context.Context, src io.ReadCloser, to int64) error {
+	r.src = source{src, ctx}
+	r.in = bufio.NewReaderSize(r.src, tarBuffer)
+	if r.pos == 0 {
+		if err := r.decompress(); err != nil {
+			return err
+		}
+	}
+	return r.discard(to - r.pos)
+}
+
+// A source is a shard that can be read until the context ends. bufio.Reader passes large reads on to it, without its
+// own protection against readers that return neither bytes nor an error, so a source has such a protection too.
+type source struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+// Read reads from the shard. The cause of the context is wrapped, because it might be io.EOF.
+func (s source) Read(p []byte) (n int, err error) {
 	for range 100 {
-		if n, err := s.in.Read(p); n > 0 || err != nil || len(p) == 0 {
-			s.pos += int64(n)
+		if s.ctx.Err() != nil {
+			return 0, fmt.Errorf("the context has ended: %w", context.Cause(s.ctx))
+		}
+		if n, err = s.ReadCloser.Read(p); n > 0 || err != nil {
 			return n, err
 		}
 	}
 	return 0, io.ErrNoProgress
 }
 
-// read reads the file that the shard is at.
-func (s *tarShard) read() ([]byte, error) {
-	if s.at.kind == tar.TypeLink {
-		return nil, s.fault(fmt.Errorf("it is a hard link to %q, which a stream cannot go back to: use OpenTar, or tar with --hard-dereference", s.at.link))
+// decompress puts a decompressor in front of a compressed shard. It looks at the first bytes, because names such as
+// x.tar say little about what is in them. A gzip file may have several members, as pigz and cat write them; gzip.Reader
+// reads them all. xz and zstd are only named in the error: the standard library cannot read them.
+//
+// The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
+func (r *tarReader) decompress() error {
+	magic, err := r.in.Peek(10)
+	if err != nil && err != io.EOF {
+		return err
 	}
-	if s.at.size > s.max-s.taken {
-		return nil, s.fault(s.tooLarge())
+	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
+	var from io.Reader
+	switch {
+	case begins("\x1f\x8b"):
+		from, err = gzip.NewReader(r.in)
+	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
+		from, err = bzip2.NewReader(r.in), nil
+	case begins("\xfd7zXZ\x00"):
+		return errors.New("it is compressed with xz, which cannot be read: use gzip, bzip2 or an uncompressed tar")
+	case begins("\x28\xb5\x2f\xfd"):
+		return errors.New("it is compressed with zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
+	default:
+		return nil
 	}
-	s.taken += s.at.size
-	data := make([]byte, s.at.size)
-	var err error
-	if s.at.sparse != nil {
-		_, err = io.ReadFull(s.at.sparse, data)
-	} else {
-		var n int
-		n, err = io.ReadFull(s, data)
-		s.left -= int64(n)
+	r.compressed = true
+	r.in = bufio.NewReaderSize(source{io.NopCloser(from), r.src.ctx}, tarBuffer)
+	return err
+}
+
+// entry reads the headers of the next entry into at, and leaves pos at its data. It returns io.EOF if the end marker
+// comes instead.
+func (r *tarReader) entry() error {
+	if err := r.skip(); err != nil {
+		return err
 	}
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
+	r.at.head, r.at.sparse = r.pos, nil
+	block, err := r.in.Peek(tarBlock)
+	switch {
+	case len(block) == 0 && err == io.EOF && r.pos == 0:
+		return errors.New("the archive is empty")
+	case err == io.EOF:
+		return errTruncated
+	case err != nil:
+		return err
 	}
+	if name, size, ok := parseHeader(block); ok {
+		r.at = tarEntry{name: name, kind: tar.TypeReg, head: r.pos, data: r.pos + tarBlock, size: size}
+		r.in.Discard(tarBlock)
+		r.pos, r.left = r.at.data, size
+		return nil
+	}
+	return r.headers(isZero(block))
+}
+
+// headers reads the headers of an entry that has several, or an unusual one, with archive/tar. marker says that they
+// begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
+//
+// archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
+// another reader. archive/tar does not document that; the tests would notice a change.
+//
+// Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
+// stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
+// of 2^63-1 would take for ever, so a sparse file above max ends the shard.
+func (r *tarReader) headers(marker bool) error {
+	t := tar.NewReader(r)
+	h, err := t.Next()
+	switch {
+	case err == io.EOF && marker:
+		r.at = tarEntry{head: r.at.head}
+		return io.EOF
+	case err == io.EOF: // there was a long name, but no entry after it
+		return errTruncated
+	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
+		return fmt.Errorf("the headers that come next: %w", err)
+	}
+	r.at = tarEntry{name: h.Name, link: h.Linkname, head: r.at.head, data: r.pos, size: h.Size}
+	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		r.at.kind = tar.TypeReg
+	case tar.TypeLink:
+		r.at.kind = tar.TypeLink
+		r.left = 0
+	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
+		r.left = 0
+	}
+	sparse := h.Typeflag == tar.TypeGNUSparse
+	for key := range h.PAXRecords {
+		sparse = sparse || strings.HasPrefix(key, "GNU.sparse.")
+	}
+	if !sparse {
+		return nil
+	}
+	r.at.sparse = t
+	if h.Size > r.max {
+		return r.tooLarge()
+	}
+	return nil
+}
+
+// tooLarge is the error of an entry for which no memory is allocated.
+func (r *tarReader) tooLarge() error {
+	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", r.at.size, r.max)
+}
+
+// Read reads from the archive, for archive/tar and content, and counts the bytes.
+func (r *tarReader) Read(p []byte) (int, error) {
+	n, err := r.in.Read(p)
+	r.pos += int64(n)
+	return n, err
+}
+
+// content reads the data of the entry, a regular file whose size has been checked.
+func (r *tarReader) content() ([]byte, error) {
+	var from io.Reader = r
+	if r.at.sparse != nil {
+		from = r.at.sparse
+	}
+	data := make([]byte, r.at.size)
+	n, err := io.ReadFull(from, data)
+	r.left -= int64(n)
 	if err != nil {
-		return nil, s.fail(err)
+		return nil, unexpected(err)
 	}
 	return data, nil
 }
 
-// skip passes over what is left of the entry, and what fills up its last block.
-func (s *tarShard) skip() error {
-	if s.at.sparse != nil {
-		if _, err := io.Copy(io.Discard, s.at.sparse); err != nil {
-			return err
-		}
-		s.left = 0
+// unexpected returns err, but io.ErrUnexpectedEOF for io.EOF: the archive promised more bytes.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
 	}
-	n := s.left + -(s.pos+s.left)&(tarBlock-1)
-	s.left = 0
-	return s.discard(n)
+	return err
 }
 
-// discard passes over n bytes: if they are many and the file lets it, without reading them.
-func (s *tarShard) discard(n int64) error {
-	if file, ok := s.file.(io.Seeker); ok && !s.packed && n > int64(s.in.Buffered())+tarBuffer {
-		if _, err := file.Seek(n-int64(s.in.Buffered()), io.SeekCurrent); err == nil { // a pipe's Seek fails
-			s.in.Reset(s.file)
-			s.pos += n
+// skip passes over what is left of the entry, and the zeros that fill up its last block: -x & 511 is the number of bytes
+// from x to the next multiple of 512.
+func (r *tarReader) skip() error {
+	if r.at.sparse != nil {
+		if _, err := io.Copy(io.Discard, r.at.sparse); err != nil {
+			return err
+		}
+		r.left = 0
+	}
+	n := r.left + -(r.pos+r.left)&(tarBlock-1)
+	r.left = 0
+	return r.discard(n)
+}
+
+// discard passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
+// buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next header is
+// missing then.
+func (r *tarReader) discard(n int64) error {
+	src, ok := r.src.ReadCloser.(io.Seeker)
+	if ahead := n - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
+		if _, err := src.Seek(ahead, io.SeekCurrent); err == nil { // the Seek of a pipe fails
+			r.in.Reset(r.src)
+			r.pos += n
 			return nil
 		}
 	}
 	for n > 0 {
-		if s.ctx.Err() != nil {
-			return context.Cause(s.ctx)
-		}
-		d, err := s.in.Discard(int(min(n, tarBuffer)))
-		s.pos += int64(d)
-		if n -= int64(d); err == io.EOF {
-			return io.ErrUnexpectedEOF
-		} else if err != nil {
-			return err
+		d, err := r.in.Discard(int(min(n, tarBuffer)))
+		r.pos += int64(d)
+		n -= int64(d)
+		if err != nil {
+			return unexpected(err)
 		}
 	}
 	return nil
 }
 
-// finish reads the rest of the shard, which must be zeros, so that what unpacks it checks its sum, and what
-// fetches it the length. It returns io.EOF if all is well.
-func (s *tarShard) finish() error {
-	for s.ctx.Err() == nil {
-		rest, err := s.in.Peek(max(1, s.in.Buffered()))
+// drain reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
+// with which tar fills up its last 10 KiB. An archive that was appended with cat is an error: archive/tar and the
+// peers leave its records out in silence.
+//
+// The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
+// object.
+func (r *tarReader) drain() error {
+	for {
+		rest, err := r.in.Peek(max(1, r.in.Buffered()))
 		if !isZero(rest) {
-			return s.fail(errors.New("there is data after the end marker, perhaps another archive, which is not read"))
+			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
 		}
-		s.in.Discard(len(rest))
-		if err == io.EOF {
+		if r.in.Discard(len(rest)); err != nil {
 			return err
-		} else if err != nil {
-			return s.fail(err)
 		}
 	}
-	return s.fail(context.Cause(s.ctx))
 }
 
+// isZero reports whether all bytes are zero.
 func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 
-// parseHeader reads the header of a regular file that says all in one block, as nearly all do. It is several times faster
-// than archive/tar, to which it leaves whatever looks unusual, and agrees with it on the rest.
+// parseHeader reads the header of a regular file that says everything in one block, as nearly all headers do. It is
+// several times faster than archive/tar, which makes a Header with all fields of each entry.
+//
+// If ok is true, archive/tar would return the same name and size. Every header about which they might differ is left to
+// archive/tar: FuzzTar and TestTarArchives compare the two. These are the rules, with offsets in the header:
+//
+//   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
+//   - Numbers are octal; archive/tar also reads base-256. archive/tar refuses a header with a malformed number, so those
+//     that nobody needs here are parsed too: mode, uid, gid and mtime, and those of devices, at 329.
+//   - The magic, at 257, tells three formats apart. POSIX headers have a prefix to the name, at 345, of 155 bytes;
+//     star's end in "tar" and have a shorter one. GNU headers have other fields there, which are zero in regular files;
+//     old versions of Go wrote a prefix there. Headers without magic are those of the seventh edition of Unix, v7.
+//   - In v7 a folder is a file whose name ends in a slash.
 func parseHeader(b []byte) (name string, size int64, ok bool) {
-	file, size, ok := basics(b)
+	file, size, ok := parseFile(b)
 	sum, good := octal(b[148:156])
 	ok = ok && good && sum == checksum(b)
-	for _, field := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148]} { // mode, uid, gid, mtime
+	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
+	switch string(b[257:263]) {
+	case posixMagic:
+		ok = ok && string(b[508:]) != "tar\x00"
+	case "ustar ": // GNU
+		ok = ok && isZero(b[329:])
+	default: // v7
+		numbers = numbers[:4]
+	}
+	for _, field := range numbers {
 		_, good := octal(field)
 		ok = ok && good
 	}
-	switch string(b[257:263]) {
-	case posixMagic:
-		_, major := octal(b[329:337])
-		_, minor := octal(b[337:345])
-		ok = ok && major && minor && string(b[508:]) != "tar\x00" // star has a shorter prefix
-	case "ustar ":
-		ok = ok && isZero(b[329:]) // no devices, times, or the prefix that Go once wrote
-	}
-	if !ok {
+	folder := b[156] == 0 && bytes.HasSuffix(file, []byte("/"))
+	if !ok || folder {
 		return "", 0, false
 	}
-	return string(file), size, !(b[156] == 0 && bytes.HasSuffix(file, []byte{'/'})) // the old way to write a folder
+	return string(file), size, true
 }
 
-// posixMagic tells headers that have a prefix to the name.
+// posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// basics reads what a header says about a regular file, if it is of one.
-func basics(b []byte) (name []byte, size int64, ok bool) {
+// parseFile reads name and size from a header. ok is false if the header is not that of a regular file, whose types are
+// '0', NUL and '7'. parseFile checks nothing else. The index uses it to recognize a header that was checked when the
+// index was made.
+func parseFile(b []byte) (name []byte, size int64, ok bool) {
 	size, ok = octal(b[124:136])
-	name = untilNUL(b[:100])
+	name, _, _ = bytes.Cut(b[:100], []byte{0})
 	if string(b[257:263]) == posixMagic && b[345] != 0 {
-		name = slices.Concat(untilNUL(b[345:500]), []byte{'/'}, name)
+		prefix, _, _ := bytes.Cut(b[345:500], []byte{0})
+		name = slices.Concat(prefix, []byte{'/'}, name)
 	}
 	return name, size, ok && (b[156] == tar.TypeReg || b[156] == 0 || b[156] == tar.TypeCont)
 }
 
-// untilNUL is the text in a field of a header.
-func untilNUL(field []byte) []byte {
-	text, _, _ := bytes.Cut(field, []byte{0})
-	return text
-}
-
-// octal reads a number as most headers have them.
+// octal reads a number with spaces or NULs after it. An empty field is 0. A field has at most 12 digits, so no number
+// overflows. A space before the number, which is allowed, is unusual; archive/tar reads it.
 func octal(field []byte) (n int64, ok bool) {
-	i := 0
-	for i < len(field) && field[i] == ' ' {
-		i++
-	}
-	for ; i < len(field) && field[i]-'0' < 8; i++ {
-		n = n<<3 | int64(field[i]-'0')
-	}
-	for ; i < len(field); i++ {
-		if field[i] != ' ' && field[i] != 0 {
+	digits := bytes.TrimRight(field, " \x00")
+	for _, c := range digits {
+		if c < '0' || c > '7' {
 			return 0, false
 		}
+		n = n<<3 | int64(c-'0')
 	}
 	return n, true
 }
 
-// checksum adds up the bytes of a header, its own checksum counted as spaces.
+// checksum adds up the bytes of a header, in which the checksum itself counts as spaces.
 func checksum(b []byte) int64 {
-	sum := int64(0)
-	for _, c := range b[:tarBlock] {
-		sum += int64(c)
-	}
-	for _, c := range b[148:156] {
-		sum += ' ' - int64(c)
+	sum := int64(len("        ") * ' ')
+	for _, part := range [][]byte{b[:148], b[156:tarBlock]} {
+		for _, c := range part {
+			sum += int64(c)
+		}
 	}
 	return sum
 }
 
-// Open is the Opener for files and for http and https addresses. A connection that breaks, or gives nothing for a
-// minute, is taken up again where it stopped, and an answer of 408, 429 or 5xx asked for again, after a wait that doubles from a
-// second on, or is as long as Retry-After says, up to two minutes; six failures without a byte in between end it. It
-// is an error if the object is not as long as was promised, or has changed between two requests. Other stores, and
-// requests that need headers of their own, are for an Opener of the user's.
-func Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	return web{http.DefaultClient, 6, time.Minute, pause}.open(ctx, name, offset)
-}
-
-// A web says how to read from the web.
-type web struct {
-	client   *http.Client
-	attempts int           // in a row, without a byte
-	stall    time.Duration // after which a silent connection is given up
-	wait     func(ctx context.Context, d time.Duration) error
-}
-
-// open opens a file, or what is at an address.
-func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	if ctx.Err() != nil {
+// OpenShard is the Opener for files and for http and https URLs.
+//
+// A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
+// range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
+// between them are an error, and so is an object that is not as long as was promised, or that has changed between two
+// requests.
+//
+// Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
+// seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
+// two minutes.
+//
+// Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
+// http.DefaultClient. OpenShard may be called concurrently.
+func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	scheme, _, isURL := strings.Cut(name, "://")
+	switch {
+	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case !isURL:
+		return openFile(name, offset)
+	case scheme != "http" && scheme != "https":
+		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, not %s: set TarOptions.Open to an Opener that does", redact(name), scheme)
 	}
-	if scheme, _, ok := strings.Cut(name, "://"); ok && !isWeb(name) {
-		return nil, fmt.Errorf("%s: of addresses, Open knows http and https, not %s: give an Opener that does", redact(name), scheme)
-	}
-	if isWeb(name) {
-		o := &webObject{web: w, ctx: ctx, address: name, pos: offset, size: -1}
-		if err := o.connect(); err != nil {
-			return nil, err
-		}
-		return o, nil
-	}
+	w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
+	return w.connect(ctx, name, offset)
+}
+
+// openFile opens a file at an offset. A pipe can be opened too, at offset 0.
+func openFile(name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
+	if err == nil && offset != 0 {
+		_, err = file.Seek(offset, io.SeekStart)
 	}
-	if offset != 0 {
-		if _, err = file.Seek(offset, io.SeekStart); err != nil {
-			file.Close()
-			return nil, err
-		}
+	if err != nil {
+		file.Close() // which may be nil
+		return nil, err
 	}
 	return file, nil
 }
 
-// isWeb reports whether name is an address rather than a file.
-func isWeb(name string) bool {
-	return strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://")
-}
-
-// redact returns an address without what nobody else should see: user, password, and the query, which may be signed.
+// redact removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
+// signature. Other names are returned as they are.
 func redact(name string) string {
 	scheme, _, ok := strings.Cut(name, "://")
 	if !ok {
@@ -692,72 +807,106 @@ func redact(name string) string {
 	}
 	u, err := url.Parse(name)
 	if err != nil {
-		return scheme + "://(not an address)"
+		return scheme + "://(not a URL)"
 	}
 	u.User, u.RawQuery, u.Fragment, u.ForceQuery = nil, "", "", false
 	return u.String()
 }
 
-// A webObject is an object in the web as one sequence of bytes, whatever number of requests that takes.
-type webObject struct {
-	web
-	ctx           context.Context
-	address       string
-	pos           int64  // of the next byte
-	size          int64  // -1: not known
-	tag, modified string // ETag and Last-Modified, which tell if the object has changed
-
-	request  context.Context // of the request under way, which hang cancels
-	cancel   context.CancelCauseFunc
-	hang     *time.Timer   // runs while the server is waited for
-	body     io.ReadCloser // of its answer; nil: there is none
-	behind   int64         // bytes of body that come before pos
-	failures int           // since the last byte
-	over     error         // nothing more will come
+// A web says how to read from the web: how many attempts in a row may fail without a byte, and for how long a server may
+// be silent. Tests have their own client and their own way to wait.
+//
+// There is no limit to the time that a whole object takes: a shard may have 100 GB, and a training loop may stop for an
+// hour between two records.
+type web struct {
+	client   *http.Client
+	attempts int
+	stall    time.Duration
+	wait     func(ctx context.Context, d time.Duration) error
 }
 
-// errStalled is the error of a server that gives nothing.
+// connect asks for an object, from offset on.
+func (w web) connect(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	o := &webObject{web: w, url: name, pos: offset, size: -1}
+	o.ctx, o.stop = context.WithCancelCause(ctx)
+	if err := o.request(); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// A webObject is an object in the web as one sequence of bytes, however many requests that takes:
+//
+//	Read → receive → request → ask → accept     an answer with a body, from which receive reads
+//	          └──────────┴──→ retry             ends a request that has failed, and waits
+type webObject struct {
+	web
+	url string
+
+	// ctx ends with the range over the stream, or when stop is called, which Close does.
+	ctx  context.Context
+	stop context.CancelCauseFunc
+
+	// pos is the place of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
+	// if they or the size change between two answers, the object has changed.
+	pos, size     int64
+	tag, modified string
+
+	// failures counts the requests that have failed since the last byte.
+	failures int
+
+	// These belong to the request that is under way; body is nil if there is none. hang cancels the request. It runs
+	// only while the server is waited for, so that a caller that takes its time does not count as a silent server.
+	// behind counts the bytes of body before pos, which a server sends that does not know ranges.
+	cancel context.CancelCauseFunc
+	hang   *time.Timer
+	body   io.ReadCloser
+	behind int64
+}
+
+// errStalled is the error of a server that delivers nothing.
 var errStalled = errors.New("the server has stalled")
 
-// Read reads from the object, in as many requests as it takes.
-func (o *webObject) Read(p []byte) (int, error) {
-	for len(p) > 0 && o.pos != o.size && o.over == nil {
-		if o.body == nil {
-			if err := o.connect(); err != nil {
-				return 0, err
-			}
+// Read reads from the object, with as many requests as that takes.
+func (o *webObject) Read(p []byte) (n int, err error) {
+	for n == 0 && err == nil && len(p) > 0 {
+		if o.pos == o.size {
+			return 0, io.EOF
 		}
-		o.hang.Reset(o.stall)
-		n, err := o.body.Read(p)
-		o.hang.Stop()
-		before := min(int64(n), o.behind)
-		o.behind -= before
-		n = copy(p, p[before:n])
-		o.pos += int64(n)
-		switch {
-		case n > 0:
-			o.failures = 0
-			return n, nil
-		case err == io.EOF && o.size < 0:
-			return 0, err
-		case err == io.EOF:
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
-			if err = o.retry(err, 0); err != nil {
-				return 0, err
-			}
-		}
+		n, err = o.receive(p)
 	}
-	if len(p) > 0 {
-		return 0, cmp.Or(o.over, io.EOF)
+	return n, err
+}
+
+// receive reads once from the answer. If that fails and there is use in asking again, it returns neither bytes nor an
+// error.
+func (o *webObject) receive(p []byte) (int, error) {
+	if err := o.request(); err != nil {
+		return 0, err
+	}
+	o.hang.Reset(o.stall)
+	n, err := o.body.Read(p)
+	o.hang.Stop()
+	before := min(int64(n), o.behind)
+	o.behind -= before
+	n = copy(p, p[before:n])
+	o.pos += int64(n)
+	switch {
+	case n > 0:
+		o.failures = 0
+		return n, nil
+	case err == io.EOF && o.size < 0: // the length is unknown, so this must be the end
+		return 0, err
+	case err != nil:
+		return 0, o.retry(unexpected(err), 0)
 	}
 	return 0, nil
 }
 
-// Close ends the request that is under way.
+// Close ends the request that is under way. Later reads return os.ErrClosed.
 func (o *webObject) Close() error {
-	o.over = cmp.Or(o.over, os.ErrClosed)
+	o.stop(os.ErrClosed)
 	o.hangUp()
 	return nil
 }
@@ -772,66 +921,69 @@ func (o *webObject) hangUp() {
 	}
 }
 
-// connect asks for the rest of the object until it comes.
-func (o *webObject) connect() error {
-	for {
-		after, err := o.ask()
-		if err == nil {
-			return nil
-		}
-		if err = o.retry(err, after); err != nil {
-			return err
+// request asks for the rest of the object until it comes, or there is no use in asking again. It does nothing if the
+// rest is coming already.
+func (o *webObject) request() error {
+	for o.body == nil {
+		if after, err := o.ask(); err != nil {
+			if err = o.retry(err, after); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
 }
 
-// retry ends a request that has failed with err and waits, at least for the time after. If there is no use in asking
-// again, it returns why; that is so too if after is negative.
+// never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
+const never = -1
+
+// retry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
+// other request.
+//
+// The wait doubles with each failure. It is up to a half shorter at random, so that many machines do not come back at
+// once, but not shorter than after. Any byte proves that the server works, and sets the count of failures back: a
+// connection that breaks every few seconds still delivers a shard.
 func (o *webObject) retry(err error, after time.Duration) error {
-	if context.Cause(o.request) == errStalled {
-		err = errStalled
-	}
 	o.hangUp()
 	if o.ctx.Err() != nil {
 		return context.Cause(o.ctx)
 	}
 	o.failures++
-	if after < 0 || o.failures == o.attempts {
-		o.over = fmt.Errorf("get %s from byte %d, attempt %d: %w", redact(o.address), o.pos, o.failures, err)
-		return o.over
+	if after == never || o.failures >= o.attempts {
+		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redact(o.url), o.pos, o.failures, err)
 	}
 	wait := min(time.Second<<(o.failures-1), 30*time.Second)
-	return o.wait(o.ctx, max(wait-rand.N(wait/2), min(after, 2*time.Minute)))
+	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
 }
 
-// ask sends a request for the rest of the object. If it fails, after is how long to wait at least, negative if
-// there is no use in asking again.
+// ask sends one request for the rest of the object. If it fails, after is how long to wait at least, or never.
+//
+// http.Client puts the URL into its errors, and the URL may hold a password. Those parts are left out.
 func (o *webObject) ask() (after time.Duration, err error) {
-	o.request, o.cancel = context.WithCancelCause(o.ctx)
-	cancel := o.cancel
-	o.hang = time.AfterFunc(o.stall, func() { cancel(errStalled) })
+	ctx, cancel := context.WithCancelCause(o.ctx)
+	o.cancel, o.hang = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
 	defer o.hang.Stop()
-	req, err := http.NewRequestWithContext(o.request, http.MethodGet, o.address, nil)
-	if err != nil { // which may quote a password
-		return -1, errors.New("this is not an address")
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url, nil)
+	if err != nil {
+		return never, errors.New("this is not a URL")
 	}
-	req.Close = true                              // nothing outlives the range
-	req.Header.Set("Accept-Encoding", "identity") // or offsets would mean nothing
+	req.Close = true                              // no connection outlives the range over the stream
+	req.Header.Set("Accept-Encoding", "identity") // or offsets would count other bytes
 	if o.pos > 0 {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.pos))
-		if strings.HasPrefix(o.tag, `"`) {
+		if strings.HasPrefix(o.tag, `"`) { // a weak tag, W/"…", is not allowed here
 			req.Header.Set("If-Range", o.tag)
-		} else if o.modified != "" { // a weak tag is not allowed here
+		} else if o.modified != "" {
 			req.Header.Set("If-Range", o.modified)
 		}
 	}
 	resp, err := o.client.Do(req)
 	if err != nil {
-		if e := (*url.Error)(nil); errors.As(err, &e) { // which quotes the address
+		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err
 		}
 		if strings.Contains(err.Error(), "://") {
-			return -1, errors.New("the server points to something that is not an address")
+			return never, errors.New("the server redirects to something that is not a URL")
 		}
 		return 0, err
 	}
@@ -839,42 +991,49 @@ func (o *webObject) ask() (after time.Duration, err error) {
 	return o.accept(resp)
 }
 
-// accept looks whether the answer is what was asked for.
+// accept checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
+// cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
+// case the answer shows that the object has changed, and what was read of it so far does not fit.
 func (o *webObject) accept(resp *http.Response) (after time.Duration, err error) {
 	from, size := int64(0), resp.ContentLength
 	switch code := resp.StatusCode; {
-	case code == http.StatusOK: // all of it, also where only a part was asked for
+	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.pos > 0:
-		to, got := int64(0), resp.Header.Get("Content-Range")
-		if n, _ := fmt.Sscanf(got, "bytes %d-%d/%d", &from, &to, &size); n < 3 {
-			size = -1
+		to, answer := int64(0), resp.Header.Get("Content-Range")
+		if n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &from, &to, &size); n < 3 {
+			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.pos {
-			return -1, fmt.Errorf("the server answers with the range %q", got)
+			return never, fmt.Errorf("the server answers with the range %q", answer)
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
-		wait := resp.Header.Get("Retry-After")
-		seconds, _ := strconv.Atoi(wait)
-		if date, err := http.ParseTime(wait); err == nil {
-			seconds = int(time.Until(date).Seconds()) + 1
-		}
-		return time.Duration(max(0, min(seconds, 3600))) * time.Second, errors.New(resp.Status)
+		return retryAfter(resp.Header.Get("Retry-After")), errors.New(resp.Status)
 	default:
-		return -1, errors.New(resp.Status)
+		return never, errors.New(resp.Status)
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
 	if differ(o.tag, tag) || differ(o.modified, modified) || o.size >= 0 && size >= 0 && o.size != size {
-		return -1, errors.New("the object has changed while it was read")
+		return never, errors.New("the object has changed while it was read")
 	}
 	o.tag, o.modified, o.size = cmp.Or(o.tag, tag), cmp.Or(o.modified, modified), max(o.size, size)
 	o.behind = o.pos - from
 	return 0, nil
 }
 
-// A TarDataset is the same records as those of Tar, as a Dataset: each is read by its index, with one read of the
-// file, from several goroutines at once if need be. Packed shards cannot be read like that; hard links can. The files of a
-// record share one piece of memory. It keeps each shard open until Close.
+// retryAfter reads the header of that name, which is a number of seconds or a date. It returns 0 if the header is
+// missing or makes no sense. It returns at most two minutes: a server that asks for an hour is better an error soon.
+func retryAfter(header string) time.Duration {
+	seconds, _ := strconv.Atoi(header)
+	if date, err := http.ParseTime(header); err == nil {
+		seconds = int(time.Until(date).Seconds()) + 1
+	}
+	return time.Duration(max(0, min(seconds, 120))) * time.Second
+}
+
+// A TarDataset has the same records as Tar, as a Dataset: each record is read by its index. Compressed shards cannot
+// be read like that, but hard links can. Get may be called concurrently. A TarDataset keeps each shard open until
+// Close.
 //
 // PyTorch: wids, the indexed form of webdataset.
 type TarDataset struct {
@@ -883,28 +1042,36 @@ type TarDataset struct {
 }
 
 // A tarIndex says where the records of a shard are, and is the Dataset of them.
+//
+// The members of all records stand in one slice, in the order of the records: record r has members[ends[r-1]:ends[r]],
+// and record 0 has members[:ends[0]]. An index of a million records is two large pieces of memory, and not millions of
+// small ones. A record with a fault has an entry in faults.
 type tarIndex struct {
 	name    string
 	file    *os.File
 	members []tarMember
-	ends    []int         // record r has the members ends[r-1] to ends[r]-1
-	faults  map[int]error // of records that cannot be read
+	ends    []int
+	faults  map[int]error
 }
 
-// A tarMember is a file of a record.
+// A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
+// tarEntry. If the file is a hard link, these and stored are those of the file to which it is a link.
 type tarMember struct {
 	name             string
-	stored           string // the name in the headers at head, that of a hard link's target
-	head, data, size int64  // as in tarEntry
+	stored           string // the name in the headers at head
+	head, data, size int64
 	sparse           bool
-	key              int32 // the length of the key in name
+	key              int32
 }
 
-// OpenTar opens tar shards, which are files, as one data set. The headers of each are read once, unless there is an index beside
-// it: for x.tar the file x.idx, in the format of DALI's wds2idx, version 1.2, as WriteIndex writes it; then only what it
-// does not tell is read. A shard that is damaged, cut or packed is an error, and so is an index that lacks records or is
-// of another shard. Which records there are does not change afterwards; one of which a file cannot be given is an
-// error each time it is asked for.
+// OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
+// index beside a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
+// those parts of the shard about which the index says nothing. WriteIndex writes such an index.
+//
+// OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
+// belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
+// that comes twice, a hard link without a target before it) has its index, and Get returns the error. Errors of both
+// kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("dataloader: OpenTar: there are no shards")
@@ -914,121 +1081,73 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	for _, name := range paths {
 		x := &tarIndex{name: name, faults: map[int]error{}}
 		d.shards, parts = append(d.shards, x), append(parts, x)
-		if err := x.open(); err != nil {
+		s := newRecordReader(name, defaultMaxFile)
+		if err := x.build(s); err != nil {
 			d.Close()
-			return nil, err
+			return nil, fmt.Errorf("dataloader: OpenTar: %w", s.fault(err))
 		}
 	}
 	d.records = Concat(parts...)
 	return d, nil
 }
 
-// open opens the shard, and reads its index or makes one.
-func (x *tarIndex) open() (err error) {
-	s := &tarShard{ctx: context.Background(), name: x.name, max: defaultMaxFile, fields: map[string]bool{}}
+// build opens the shard, and reads its index or makes one. The end of the shard is read in both cases: after the last
+// record of an index there must be no other. Hard links are followed only if there is no index, which cannot have them.
+func (x *tarIndex) build(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
-		return s.fault(errors.New("OpenTar reads files; use Tar"))
+		return errors.New("OpenTar reads files only; Tar reads URLs too")
 	}
 	if x.file, err = os.Open(x.name); err != nil {
-		return s.fault(err)
+		return err
 	}
-	s.file, s.in = x.file, bufio.NewReaderSize(x.file, tarBuffer)
-	if err = s.unpack(); err == nil && s.packed {
-		err = errors.New("it is packed, and cannot be read at an offset: unpack it, or use Tar")
+	if err = s.begin(context.Background(), x.file, 0); err != nil {
+		return err
 	}
-	if err != nil {
-		return s.fault(err)
+	if s.compressed {
+		return errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
-	index, err := os.ReadFile(x.indexName())
+	text, err := os.ReadFile(x.indexName())
 	if err == nil {
-		err = x.parse(string(index))
+		err = x.parse(string(text), s)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("dataloader: index %s: %w; without it the shard itself is read", x.indexName(), err)
-	}
-	if err = x.locate(s); err != nil {
-		return err
+		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
 	}
 	known := len(x.ends)
 	if known == 0 {
-		s.files = map[string]tarEntry{}
+		s.links = map[string]tarEntry{}
 	}
-	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known { // what comes after the last record of the index
-		err = s.fault(x.stale())
+	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known {
+		return x.stale()
 	}
 	return err
 }
 
-// locate looks at what lies between the members that the index has: headers of theirs beside the one right before
-// the data, and what has no part in a record. It leaves s behind the last one.
-func (x *tarIndex) locate(s *tarShard) error {
-	end := int64(0) // of the members so far
-	for i := range x.members {
-		m := &x.members[i]
-		if m.head > end {
-			if err := s.discard(end - s.pos); err != nil {
-				return s.fault(x.stale())
-			}
-			for s.at.data < m.data {
-				if err := s.advance(); err != nil {
-					return s.fault(fmt.Errorf("%w (%w)", x.stale(), err))
-				}
-				if _, _, ok := splitName(s.at.name); s.at.data > m.data || s.at.data < m.data && ok && s.at.kind != 0 {
-					return s.fault(x.stale())
-				}
-			}
-			m.head, s.left, s.at.sparse = s.at.head, 0, nil
-		}
-		end = m.data + m.size
-		end += -end & (tarBlock - 1)
-	}
-	if err := s.discard(end - s.pos); err != nil {
-		return s.fault(x.stale())
-	}
-	return nil
-}
-
-// indexName is the name of the shard's index.
+// indexName is the name of the shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
+// a.1.tar share a.idx; here only ".tar" is replaced.
 func (x *tarIndex) indexName() string { return strings.TrimSuffix(x.name, ".tar") + ".idx" }
 
-// stale is the error of an index that is not of this shard.
+// stale is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
+// this is noticed by what is read.
 func (x *tarIndex) stale() error {
 	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", x.indexName())
 }
 
-// scan adds the records that come in s.
-func (x *tarIndex) scan(s *tarShard) error {
-	s.take = func(rec *Record, field string) error {
-		name, at := s.at.name, s.at
-		if at.kind == tar.TypeLink {
-			target, ok := s.files[at.link]
-			if !ok {
-				return s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", at.link))
-			}
-			at, s.files[name] = target, target
-		}
-		rec.Files = append(rec.Files, File{Name: field})
-		x.members = append(x.members, tarMember{name, at.name, at.head, at.data, at.size, at.sparse != nil, int32(len(rec.Key))})
-		return nil
-	}
-	for {
-		_, err := s.next()
-		switch {
-		case err == io.EOF:
-			return nil
-		case s.failed:
-			return err
-		case err != nil:
-			x.faults[len(x.ends)] = err
-		}
-		x.ends = append(x.ends, len(x.members))
-	}
-}
-
-// parse reads an index: "v1.2" and the number of records, then a line for each, with four words for each file: its
-// extension, its offset and size in the shard, and its name.
-func (x *tarIndex) parse(index string) error {
-	head, rest, _ := strings.Cut(index, "\n")
+// parse reads an index. Its first line is "v1.2" and the number of records. Then comes a line for each record, with
+// four words for each file: the extension, the offset of the data in the shard, the size, and the name.
+//
+//	v1.2 2
+//	txt 512 5 a.txt cls 1536 1 a.cls
+//	txt 2560 6 b.txt
+//
+// An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
+// files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
+//
+// An index may be of another shard, or of an older one with the same name. parse reads those parts of the shard about
+// which the index says nothing: what is between two files, up to the header of the second. It leaves s where the last
+// file ends. Whether the files themselves are those of the index is checked when they are read.
+func (x *tarIndex) parse(text string, s *recordReader) error {
+	head, rest, _ := strings.Cut(text, "\n")
 	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
 	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
 		return fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
@@ -1037,49 +1156,112 @@ func (x *tarIndex) parse(index string) error {
 	if err != nil {
 		return err
 	}
-	number, record, end := 1, "", int64(0) // of the file before
-	fields := map[string]bool{}
+	lines, end := 0, int64(0)
 	for line := range strings.Lines(rest) {
-		number++
+		lines++
 		words := strings.Fields(line)
 		if len(words) == 0 || len(words)%4 != 0 {
-			return fmt.Errorf("line %d has %d words, must have 4 for each file", number, len(words))
+			return fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
 		}
-		for ; len(words) > 0; words = words[4:] {
-			name := words[3]
-			key, field, ok := splitName(name)
-			if !ok {
-				continue
+		for file := range slices.Chunk(words, 4) {
+			if end, err = x.parseFile(file, s, end, info.Size()); err != nil {
+				return fmt.Errorf("line %d: %w", lines+1, err)
 			}
-			data, err1 := strconv.ParseInt(words[1], 10, 64)
-			size, err2 := strconv.ParseInt(words[2], 10, 64)
-			if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
-				return fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
-					number, name, words[1], words[2], info.Size(), end)
-			}
-			if len(x.members) == 0 || key != record {
-				x.ends, record = append(x.ends, 0), key
-				clear(fields)
-			}
-			if fields[field] {
-				return fmt.Errorf("line %d: record %q has another field %q", number, key, field)
-			}
-			fields[field] = true
-			x.members = append(x.members, tarMember{name, name, data - tarBlock, data, size, false, int32(len(key))})
-			x.ends[len(x.ends)-1], end = len(x.members), data+size
 		}
-		count--
 	}
-	if count != 0 {
-		return fmt.Errorf("it has %d lines of records, its first line says %d", number-1, number-1+count)
+	if lines != count {
+		return fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
 	}
+	s.left = end - s.pos // scan skips that
+	return nil
+}
+
+// parseFile adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
+// at end. It returns where this one ends, with the zeros after it.
+//
+// In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
+// are entries that belong to no record, or other headers of the file, for a long name. advance reads them, and must come
+// out at this file.
+func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) (int64, error) {
+	name := words[3]
+	key, field, ok := splitName(name)
+	if !ok {
+		return end, nil
+	}
+	data, err1 := strconv.ParseInt(words[1], 10, 64)
+	size, err2 := strconv.ParseInt(words[2], 10, 64)
+	if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > limit-data {
+		return end, fmt.Errorf("%q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
+			name, words[1], words[2], limit, end)
+	}
+	m := tarMember{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key))}
+	if m.head != end {
+		s.left = end - s.pos // advance skips that
+		err := s.advance()
+		if err == nil && s.at.data != data {
+			err = fmt.Errorf("%q does not come next", name)
+		}
+		if err != nil {
+			return end, fmt.Errorf("%w (%w)", x.stale(), err)
+		}
+		m.head = s.at.head
+	}
+	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
+		x.ends = append(x.ends, 0)
+		clear(s.fields)
+	}
+	if s.fields[field] {
+		return end, fmt.Errorf("record %q has another field %q", key, field)
+	}
+	s.fields[field] = true
+	x.members = append(x.members, m)
+	x.ends[len(x.ends)-1] = len(x.members)
+	return data + size + -(data+size)&(tarBlock-1), nil
+}
+
+// scan adds the records that follow in s.
+func (x *tarIndex) scan(s *recordReader) error {
+	s.take = func(item *Item[Record]) error { return x.note(s, item) }
+	if err := s.advance(); err != nil {
+		return err
+	}
+	for {
+		item, err := s.record()
+		switch {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return err
+		case item.Err != nil:
+			x.faults[len(x.ends)] = item.Err
+		}
+		x.ends = append(x.ends, len(x.members))
+	}
+}
+
+// note is the take of an index: it adds the file that is ahead to the members, and reads nothing. A hard link becomes
+// a member with the data of its target, which must come before it, as tar writes it.
+func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
+	name, at := s.at.name, s.at
+	if at.kind == tar.TypeLink {
+		target, ok := s.links[at.link]
+		if !ok {
+			item.Err = s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", at.link))
+			return nil
+		}
+		at, s.links[name] = target, target
+	}
+	x.members = append(x.members, tarMember{
+		name: name, stored: at.name, head: at.head, data: at.data, size: at.size, sparse: at.sparse != nil, key: int32(len(s.key)),
+	})
 	return nil
 }
 
 // Len returns the number of records.
 func (d *TarDataset) Len() int { return d.records.Len() }
 
-// Get reads record i. If the shard has changed so that the index no longer fits it, that is an error.
+// Get reads record i, with one read of the file if its files lie close together; they share one piece of memory then.
+// It returns an error if the shard has changed, so that the index no longer fits. It does not watch the context.
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
@@ -1090,80 +1272,104 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.faults[i]; err != nil {
 		return Record{}, err
 	}
-	first := 0
-	if i > 0 {
-		first = x.ends[i-1]
-	}
-	members := x.members[first:x.ends[i]]
+	members := x.membersOf(i)
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
 		rec.Key, rec.Files[j].Name = m.name[:m.key], strings.ToLower(m.name[m.key+1:])
 	}
-	if err := x.read(rec.Files, members); err != nil {
-		return Record{}, err
+	for files := rec.Files; len(members) > 0; {
+		n := adjacent(members)
+		if err := x.read(files[:n], members[:n]); err != nil {
+			return Record{}, err
+		}
+		files, members = files[n:], members[n:]
 	}
 	return rec, nil
 }
 
-// read reads members into files, with their headers, at once if nothing large lies between them.
-func (x *tarIndex) read(files []File, members []tarMember) error {
-	from, to, wanted := members[0].data-tarBlock, int64(0), int64(0)
-	apart := false
-	for _, m := range members {
-		apart = apart || m.sparse || m.data < to
-		to = m.data + m.size
-		wanted += m.size
+// membersOf returns the members of record i.
+func (x *tarIndex) membersOf(i int) []tarMember {
+	first := 0
+	if i > 0 {
+		first = x.ends[i-1]
 	}
-	if (apart || to-from > 2*wanted+tarBuffer) && len(members) > 1 {
-		for j := range members {
-			if err := x.read(files[j:j+1], members[j:j+1]); err != nil {
-				return err
-			}
+	return x.members[first:x.ends[i]]
+}
+
+// adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
+// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
+// target of a hard link may lie anywhere, also before that member. A sparse file is read by itself.
+func adjacent(members []tarMember) int {
+	n := 1
+	for ; n < len(members); n++ {
+		m, next := &members[n-1], &members[n]
+		gap := next.data - (m.data + m.size)
+		if m.sparse || next.sparse || gap < 0 || gap > tarBuffer {
+			break
 		}
-		return nil
 	}
-	if apart {
-		return x.readAnew(&files[0], members[0])
+	return n
+}
+
+// read reads adjacent members into files, with one read, from the header of the first to the data of the last:
+//
+//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
+//
+// Each header must have the name and the size of its member, or the shard is not the one that was indexed. That costs
+// nearly nothing, and stale indexes are common. The checksum of the header would add nothing to it.
+//
+// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
+// next.
+func (x *tarIndex) read(files []File, members []tarMember) error {
+	first, last := &members[0], &members[len(members)-1]
+	if first.sparse {
+		return x.readAnew(&files[0], first)
 	}
-	data := make([]byte, to-from)
-	if _, err := x.file.ReadAt(data, from); err == io.EOF {
-		return x.fault(members[0], x.stale())
-	} else if err != nil {
-		return x.fault(members[0], err)
+	from := first.data - tarBlock
+	data := make([]byte, last.data+last.size-from)
+	_, err := x.file.ReadAt(data, from)
+	if err == io.EOF {
+		err = x.stale()
+	}
+	if err != nil {
+		return x.fault(first, err)
 	}
 	for j := range members {
 		m := &members[j]
 		begin, end := m.data-from, m.data-from+m.size
-		if name, size, ok := basics(data[begin-tarBlock : begin]); ok && size == m.size && string(name) == m.stored {
+		if name, size, ok := parseFile(data[begin-tarBlock : begin]); ok && size == m.size && string(name) == m.stored {
 			files[j].Data = data[begin:end:end]
-		} else if err := x.readAnew(&files[j], *m); err != nil {
+		} else if err := x.readAnew(&files[j], m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readAnew reads a file whose own header does not say all, because its name is long, or it has holes; or which is not there.
-func (x *tarIndex) readAnew(file *File, m tarMember) error {
-	s := &tarShard{ctx: context.Background(), name: x.name, pos: m.head, max: max(m.size, defaultMaxFile)}
-	s.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	if err := s.advance(); err != nil || s.at.name != m.stored || s.at.size != m.size || s.at.data != m.data {
+// readAnew reads a member with a tarReader: one whose last header does not say everything, because its name is long or
+// the file is sparse. It is an error if the member is not there.
+func (x *tarIndex) readAnew(file *File, m *tarMember) (err error) {
+	r := &tarReader{pos: m.head, max: max(m.size, defaultMaxFile)}
+	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
+	if err := r.entry(); err != nil || r.at.name != m.stored || r.at.size != m.size || r.at.data != m.data {
 		return x.fault(m, x.stale())
 	}
-	var err error
-	file.Data, err = s.read()
-	return err
+	if file.Data, err = r.content(); err != nil {
+		return x.fault(m, err)
+	}
+	return nil
 }
 
-// fault is an error at a member of the shard.
-func (x *tarIndex) fault(m tarMember, err error) error {
-	return &TarError{x.name, m.name, m.head, err}
+// fault returns err as a TarError at a member of the shard.
+func (x *tarIndex) fault(m *tarMember, err error) error {
+	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
-// WriteIndex writes an index beside each shard, x.idx beside x.tar, in the format of DALI's wds2idx, version 1.2, for
-// OpenTar and for DALI. The format has no way to write names with white space or files without a field, and
-// none for sparse files, hard links and shards without records; these are errors.
+// WriteIndex writes an index beside each shard, x.idx beside x.tar, for OpenTar and for DALI. The format is that of
+// DALI's wds2idx, version 1.2. An index is written completely or not at all. WriteIndex returns an error for what the
+// format cannot say: names with white space, files without a field, sparse files, hard links, records with a fault, and
+// shards without records.
 func (d *TarDataset) WriteIndex() error {
 	for _, x := range d.shards {
 		index, err := x.format()
@@ -1171,13 +1377,13 @@ func (d *TarDataset) WriteIndex() error {
 			err = writeFile(x.indexName(), index)
 		}
 		if err != nil {
-			return fmt.Errorf("dataloader: index %s: %w", x.indexName(), err)
+			return fmt.Errorf("dataloader: WriteIndex: %s: %w", x.indexName(), err)
 		}
 	}
 	return nil
 }
 
-// format writes the index of the shard.
+// format returns the index of the shard, in the format that parse reads.
 func (x *tarIndex) format() ([]byte, error) {
 	if len(x.ends) == 0 {
 		return nil, errors.New("the shard has no records")
@@ -1186,30 +1392,30 @@ func (x *tarIndex) format() ([]byte, error) {
 		return nil, err
 	}
 	index := fmt.Appendf(nil, "v1.2 %d\n", len(x.ends))
-	first := 0
-	for _, end := range x.ends {
-		for j, m := range x.members[first:end] {
-			key, field, _ := splitName(m.name)
+	for i := range x.ends {
+		for j, m := range x.membersOf(i) {
+			field := m.name[m.key+1:]
 			if m.sparse || m.name != m.stored || field == "" || strings.ContainsFunc(m.name, unicode.IsSpace) {
 				return nil, fmt.Errorf("entry %q cannot be written: it is sparse, a hard link, without a field, or has white space in its name", m.name)
 			}
 			if j > 0 {
 				index = append(index, ' ')
 			}
-			index = fmt.Appendf(index, "%s %d %d %s", m.name[len(key)+1:], m.data, m.size, m.name)
+			index = fmt.Appendf(index, "%s %d %d %s", field, m.data, m.size, m.name)
 		}
-		index, first = append(index, '\n'), end
+		index = append(index, '\n')
 	}
 	return index, nil
 }
 
-// writeFile writes a file that is there as a whole or not at all.
+// writeFile writes a file that is there completely or not at all: it writes another file in the same folder and
+// renames that.
 func writeFile(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // unless it has another name by then
+	defer os.Remove(f.Name()) // does nothing after the file has been renamed
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return err
@@ -1217,7 +1423,7 @@ func writeFile(name string, data []byte) error {
 	return os.Rename(f.Name(), name)
 }
 
-// Close closes the shards. Get is an error afterwards.
+// Close closes the shards. Get returns an error afterwards.
 func (d *TarDataset) Close() error {
 	var errs []error
 	for _, x := range d.shards {
@@ -1229,47 +1435,27 @@ func (d *TarDataset) Close() error {
 }
 
 // A TarWriter writes records to a tar shard. The same records make the same bytes: the fields are sorted, and the
-// headers have no time and no owner. It is not safe for concurrent use.
+// headers have no time and no owner. It must not be used concurrently.
 //
 // PyTorch: webdataset.TarWriter, without its encoders.
 type TarWriter struct {
 	tar  *tar.Writer
-	keys map[string]bool
+	keys map[string]bool // of the records so far
 }
 
-// NewTarWriter returns a TarWriter that writes to w: a file, or a gzip.Writer around one.
+// NewTarWriter returns a TarWriter that writes to w, which may be a file, or a gzip.Writer on top of one.
 func NewTarWriter(w io.Writer) *TarWriter {
 	return &TarWriter{tar.NewWriter(w), map[string]bool{}}
 }
 
-// Write writes a record, whose Shard does not matter. It writes nothing and returns an error if the record would not be the
-// same when it is read: it must have files, a key of its own that is a relative path without a dot in its last element, and
-// each field must be in lower case, not empty, without a slash, and there once.
+// Write writes a record; its Shard does not matter. If the record would not be the same when it is read, Write returns
+// an error and writes nothing. A record must have files, and a key that no other record of the shard has. The key must
+// be a relative path without a dot in its last element. Each field must be in lower case, not empty, without a slash,
+// and there once.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	if len(files) == 0 {
-		return fmt.Errorf("dataloader: TarWriter: record %q has no files", r.Key)
-	}
-	if w.keys[r.Key] {
-		return fmt.Errorf("dataloader: TarWriter: the shard has a record %q already", r.Key)
-	}
-	if strings.HasPrefix(r.Key, "/") || slices.Contains(strings.Split(r.Key, "/"), "..") || strings.Contains(r.Key, "\x00") {
-		return fmt.Errorf("dataloader: TarWriter: key %q must be a relative path, without \"..\"", r.Key)
-	}
-	for i, f := range files {
-		name := r.Key + "." + f.Name
-		key, field, ok := splitName(name)
-		switch {
-		case f.Name == "" || strings.Contains(f.Name, "\x00"):
-			return fmt.Errorf("dataloader: TarWriter: record %q: field %q must not be empty or have a NUL", r.Key, f.Name)
-		case !ok:
-			return fmt.Errorf("dataloader: TarWriter: file %q of record %q would be left out when it is read, as are hidden files, files without a dot, and names like __meta__", name, r.Key)
-		case key != r.Key || field != f.Name:
-			return fmt.Errorf("dataloader: TarWriter: file %q of record %q would be read as field %q of record %q", name, r.Key, field, key)
-		}
-		if i > 0 && f.Name == files[i-1].Name {
-			return fmt.Errorf("dataloader: TarWriter: record %q has field %q twice", r.Key, f.Name)
-		}
+	if err := w.check(r.Key, files); err != nil {
+		return fmt.Errorf("dataloader: TarWriter: record %q: %w", r.Key, err)
 	}
 	for _, f := range files {
 		err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
@@ -1284,7 +1470,34 @@ func (w *TarWriter) Write(r Record) error {
 	return nil
 }
 
-// Close writes the end marker, without which a shard counts as cut. It does not close the writer underneath.
+// check says why a record, with its files sorted, would not be the same when it is read.
+func (w *TarWriter) check(key string, files []File) error {
+	switch {
+	case len(files) == 0:
+		return errors.New("it has no files")
+	case w.keys[key]:
+		return errors.New("the shard has a record with this key already")
+	case strings.HasPrefix(key, "/") || slices.Contains(strings.Split(key, "/"), ".."):
+		return errors.New(`the key must be a relative path without ".."`)
+	}
+	for i, f := range files {
+		name := key + "." + f.Name
+		k, field, ok := splitName(name)
+		switch {
+		case !ok:
+			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__", name)
+		case k != key || field != f.Name:
+			return fmt.Errorf("file %q would be read as field %q of record %q", name, field, k)
+		case f.Name == "" || strings.Contains(name, "\x00"):
+			return fmt.Errorf("field %q must not be empty, and file %q must not have a NUL", f.Name, name)
+		case i > 0 && f.Name == files[i-1].Name:
+			return fmt.Errorf("field %q comes twice", f.Name)
+		}
+	}
+	return nil
+}
+
+// Close writes the end marker; a shard without one counts as truncated. Close does not close the underlying writer.
 func (w *TarWriter) Close() error {
 	if err := w.tar.Close(); err != nil {
 		return fmt.Errorf("dataloader: TarWriter: %w", err)
@@ -1295,144 +1508,85 @@ func (w *TarWriter) Close() error {
 // maxExpand is the largest number of names that a pattern may stand for.
 const maxExpand = 1 << 20
 
-// Expand lists the names that a pattern with braces stands for, as bash does: "{a,b}" for a and b, "{8..11}" and "{08..11}"
-// for numbers without and with zeros in front, "{c..a}" for letters, "{0..20..5}" for every fifth; of several
-// braces the last changes fastest, and one in another is done first. Braces with neither a comma nor two dots
-// stay as they are, and so does what comes after a backslash. A brace without its other half is an error.
+// Expand lists the names that a pattern stands for, with braces as in bash: "{a,b}" stands for a and b, "{8..11}" for
+// the numbers from 8 to 11, and "{008..011}" for the same with zeros in front. Numbers may count down. Of several
+// braces the last changes fastest. A pattern without braces stands for itself.
+//
+// Expand returns an error for braces within braces, a brace without its other half, braces with neither a comma nor
+// two numbers, such as "{000-146}", and more than 2^20 names. bash leaves some of these as they are, which makes a
+// missing file of a slip. Letters, steps and backslashes, which bash knows too, are not needed for names of shards.
 func Expand(pattern string) ([]string, error) {
-	names, err := expand(pattern)
-	if err != nil {
-		return nil, fmt.Errorf("dataloader: Expand(%q): %w", pattern, err)
-	}
-	return names, nil
-}
-
-// expand expands the first braces of a pattern, then what is in them and what comes after them.
-func expand(pattern string) ([]string, error) {
-	cuts, err := braces(pattern)
-	if err != nil {
-		return nil, err
-	}
-	if len(cuts) == 0 {
-		return []string{escape.ReplaceAllString(pattern, "$1")}, nil
-	}
-	before, after := pattern[:cuts[0]], pattern[cuts[len(cuts)-1]+1:]
-	var choices []string
-	for i, cut := range cuts[1:] {
-		list, part := expand, pattern[cuts[i]+1:cut]
-		if len(cuts) == 2 {
-			list = sequence
+	names := []string{""} // what the pattern stands for, up to rest
+	for rest := pattern; rest != ""; {
+		before, after, found := strings.Cut(rest, "{")
+		inside, after, closed := strings.Cut(after, "}")
+		choices, err := []string{""}, error(nil)
+		switch {
+		case strings.Contains(before, "}"):
+			err = errors.New("a } has no {")
+		case found && !closed:
+			err = errors.New("a { has no }")
+		case strings.Contains(inside, "{"):
+			err = errors.New("braces must not be nested")
+		case found:
+			choices, err = alternatives(inside)
 		}
-		names, err := list(part)
-		if err == nil && names == nil { // no braces that mean something
-			return expand(before + `\{` + part + `\}` + after)
-		}
-		if choices = append(choices, names...); err == nil && len(choices) > maxExpand {
+		if err == nil && len(choices) > maxExpand/len(names) {
 			err = errTooMany
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("dataloader: Expand(%q): %w", pattern, err)
 		}
-	}
-	rests, err := expand(after)
-	if err == nil && len(choices) > maxExpand/len(rests) {
-		err = errTooMany
-	}
-	if err != nil {
-		return nil, err
-	}
-	before = escape.ReplaceAllString(before, "$1")
-	var names []string
-	for _, choice := range choices {
-		for _, rest := range rests {
-			names = append(names, before+choice+rest)
+		var longer []string
+		for _, name := range names {
+			for _, choice := range choices {
+				longer = append(longer, name+before+choice)
+			}
 		}
+		names, rest = longer, after
 	}
 	return names, nil
 }
 
-// braces finds where the first braces of a pattern begin, have commas, and end.
-func braces(pattern string) (cuts []int, err error) {
-	depth := 0
-	for i := 0; i < len(pattern) && (depth > 0 || len(cuts) == 0); i++ {
-		switch c := pattern[i]; {
-		case c == '\\':
-			i++
-		case c == '{':
-			if depth++; depth == 1 {
-				cuts = append(cuts, i)
-			}
-		case c == ',' && depth == 1:
-			cuts = append(cuts, i)
-		case c == '}':
-			if depth--; depth < 0 {
-				return nil, errors.New("a } has no {")
-			}
-			if depth == 0 {
-				cuts = append(cuts, i)
-			}
-		}
-	}
-	if depth > 0 {
-		return nil, errors.New("a { has no }")
-	}
-	return cuts, nil
-}
+var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
 
-var (
-	errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
-	escape     = regexp.MustCompile(`(?s)\\(.)`)
-)
-
-// sequence lists the elements of a sequence such as "08..11" or "a..z..2", or nothing if that is none.
-func sequence(s string) ([]string, error) {
-	parts := strings.Split(s, "..")
-	if len(parts) != 2 && len(parts) != 3 {
-		return nil, nil
+// alternatives lists what stands between two braces. If a number has zeros in front, all numbers get the width of the
+// wider end, sign included, as in bash.
+func alternatives(inside string) (all []string, err error) {
+	if strings.Contains(inside, ",") {
+		return strings.Split(inside, ","), nil
 	}
-	from, err1 := strconv.ParseInt(parts[0], 10, 64)
-	to, err2 := strconv.ParseInt(parts[1], 10, 64)
-	format, width := "%0*d", 0
-	isLetter := func(s string) bool { return len(s) == 1 && s[0]|0x20 >= 'a' && s[0]|0x20 <= 'z' }
-	switch {
-	case err1 == nil && err2 == nil:
-		for _, p := range parts[:2] {
-			if digits := strings.TrimPrefix(p, "-"); len(digits) > 1 && digits[0] == '0' {
-				width = max(len(parts[0]), len(parts[1]))
-			}
-		}
-	case isLetter(parts[0]) && isLetter(parts[1]):
-		format, from, to = "%*c", int64(parts[0][0]), int64(parts[1][0])
-	default:
-		return nil, nil
+	first, last, _ := strings.Cut(inside, "..")
+	from, err1 := strconv.ParseInt(first, 10, 64)
+	to, err2 := strconv.ParseInt(last, 10, 64)
+	if err1 != nil || err2 != nil {
+		return nil, fmt.Errorf("{%s} must be a list such as {a,b}, or numbers such as {000..146}", inside)
 	}
-	step := uint64(1)
-	if len(parts) == 3 {
-		n, err := strconv.ParseInt(parts[2], 10, 64)
-		if err != nil {
-			return nil, nil
-		}
-		step = max(1, uint64(max(n, -n)))
-	}
-	count := uint64(max(from, to)-min(from, to)) / step // and one more
-	if count >= maxExpand {
+	if uint64(max(from, to)-min(from, to)) >= maxExpand {
 		return nil, errTooMany
 	}
-	var all []string
-	for i := range count + 1 {
-		n := from + int64(i*step)
-		if to < from {
-			n = from - int64(i*step)
-		}
-		all = append(all, fmt.Sprintf(format, width, n))
+	width := 0
+	if fmt.Sprint(from) != first || fmt.Sprint(to) != last {
+		width = max(len(first), len(last))
 	}
-	return all, nil
+	for n := from; ; n += int64(cmp.Compare(to, from)) {
+		all = append(all, fmt.Sprintf("%0*d", width, n))
+		if n == to {
+			return all, nil
+		}
+	}
 }
 
-// Decode makes of a file what its extension says, as well as the standard library can: an image.Image of png, jpg, jpeg
-// and gif; of json what encoding/json makes; a string of txt, text and transcript; an int of cls, cls2, class, count,
-// index and id. Anything else it returns as it is, as []byte. The name may be a path, or the field of a Record. Nothing
-// in the data is ever executed.
+// Decode decodes a file by its extension, as far as the standard library can:
+//
+//	png, jpg, jpeg, gif                  image.Image, whatever format the bytes are in
+//	json                                 what encoding/json makes of it
+//	txt, text, transcript                string
+//	cls, cls2, class, count, index, id   int
+//	anything else                        []byte, as it is
+//
+// name may be a path or the field of a Record; its case does not matter. Nothing in the data is ever executed. Decode
+// may be called concurrently. It returns an error for data that cannot be decoded.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
