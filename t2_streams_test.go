@@ -32,7 +32,8 @@ import (
 //	                  TestLastItemHandedOver, TestHealedStreams: errors and ends; TestRefusedCursors, TestBadStreams,
 //	                  TestEndlessWithoutItems: what can never be right; TestReadAhead: how far a stage reads, and when
 //	dataset.go        TestFromSeq
-//	sampler.go        TestShuffleStream, TestShuffleForgets, TestShuffleResumes, TestMixCounts, TestMixWeights, TestStreamRanks
+//	sampler.go        TestShuffleStream, TestItemsAreForgotten, TestShuffleResumes, TestMixCounts, TestMixWeights,
+//	                  TestStreamRanks
 //	batch.go          TestPipelineIsLoader, TestBatchEndsWithCause
 //	worker.go         TestScopeInMap, TestMapResumes, TestPrefetchQueue, TestStreamsThatDie, TestPanicsOfTheLoop
 //	dataloader.go     TestStats, TestProgress, TestProfiles, TestTimeline
@@ -724,26 +725,35 @@ func TestShuffleStream(t *testing.T) {
 	}
 }
 
-// TestShuffleForgets: what was handed over can be collected, before the window has ended.
-func TestShuffleForgets(t *testing.T) {
+// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before the window or the next batch is
+// full. live counts the items that are still in memory.
+func TestItemsAreForgotten(t *testing.T) {
 	var all []weak.Pointer[[4096]byte]
-	large := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
+	items := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
 		p := new([4096]byte)
 		all = append(all, weak.Make(p))
 		return p, nil
 	})
-	given := 0
-	for range large.Shuffle(8, 1).Epoch(t.Context(), 0) {
+	live := func() (n int) {
 		runtime.GC()
-		given++
-		alive := 0
 		for _, p := range all {
 			if p.Value() != nil {
-				alive++
+				n++
 			}
 		}
-		if most := len(all) - given + 2; alive > most { // the item in hand, and perhaps the last one
-			t.Fatalf("with item %d in hand %d are alive, want at most %d", given, alive, most)
+		return n
+	}
+	given := 0
+	for range items.Shuffle(8, 1).Epoch(t.Context(), 0) {
+		given++
+		if n, most := live(), len(all)-given+2; n > most { // the item in hand, and perhaps the last one
+			t.Fatalf("with item %d in hand %d are in memory, want at most %d", given, n, most)
+		}
+	}
+	count := func(_ int, samples []*[4096]byte) (int, error) { return len(samples), nil }
+	for range Batch(items, 8, count).Epoch(t.Context(), 0) {
+		if n := live(); n > 1 { // perhaps the last one
+			t.Fatalf("with a batch in hand %d of its samples are in memory", n)
 		}
 	}
 }
@@ -1093,6 +1103,9 @@ func TestStats(t *testing.T) {
 		// Batch 0 comes at 100, and batch 1, which waits for it, is ready at 60.
 		{"first batch slow", Options{Workers: 2}, 1, 4, d{100 * ms, 60 * ms, 10 * ms, 10 * ms}, 10 * ms,
 			"4 batches, 4 samples (29/s), 0 dropped; waited 71 % of 140ms, 29 % with the next batch ready; workers: 2, 64 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
+		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them before the loop has had batch 0 for 20.
+		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 20 * ms,
+			"4 batches, 4 samples (22/s), 0 dropped; waited 56 % of 180ms, 0 % with the next batch ready; workers: 1, 57 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
 		{"two batches", Options{}, 1, 2, d{10 * ms}, 10 * ms,
 			"2 batches, 2 samples (50/s), 0 dropped; waited 50 % of 40ms, 0 % with the next batch ready: loading and training take turns, a worker would load during training"},
 		// Training that is never timed is unknown.
