@@ -187,7 +187,8 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // Unbatch panics if src is nil. torchdata: Unbatcher.
 //
 // In the middle of a batch the cursor is that before the batch, with the number of elements that came before. So a
-// resume reads the batch again, and skips that number of its elements.
+// resume reads the batch again, and skips that number of its elements. If the batch fails now, the rest of it is one
+// failed item. If there is another batch now, or it has another length, the cursor is refused.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
@@ -196,14 +197,15 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if batch.Err != nil {
-				batch.Value = make([]T, 1)
+			if at.N > 0 && (batch.Next.text() != at.End.text() || batch.Err == nil && len(batch.Value) != at.M) {
+				return from.refused("the source has changed: a batch of %d elements up to %s has %d elements up to %s now",
+					at.M, at.End.text(), len(batch.Value), batch.Next.text())
 			}
-			if at.N > len(batch.Value) {
-				return from.refused("the batch has only %d elements now, %d came before the cursor", len(batch.Value), at.N)
+			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
+				at.N, batch.Value = 0, make([]T, 1)
 			}
 			for n := at.N; n < len(batch.Value); n++ {
-				next := stage{N: n + 1, Source: at.Source}
+				next := stage{N: n + 1, M: len(batch.Value), Source: at.Source, End: batch.Next}
 				if n+1 == len(batch.Value) {
 					next = stage{Source: batch.Next}
 				}

@@ -254,7 +254,8 @@ type DataLoader[B any] struct {
 	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
 
 	mu   sync.Mutex // guards free; never held while user code runs
-	free []B        // the batches given back by Recycle, at most its capacity
+	free []B        // the batches given back by Recycle
+	most int        // how many of them can be of use: those in flight, and two in the caller's hands
 }
 
 // New makes a loader of the samples of data, which collate makes into batches. It calls data.Len once. Options that make
@@ -274,7 +275,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	if err := l.setOrder(n); err != nil {
 		return nil, err
 	}
-	l.free = make([]B, 0, min(opts.Workers*opts.Prefetch, l.Len())+2)
+	l.most = min(opts.Workers*opts.Prefetch, l.Len()) + 2
 	l.newFetcher = func(ctx context.Context, worker int, p *pass) func(*result[B]) {
 		f := &fetcher[T, B]{data: data, n: n, collate: collate, onError: opts.OnError != nil, pass: p}
 		f.all, _ = data.(BatchGetter[T])
@@ -305,7 +306,11 @@ func (l *DataLoader[B]) setOrder(n int) error {
 	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
 	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	l.name = describe(positions)
-	l.state = &loaderState{By: l.name, Seed: o.Seed}
+	state := &loaderState{By: l.name, Seed: o.Seed}
+	if o.Unordered {
+		state.Shard, state.Size = &l.deal.shard, size
+	}
+	l.state = state
 	return nil
 }
 
@@ -362,7 +367,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.free) < cap(l.free) {
+	if len(l.free) < l.most {
 		l.free = append(l.free, b)
 	}
 }
@@ -613,6 +618,16 @@ func (c Cursor) Load(state any) error {
 // atStart reports whether c is the start of an epoch, which fits any loader and stream.
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
+// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
+// JSON.
+func (c Cursor) text() string {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
 // fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
 // name. by points to the description in *state.
 func (c Cursor) fit(name string, by *string, state any) error {
@@ -717,7 +732,8 @@ type loaderState struct {
 	By   string `json:"by"`
 	Seed uint64 `json:"seed,omitempty"`
 	// Done are the steps after Pos that have been handed over, out of order. Shard and Size, the batch size, say what a
-	// step is. Only unordered loops set them.
+	// step is. Only loaders with Options.Unordered set them, and always: after the same step their ranks have handed
+	// over different batches.
 	Done  []span `json:"done,omitempty"`
 	Shard *Shard `json:"shard,omitempty"`
 	Size  int    `json:"size,omitempty"`
@@ -756,9 +772,9 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 	if from.Pos > l.deal.n {
 		return nil, from.refused("pos must be at most %d", l.deal.n)
 	}
-	if len(s.Done) > 0 && (s.Shard == nil || *s.Shard != l.deal.shard || s.Size != l.deal.size) {
+	if own := cmp.Or(s.Shard, &l.deal.shard); *own != l.deal.shard || s.Shard != nil && s.Size != l.deal.size || s.Shard == nil && len(s.Done) > 0 {
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			*cmp.Or(s.Shard, new(Shard)), s.Size, l.deal.shard, l.deal.size)
+			*own, s.Size, l.deal.shard, l.deal.size)
 	}
 	p := &pass{epoch: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
 	if l.opts.Trace != nil {
@@ -833,7 +849,6 @@ func (p *pass) cursor(plain any) Cursor {
 	c := Cursor{p.epoch, p.deal.after(p.mark), plain}
 	if len(p.ahead) > 0 {
 		s := *plain.(*loaderState)
-		s.Shard, s.Size = &p.deal.shard, p.deal.size
 		for _, done := range p.ahead {
 			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
 		}
@@ -891,7 +906,17 @@ type Timing struct {
 // Second reading: a loader as a stream, and where the time goes.
 
 // Stream returns the loader as a stream of its batches: to map them, or to mix them with those of another loader.
-func (l *DataLoader[B]) Stream() Stream[B] { return l.items }
+//
+// A loader with Options.Unordered is no stream. What it yields depends on timing, and a stage that reads its source again
+// at a resume would lose samples and repeat others. Its Stream yields only an error that says so.
+func (l *DataLoader[B]) Stream() Stream[B] {
+	if l.opts.Unordered {
+		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
+			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave Unordered unset")
+		})
+	}
+	return l.items
+}
 
 // Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe
 // method of a new(Stats), and print the Stats at any time. The zero value is ready for use. Stats is safe for concurrent

@@ -254,7 +254,7 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		defer func() { slot <- kept }() // also after a panic in data.Get
 		if kept == nil {
 			at := scopeOf(ctx)
-			ctx, _ := withScope(ctx, at.worker, at.seed, spot{pos: uint64(i)})
+			ctx, _ := withScope(ctx, at.worker, hash(at.seed, cacheSalt), spot{pos: uint64(i)})
 			fetched, err := data.Get(ctx, i)
 			if err != nil {
 				return sample, err
@@ -264,6 +264,9 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		return *kept, nil
 	})
 }
+
+// cacheSalt tells the seed of what is inside a Cache from that of what is outside.
+const cacheSalt = 0x6361636865
 
 // Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits: first for backoff, then
 // twice as long each time, less a random part of up to one half, so that many machines do not return at the same
@@ -307,12 +310,14 @@ func pause(ctx context.Context, d time.Duration) error {
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
 // workers or ranks, in or out of order, before and after a resume. A GetBatch has one generator for the whole batch.
 //
-// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. With a
-// context that no loader made, each call of Rand returns a new generator with the seed of WithSeed, or 0.
+// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
+// ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
+// draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
 //
 // PyTorch: the generators that a worker_init_fn must seed, whose numbers depend on the number of workers.
 func Rand(ctx context.Context) *rand.Rand {
-	s := scopeOf(ctx)
+	s, ok := ctx.Value(scopeKey{}).(*scope)
+	panicIf(!ok, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
 	}
@@ -602,6 +607,7 @@ type stage struct {
 	Source  Cursor   `json:"source,omitzero"`
 	Sources []Cursor `json:"sources,omitempty"` // if the stage has several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
+	End     Cursor   `json:"end,omitzero"`      // the source's cursor after what a resume reads again
 }
 
 // stageAt returns the stage of a cursor that the stage described by name has made. At the start of an epoch each source
@@ -654,6 +660,8 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 			}
 			if pos++; pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
 				return nil
+			} else if pos <= from.Pos && ctx.Err() != nil {
+				break
 			}
 		}
 		if ctx.Err() != nil { // seq may have stopped early
@@ -723,6 +731,9 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Repeat: the stream is nil")
 	times = max(times, 0)
 	return staged(fmt.Sprintf("Repeat(%d)", times), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		if times > 0 && (from.Epoch >= math.MaxInt/times || at.N >= times) {
+			return from.refused("there is no such epoch of %d epochs of the source, or no epoch %d in it", times, at.N)
+		}
 		if from.atStart() {
 			at.Source.Epoch *= max(times, 1)
 		}
@@ -741,6 +752,9 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 			if empty && times == 0 {
 				return fmt.Errorf("dataloader: Repeat: the stream has no items in epoch %d", at.Source.Epoch)
 			}
+			if ctx.Err() != nil && n+1 != times { // an empty source does not notice
+				return context.Cause(ctx)
+			}
 			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
 		}
 		return nil
@@ -754,6 +768,9 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
 	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		if at.N > 0 && at.N >= len(srcs) {
+			return from.refused("its state is damaged: there are %d streams, and none has the number %d", len(srcs), at.N)
+		}
 		pos := from.Pos
 		for n := at.N; n < len(srcs); n++ { // N is the stream that is being read, Source its cursor
 			for item, err := range srcs[n](ctx, at.Source) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sort"
 	"strconv"
+	"strings"
 	"sync/atomic"
 )
 
@@ -59,6 +60,8 @@ func Sequential(n int) Sampler {
 
 // Random is a new permutation of 0 … n-1 in every epoch. It needs at most 8 KiB of memory, whatever n is, and computes
 // the index at any position of any epoch at once. It panics if n is negative.
+//
+// At some lengths above 4,096 all permutations have the same parity, which no use in training can notice.
 //
 // PyTorch: RandomSampler, with other numbers; TorchRandom has torch's. Random over a Subset is PyTorch's
 // SubsetRandomSampler.
@@ -363,16 +366,17 @@ func Resize(s Sampler, count int) Sampler {
 	orderOf := recent(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
 		return func(pos int) int {
+			panicIf(epoch >= math.MaxInt/count, "Resize: epoch %d of %d positions each is too far", epoch, count)
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
 		}
 	}}
 }
 
-// describe says which sampler s is, for cursors and errors.
+// describe says which sampler s is, for cursors and errors. The description is valid UTF-8, as it goes through JSON.
 func describe(s interface{ Len() int }) string {
 	if s, ok := s.(fmt.Stringer); ok {
-		return s.String()
+		return strings.ToValidUTF8(s.String(), "?")
 	}
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
@@ -403,7 +407,11 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
-	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d)", describe(s), size), func(epoch int) func(int) []int {
+	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
+	if dropLast {
+		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
+	}
+	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
 		at := s.Order(epoch)
 		return func(k int) []int {
 			indices := d.positions(nil, k)
@@ -514,11 +522,17 @@ type Shard struct{ Index, Count int }
 // check returns the shard with its Count filled in, or says what is wrong with it.
 func (s Shard) check() (Shard, error) {
 	count := max(s.Count, 1)
-	if s.Count < 0 || s.Index < 0 || s.Index >= count {
-		return s, fmt.Errorf("Shard is {Index: %d, Count: %d}; Count must not be negative, and Index must be 0 to %d", s.Index, s.Count, count-1)
+	if s.Count == 0 && s.Index > 0 {
+		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
+	}
+	if s.Count < 0 || s.Count > maxShards || s.Index < 0 || s.Index >= count {
+		return s, fmt.Errorf("Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", s.Index, s.Count, maxShards, count-1)
 	}
 	return Shard{s.Index, count}, nil
 }
+
+// maxShards bounds Shard.Count, so that no position overflows.
+const maxShards = 1 << 20
 
 // nth returns the place of the shard's item i in a sequence that is dealt out: every Count-th, from Index on.
 func (s Shard) nth(i int) int { return s.Index + i*s.Count }
@@ -641,7 +655,7 @@ func (d *deal) after(k int) int {
 // makes batches. A resume at any position takes no time. Indices panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
-	state := &stage{By: describe(s)}
+	state := &stage{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := recent(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stageAt(from, state.By, 0); err != nil {
@@ -679,10 +693,15 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 		pos, h := from.Pos, hash(seed, uint64(from.Epoch))
 		// flush yields the window, whose number is at.M, without the first at.N items, which came before the cursor.
 		// end is the source's cursor after the window.
+		var changed error
 		flush := func(end Cursor) bool {
+			if at.N > 0 && end.text() != at.End.text() {
+				changed = from.refused("the source has changed: a window that ended at %s ends at %s now", at.End.text(), end.text())
+				return false
+			}
 			order := permutation(len(items), counter(h, uint64(at.M)))
 			for n := at.N; n < len(items); n++ {
-				next := stage{N: n + 1, M: at.M, Source: at.Source}
+				next := stage{N: n + 1, M: at.M, Source: at.Source, End: end}
 				if n+1 == len(items) {
 					next = stage{M: at.M + 1, Source: end}
 				}
@@ -706,13 +725,15 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 			items, last = append(items, item), item.Next
 			if len(items) == size {
 				if !flush(last) {
-					return nil
+					return changed
 				}
 				size = window
 			}
 		}
-		flush(last)
-		return nil
+		if len(items) > 0 || at.N > 0 {
+			flush(last)
+		}
+		return changed
 	})
 }
 

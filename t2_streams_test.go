@@ -562,9 +562,9 @@ func TestBadStreams(t *testing.T) {
 	}{
 		{func() { s.Filter(nil) }, "Filter: keep is nil"},
 		{func() { s.Take(-1) }, "Take: n is -1, must not be negative"},
-		{func() { s.Shard(Shard{2, 2}) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must not be negative, and Index must be 0 to 1"},
+		{func() { s.Shard(Shard{2, 2}) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
 		{func() { s.Shuffle(0, 1) }, "Shuffle: the window is 0, must be at least 1"},
-		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be at least 1"},
+		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to"},
 		{func() { FromSeq[int](nil) }, "FromSeq: seq is nil"},
 		{func() { Indices(nil) }, "Indices: the sampler is nil"},
 		{func() { Map(s, -1, quick) }, "Map: workers is -1, must be 0 to"},

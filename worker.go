@@ -231,17 +231,19 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // over as soon as it is ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
 //
 // An error of f fails the item, and so does a panic. A resume does not call f again for items before the cursor.
-// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. torchdata: Mapper,
-// ParallelMapper.
+// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. A Map of a Map draws numbers of
+// its own. torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	panicIf(src == nil, "Map: the stream is nil")
 	panicIf(f == nil, "Map: f is nil")
 	panicIf(workers < 0 || workers > math.MaxInt32/8, "Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
-	newApply := func(ctx context.Context, w int) func(*mapping[T, U]) {
-		ctx, s := withScope(ctx, w, scopeOf(ctx).seed, spot{})
-		return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
-	}
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[U]) bool) error {
+		seed := scopeOf(ctx).seed
+		newApply := func(ctx context.Context, w int) func(*mapping[T, U]) {
+			ctx, s := withScope(ctx, w, seed, spot{})
+			return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
+		}
+		ctx = WithSeed(ctx, hash(seed, mapSalt)) // for a Map before this one, which must not draw the same numbers
 		if workers > 0 {
 			e := engine[mapping[T, U]]{workers: workers, window: 8 * workers, newLoad: newApply}
 			return readAhead(ctx, src, from, e, func(m *mapping[T, U]) bool { return yield(m.out) })
@@ -261,6 +263,9 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	})
 }
 
+// mapSalt tells the seed of a Map from that of its source.
+const mapSalt = 0x6d6170
+
 // A mapping is an item on its way through an engine.
 type mapping[T, U any] struct {
 	in  Item[T]
@@ -278,7 +283,7 @@ func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Cont
 	}
 	m.out.Err = errGoexit
 	defer func() {
-		if m.out.Err != nil {
+		if m.in.Value = *new(T); m.out.Err != nil {
 			m.out = failedItem[U]("Map", m.in.Next, m.out.Err)
 		}
 	}()
@@ -292,12 +297,15 @@ func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Cont
 // and no item comes twice. n must be at least 1. torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(s == nil, "Prefetch: the stream is nil")
-	panicIf(n < 1, "Prefetch: n is %d, must be at least 1", n)
+	panicIf(n < 1 || n > maxPrefetch, "Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		e := engine[mapping[T, T]]{window: n}
 		return readAhead(ctx, s, from, e, func(m *mapping[T, T]) bool { return yield(m.in) })
 	})
 }
+
+// maxPrefetch bounds the items that Prefetch reads ahead, for which it has slots from the beginning.
+const maxPrefetch = 1 << 24
 
 // readAhead runs e with a reader that reads src, and yields what leaves the engine.
 func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engine[mapping[T, U]], yield func(*mapping[T, U]) bool) (err error) {
