@@ -9,9 +9,10 @@ import (
 	"slices"
 )
 
-// A Collate makes a batch of samples. It may build the batch in the memory of dst, as append does: dst is a batch that
-// the caller has given back with DataLoader.Recycle, or the zero value. It must not retain dst or samples, except in
-// the batch it returns. With workers it runs in several goroutines at once, on different batches. PyTorch: collate_fn.
+// A Collate makes a batch from samples. It may build the batch in the memory of dst, as append does: dst is a batch that
+// the caller has given back with DataLoader.Recycle, or the zero value. The batch may contain the samples, but not the
+// slice that holds them, which the loader clears and reuses. With workers a Collate runs in several goroutines at once,
+// on different batches. PyTorch: collate_fn.
 type Collate[T, B any] func(dst B, samples []T) (B, error)
 
 // A Tensor is a dense array in row-major order. Shape is the length of each dimension, and Data holds as many elements
@@ -27,8 +28,8 @@ type Tensor[E any] struct {
 	Shape []int
 }
 
-// Rows is the Dataset of a tensor's rows. Sample i is a view of row i, a tensor without the first dimension that shares
-// t's memory. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
+// Rows is the Dataset of a tensor's rows. Sample i is row i, as a tensor of the shape t.Shape[1:] that shares the memory
+// of t. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
 func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	if len(t.Shape) == 0 {
 		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
@@ -55,7 +56,7 @@ func elements(shape []int) int {
 	return n
 }
 
-// List is the Collate whose batch is a slice of the samples.
+// List is the Collate whose batch is a new slice with the samples.
 func List[T any](dst []T, samples []T) ([]T, error) {
 	return append(dst[:0], samples...), nil
 }
@@ -73,7 +74,7 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	first := samples[0]
 	size := len(first.Data)
 	if elements(first.Shape) != size {
-		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements", first.Shape, size)
+		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; set Shape to the length of each dimension", first.Shape, size)
 	}
 	dst.Data = slices.Grow(dst.Data[:0], size*len(samples))[:size*len(samples)]
 	for i, s := range samples {
@@ -132,10 +133,13 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 			firsts[i], seconds[i] = s.First, s.Second
 		}
 		var err error
-		if dst.First, err = first(dst.First, firsts); err == nil {
-			dst.Second, err = second(dst.Second, seconds)
+		if dst.First, err = first(dst.First, firsts); err != nil {
+			return dst, fmt.Errorf("First: %w", err)
 		}
-		return dst, err
+		if dst.Second, err = second(dst.Second, seconds); err != nil {
+			return dst, fmt.Errorf("Second: %w", err)
+		}
+		return dst, nil
 	}
 }
 

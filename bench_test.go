@@ -26,9 +26,8 @@ import (
 // Every figure that is a claim is a ratio: each line below times its own code and the baseline in turn, round by round
 // in the same process, and reports the median. So it means the same on a machine that is busy with other things.
 
-// against times run, which does n units of work, against a baseline that does as many. It reports the time of a
-// unit and, as x-<name of the baseline>, how many times as fast as the baseline run is.
-// More metrics may be given as amounts, to be reported by the second.
+// against times run, which does n units of work, against a baseline that does as many. It reports the time of a unit
+// and, as x-<name of the baseline>, how many times as fast as the baseline run is. The amounts are reported per second.
 func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
 	b.Run(name, func(b *testing.B) {
 		theirs, mine, allocs := rounds(b, base, run)
@@ -45,7 +44,7 @@ func against(b *testing.B, name, unit string, n int, baseline string, base, run 
 	})
 }
 
-// rounds runs base and run in turn and returns how long each round of theirs took, in ns, and how often run allocates.
+// rounds runs base and run in turn. It returns how long each round of both took, in ns, and how often run allocates.
 func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs float64) {
 	base()
 	run()
@@ -67,7 +66,7 @@ func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs floa
 	return theirs, mine, allocs / float64(len(mine))
 }
 
-// An amount is how much a round does, in some unit.
+// An amount is how much one round does, in some unit.
 type amount struct {
 	n    float64
 	unit string
@@ -94,8 +93,8 @@ func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opt
 	}
 }
 
-// pool returns a function that does f(k) for 0 <= k < n in unordered workers that share a queue, at most 4 ahead: the
-// least that any loader of this shape has to do.
+// pool returns a function that calls f(k) for 0 <= k < n in unordered workers that share a queue, at most 4 ahead. That is
+// the least that any loader of this shape has to do.
 func pool(n, workers int, f func(k int)) func() {
 	return func() {
 		tasks, results := make(chan int, 4), make(chan int, 4)
@@ -121,8 +120,8 @@ func pool(n, workers int, f func(k int)) func() {
 	}
 }
 
-// futures returns a function that does the same in order in the way that comes to mind first: a goroutine for each
-// task and a channel of channels.
+// futures returns a function that does the same in order, in the way that comes to mind first: a goroutine for each task,
+// and a channel of channels.
 func futures(n, workers int, f func(k int)) func() {
 	return func() {
 		queue := make(chan chan int, 2*workers)
@@ -156,8 +155,8 @@ func BenchmarkTrivial(b *testing.B) {
 	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
 }
 
-// BenchmarkThroughput has batches that take a millisecond of waiting, as for a request, and such that take 200 µs of computing, with
-// more and more workers. With -update it draws the picture of the README.
+// BenchmarkThroughput loads batches that take 1 ms of waiting, as for a request, and batches that take 200 µs of computing,
+// with 1 to 16 workers. With -update it draws the picture of the README.
 func BenchmarkThroughput(b *testing.B) {
 	pic := svg{height: 340}
 	const left, right, bottom, top, most = 50, 620, 300, 20, 16
@@ -205,7 +204,7 @@ func BenchmarkThroughput(b *testing.B) {
 	}
 }
 
-// BenchmarkTrace has what it costs to be observed, above the same loader without.
+// BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace.
 func BenchmarkTrace(b *testing.B) {
 	const n = 50000
 	for _, workers := range []int{0, 2} {
@@ -241,8 +240,8 @@ func burn(d time.Duration) func(int) {
 	return func(int) { sink.Store(spin(times)) }
 }
 
-// BenchmarkWork is how much of two processors the loader gets to work: batches that take 20 and 200 µs to load, against
-// the loop that loads them itself.
+// BenchmarkWork is how much of two processors the loader keeps busy: batches that take 20 and 200 µs to load, against the
+// loop that loads them itself.
 func BenchmarkWork(b *testing.B) {
 	for _, d := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		n := int(40 * time.Millisecond / d)
@@ -268,8 +267,8 @@ func BenchmarkWork(b *testing.B) {
 }
 
 // BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64: against a
-// loop by hand that copies the rows into one buffer, and against two goroutines that copy half of them each. The copy of the
-// same bytes in one piece is the limit.
+// hand-written loop that copies the rows into one buffer, and against two goroutines that copy half of the rows each. The
+// limit is the copy of the same bytes in one piece.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
@@ -332,8 +331,8 @@ func BenchmarkRandom(b *testing.B) {
 	against(b, "torch", "index", n, "Perm", perm, func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
 }
 
-// BenchmarkStart is what it takes to begin: the time and memory of New and of the first batch, for a data set
-// of 10^12 samples, also when it resumes in the middle, and for a small one with workers.
+// BenchmarkStart is the time and memory of New and of the first batch: for a data set of 10^12 samples, from the start and
+// resumed in the middle, and for a small data set with workers.
 func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
@@ -416,8 +415,8 @@ func BenchmarkGoTree(b *testing.B) {
 	}
 }
 
-// BenchmarkStreams is what a stage adds to an item of the stream under it: the difference is in added-ns/item, and the
-// baseline is that stream alone.
+// BenchmarkStreams is what a stage adds to an item of its source. The baseline is the source alone, and added-ns/item the
+// difference.
 func BenchmarkStreams(b *testing.B) {
 	const n = 100000
 	count := func(n int) Stream[int] { // as cheap as a stream can be
@@ -498,8 +497,8 @@ func BenchmarkStreams(b *testing.B) {
 	against(b, "Map/20µs", "item", few, "two-goroutines", two, busy)
 }
 
-// BenchmarkFirstBatch is the time to the first batch of 32 samples of 100 µs: the classic loader has one worker load it, a
-// pipeline all.
+// BenchmarkFirstBatch is the time to the first batch, of 32 samples that take 100 µs each. In the classic loader one worker
+// loads it, in a pipeline all workers do.
 func BenchmarkFirstBatch(b *testing.B) {
 	work := burn(100 * time.Microsecond)
 	get := func(_ context.Context, i int) (int, error) { work(i); return i, nil }
@@ -533,7 +532,7 @@ func BenchmarkResume(b *testing.B) {
 	}
 }
 
-// tarShards writes a shard of 20,000 records, of a file of 4 KB and one of 3 bytes, once for all benchmarks of tar.
+// tarShards writes a shard of 20,000 records, each with a file of 4 KB and a file of 3 bytes, once for all benchmarks.
 func tarBench(b *testing.B) string {
 	name := filepath.Join(b.TempDir(), "bench.tar")
 	f := must(os.Create(name))

@@ -23,8 +23,8 @@
 //		}
 //	}
 //
-// The rest of this comment explains how the package works, and what to read next. It starts from a loop that anybody
-// would write.
+// The rest of this comment explains how the package works. It starts from a loop that anybody would write. The names after
+// "Read" at the end of each section are for later: read this comment to its end first.
 //
 // # A loop of ten lines
 //
@@ -45,34 +45,34 @@
 // # The data set
 //
 // A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is a data set, and
-// [Func], [Files], [Folder] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make a data set of
+// [Func], [Files], [Folder] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make one data set from
 // another. Any sample may be fetched at any time, by several goroutines at once. Read dataset.go.
 //
 // # The sampler
 //
 // A [Sampler] says which sample stands at which position of which epoch (PyTorch: Sampler). In the loop above the order
 // is a table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and
-// position alone: [Random] computes a permutation of any length at any position, without a table. Read permutation and
-// feistel in sampler.go.
+// position alone. [Random] computes the index at any position of a permutation of any length; it needs a table only for
+// short ones. Read permutation and feistel in sampler.go.
 //
 // # The batch
 //
-// A [Collate] makes a batch of samples (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor with one
+// A [Collate] makes a batch from samples (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor with one
 // more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may reuse memory:
 // [DataLoader.Recycle] gives a batch back. Read Stack in batch.go.
 //
 // # One goroutine
 //
 // With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it (PyTorch:
-// _SingleProcessDataLoaderIter). That is the specification: any number of workers gives the same batches, errors and
-// random numbers, in the same order, sooner. Read fetcher.load in dataloader.go, and inline in worker.go.
+// _SingleProcessDataLoaderIter). Loading with 0 workers is the specification: any number of workers gives the same batches,
+// errors and random numbers, in the same order, sooner. Read fetcher.load in dataloader.go, and inline in worker.go.
 //
 // # Several goroutines, out of order
 //
 // Workers are goroutines. They take tasks, which are the numbers of batches, from one queue and put results into
 // another, while the loop trains. With Options.Unordered (PyTorch: in_order=False) a batch is handed over as soon as it
-// is ready. The window bounds how far the workers run ahead: at most Workers × Prefetch batches have been sent to the
-// workers and not been handed over. Read work in worker.go.
+// is ready. The workers run ahead of the loop, but not far: at most Workers × Prefetch batches, the window, are with the
+// workers or ready. The batch in the loop body does not count. Read work in worker.go.
 //
 // # In order
 //
@@ -86,15 +86,17 @@
 //	             ^           ^
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch between the two is in exactly one place, and there are at most window of them. So no send ever blocks,
-// and memory is bounded even if batch 2 never comes. The picture in the README, and testdata/timeline.txt, show the same
-// batches in all three ways. Read engine in worker.go.
+// Each batch between the two is in exactly one place, and there are at most window of them. Each queue has room for window
+// batches, so no send ever blocks, and memory is bounded even if batch 2 never comes. The picture in the README, and
+// testdata/timeline.txt, show the same batches with one worker, with three out of order, and with three in order. Read
+// engine in worker.go.
 //
 // # Errors and breaks
 //
-// A batch that cannot be loaded is an error in its place: a [SampleError], which says where, and whose Err says what,
-// such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every other error is the last:
-// the context has ended, or the cursor does not fit. So a loop that skips what is bad tells the two apart:
+// If a batch cannot be loaded, the loop gets an error at the batch's turn. The error is a [*SampleError]. It says which batch
+// failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
+// other error is the last: the context has ended, or the cursor does not fit. A loop that skips bad batches tells the two
+// apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
@@ -106,28 +108,45 @@
 //		train(batch)
 //	}
 //
-// Options.OnError drops a bad sample from its batch instead. Goroutines live only inside the range: leaving it in any
-// way stops them and waits for them, and there is nothing to close. Read run in worker.go, from its defers on.
+// Options.OnError drops a bad sample from its batch instead:
+//
+//	if Get                  without OnError             with OnError
+//	returns an error        the batch fails             OnError decides
+//	panics                  the batch fails             OnError decides
+//	calls runtime.Goexit    the batch fails             the batch fails
+//	waits as ctx ends       the loop ends               the loop ends
+//
+// (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
+//
+// Goroutines live only inside the range. Leaving it in any way stops them and waits for them, also for a Get that ignores
+// its context. There is nothing to close. Read run in worker.go, from its defers on.
 //
 // # Cursors and checkpoints
 //
-// A loader has no state; a [Cursor] has. The caller owns it, and Run keeps it current: the epoch, the position after the
-// batch in hand, and a description of the order, so that a loader with another order refuses it. Saved as JSON it is
-// the checkpoint; passed to Run it is the resume, for any number of workers (PyTorch: StatefulDataLoader). Random numbers
-// for augmentation come from [Rand], and depend on the position too. Read Cursor and DataLoader.resume in dataloader.go.
+// A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current: the epoch, the position after the
+// batch in hand, and a description of the order with its seed, so that a loader with another order refuses it. Saved as
+// JSON it is the checkpoint; passed to Run it is the resume, for any number of workers (PyTorch: StatefulDataLoader):
+//
+//	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
+//
+// Batches in flight are not in it. The order and the position say what they are, so a resume simply loads them again.
+// Random numbers for augmentation come from [Rand], and depend on the position too. Read Cursor and DataLoader.resume in
+// dataloader.go.
 //
 // # Shards and ranks
 //
 // If several machines train one model, Options.Shard gives each rank its part of every epoch: the positions Index,
 // Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers. All ranks' cursors are equal after
-// the same step, so one file is enough. It resumes any number of ranks, as long as ranks × BatchSize stays the same. Only
-// an Unordered loop's cursor is good for its own rank alone. Read deal in sampler.go.
+// the same number of batches, so one file is enough. The file resumes any number of ranks: every sample still comes once.
+// If ranks × BatchSize stays the same, the ranks together also train on the same samples in each step. The cursor of an
+// Unordered loop resumes only its own rank, with the same batch size. Read deal in sampler.go.
 //
 // # Streams
 //
-// Data without indices, and a pipeline of your own, are a [Stream]: a function from a cursor to the items that follow it,
-// each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams.
-// Shuffle, [Mix], [Map], [Batch], Prefetch and others make a stream of another. Any composition resumes:
+// A [Stream] is for data without indices, and for a pipeline of your own. It is a function. It takes a cursor and returns
+// the items that follow, each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices]
+// and [Tar] make streams. Shuffle, [Mix], [Map], [Batch], Prefetch and others make one stream from another. Any composition
+// resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
@@ -208,11 +227,11 @@ type Options struct {
 
 	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
 	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
-	// dropped is not handed over. Errors of a whole batch (Index -1: of Collate, GetBatch or the sampler) fail the
-	// batch without asking.
+	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's or
+	// the sampler's. It fails the batch, and OnError is not asked. The same holds for a Get that calls runtime.Goexit.
 	//
 	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
-	// depend on Workers. Two loops over one loader may call it at the same time. It must not use the loader.
+	// depend on Workers. Two loops over one loader may call it at the same time.
 	OnError func(*SampleError) error
 	// Trace, if not nil, is called in the loop's goroutine for each batch, just before it is handed over. A failed batch
 	// counts too, and so does a batch whose samples were all dropped; both have 0 Samples. A panic in Trace ends the loop.
@@ -242,14 +261,14 @@ func (o Options) check() (Options, error) {
 	return o, bad
 }
 
-// A DataLoader loads batches of type B. It is immutable and safe for concurrent use: several loops over it, nested or in
-// several goroutines, do not affect each other. PyTorch: DataLoader.
+// A DataLoader loads batches of type B. It is safe for concurrent use: several loops over it, nested or in several
+// goroutines, do not affect each other, because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
 	// Set by New and only read afterwards.
 	opts       Options
 	deal       deal // of a whole epoch
 	name       string
-	state      any // a *loaderState with nothing Done, shared by the cursors
+	plain      any // the State of a cursor with no step Done, a *loaderState; the cursors share it
 	orderOf    func(epoch int) order
 	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
 
@@ -310,7 +329,7 @@ func (l *DataLoader[B]) setOrder(n int) error {
 	if o.Unordered {
 		state.Shard, state.Size = &l.deal.shard, size
 	}
-	l.state = state
+	l.plain = state
 	return nil
 }
 
@@ -328,17 +347,18 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // *at is the start of the next epoch. After a break it stays where it is. The caller must not change *at, or pass it to
 // another Run, while the loop runs.
 //
-// A batch that failed is a *SampleError, found by errors.As. The loop may go on. *at stays before the failed batch, so
-// that a checkpoint saved then tries it again, and moves on with the next success.
+// If a batch fails, the loop gets a *SampleError, which errors.As finds, and may go on. *at then stays before the failed
+// batch, so a checkpoint saved in the body tries that batch again. With the next success *at moves on.
 //
-// Any other error is the last, and leaves *at where it is: the context has ended, then the error is context.Cause, or the
-// cursor does not fit. When the last batch has been handed over the epoch is complete, even if the context ends then.
+// Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
+// context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
+// epoch is complete, even if the context ends then.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
-// at its turn k. It does not disturb loops that are running, and does not call Options.Trace.
+// at its turn k. It does not disturb loops that are running. It asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	p, err := l.resume(Cursor{Epoch: epoch})
 	if err == nil && (k < 0 || k >= p.steps) {
@@ -400,7 +420,7 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			}
 			more := true
 			if b.err != nil || b.Samples > 0 {
-				more = yield(Item[B]{b.batch, b.err, p.cursor(l.state)}, nil)
+				more = yield(Item[B]{b.batch, b.err, p.cursor(l.plain)}, nil)
 			} else { // all samples were dropped
 				l.Recycle(b.batch)
 			}
@@ -415,7 +435,8 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 
 // task makes b the next batch to load, if there is one.
 func (l *DataLoader[B]) task(p *pass, b *result[B]) bool {
-	if b.step = p.send(); b.step >= p.steps {
+	b.step = p.take()
+	if b.step >= p.steps {
 		return false
 	}
 	l.mu.Lock()
@@ -428,7 +449,7 @@ func (l *DataLoader[B]) task(p *pass, b *result[B]) bool {
 	return true
 }
 
-// A result is a batch on its way: first what to load, then what was loaded.
+// A result carries a batch through the engine: first what to load, then what was loaded.
 type result[B any] struct {
 	step   int            // the number of the batch in its pass
 	batch  B              // first the memory to build the batch in, then the batch; zero if it failed
@@ -463,17 +484,18 @@ type fetcher[T, B any] struct {
 	ctx     context.Context
 	scope   *scope // of ctx
 
-	positions []int  // of the batch in the epoch
-	indices   []int  // of its samples
-	spots     []spot // the places of its samples, for Rand
+	positions []int  // the positions of the batch in the epoch
+	indices   []int  // the indices of the batch's samples
+	spots     []spot // for Rand; one for each index that the order has given
 	samples   []T
-	at        int // the index for which user code is being called, or -1
+	at        int // the index for which user code is being called, or -1; it becomes the Index of an error
 }
 
 // load turns b, which says what to load, into the batch or its error.
 func (f *fetcher[T, B]) load(b *result[B]) {
 	b.Worker, b.Start = f.scope.worker, f.pass.now()
-	b.err, f.at = errGoexit, -1 // errGoexit stands if user code ends the goroutine
+	f.at = -1
+	b.err = errGoexit // which stands if user code ends the goroutine
 	defer func() {
 		if b.err != nil {
 			b.err = f.pass.fault(b.step, f.at, b.err)
@@ -481,7 +503,7 @@ func (f *fetcher[T, B]) load(b *result[B]) {
 		clear(f.samples)
 		b.Done = f.pass.now()
 	}()
-	defer rescue(&b.err)
+	defer rescue(&b.err) // runs first
 	err := f.choose(b.step)
 	if err == nil {
 		err = f.fetch(b)
@@ -504,8 +526,8 @@ func (f *fetcher[T, B]) choose(k int) error {
 	}
 	f.positions = p.deal.positions(f.positions[:0], k)
 	for _, pos := range f.positions {
-		f.indices = p.order(f.indices, pos%p.deal.n) // PadTail begins again with the first positions
-		for part := range len(f.indices) - len(f.spots) {
+		f.indices = p.order(f.indices, pos%p.deal.n)      // PadTail begins again with the first positions
+		for part := range len(f.indices) - len(f.spots) { // one spot for each new index
 			f.spots = append(f.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
 	}
@@ -518,7 +540,7 @@ func (f *fetcher[T, B]) choose(k int) error {
 // fetch fetches the sample of each index. A sample that fails fails the batch, or is put aside for OnError.
 func (f *fetcher[T, B]) fetch(b *result[B]) error {
 	defer trace.StartRegion(f.ctx, "fetch").End()
-	fetched := f.indices[:0]
+	fetched := f.indices[:0] // in the same memory: never ahead of the loop
 	for j, i := range f.indices {
 		if err := f.ctx.Err(); err != nil {
 			return err
@@ -570,16 +592,17 @@ func (f *fetcher[T, B]) collated(dst B) (B, error) {
 	return batch, err
 }
 
-// A Cursor is a place in a loader's or a stream's epoch, between two items: the whole of a checkpoint. Save it as JSON,
-// and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of epoch
-// e, of any loader and stream. A cursor that has been handed out never changes.
+// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it as
+// JSON, and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
+// epoch e, of any loader and stream. A cursor that has been handed out never changes.
 type Cursor struct {
 	Epoch int `json:"epoch"`
-	// Pos says how far into the epoch the cursor stands. It grows from item to item. A DataLoader counts the positions
-	// of its order that all shards together have consumed.
+	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A DataLoader counts the
+	// positions of its order that all shards together have consumed; if Unordered, up to the first batch that is missing.
 	Pos int `json:"pos"`
 	// State is what else the maker of the cursor needs, at least a description of itself, so that another loader or
-	// stream refuses the cursor. At the start of an epoch it is nil. After a trip through JSON it is raw until Load.
+	// stream refuses the cursor. At the start of an epoch it is nil. In a cursor decoded from JSON it is a
+	// json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -598,9 +621,8 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Load decodes State into *state, whether the cursor comes fresh from a stream or from JSON. *state shares no memory
-// with the cursor. Both ways go through JSON, so both give the same result; integers are exact in any integer type. If
-// State is nil, *state stays as it is.
+// Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result, which
+// shares no memory with the cursor. Integers are exact in any integer type. If State is nil, *state stays as it is.
 func (c Cursor) Load(state any) error {
 	if c.State == nil {
 		return nil
@@ -618,18 +640,8 @@ func (c Cursor) Load(state any) error {
 // atStart reports whether c is the start of an epoch, which fits any loader and stream.
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
-// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
-// JSON.
-func (c Cursor) text() string {
-	data, err := json.Marshal(c)
-	if err != nil {
-		return err.Error()
-	}
-	return string(data)
-}
-
 // fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
-// name. by points to the description in *state.
+// name. The description of the cursor's maker is a field of *state, to which by points.
 func (c Cursor) fit(name string, by *string, state any) error {
 	if c.Epoch < 0 || c.Pos < 0 {
 		return c.refused("epoch and pos must not be negative")
@@ -641,7 +653,8 @@ func (c Cursor) fit(name string, by *string, state any) error {
 		return err
 	}
 	if *by != name {
-		return c.refused("it was made by %s, this is %s", cmp.Or(*by, "another stream"), name)
+		return c.refused("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}",
+			cmp.Or(*by, "another stream"), name, c.Epoch)
 	}
 	return nil
 }
@@ -662,12 +675,14 @@ type Item[T any] struct {
 // follow returns the values of the items from *at on, and keeps *at current. A panic in items becomes the last error. A
 // panic in the loop body is the caller's, and passes.
 func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor) iter.Seq2[T, error] {
+	panicIf(at == nil, "Run: the cursor is nil; pass the address of one, such as new(Cursor)")
 	return func(yield func(T, error) bool) {
-		var end error    // why the loop cannot be continued
-		outside := false // whether the loop body runs, or has left the loop
+		var end error   // why the loop cannot be continued
+		inBody := false // whether the loop body runs
+		left := false   // whether the loop body has left the loop
 		func() {
 			defer func() {
-				if outside {
+				if inBody || left {
 					return
 				}
 				if r := recover(); r != nil {
@@ -680,13 +695,15 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 					end = finalError(err)
 					return
 				}
-				if err = item.Err; err == nil {
-					*at = item.Next
+				if item.Err != nil {
+					err = itemError(item.Next, item.Err)
 				} else {
-					err = itemError(item.Next, err)
+					*at = item.Next
 				}
-				outside = true
-				if outside = !yield(item.Value, err); outside {
+				inBody = true
+				left = !yield(item.Value, err)
+				inBody = false
+				if left {
 					return
 				}
 			}
@@ -711,8 +728,9 @@ func located(err error, at *SampleError) error {
 	return at
 }
 
-// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. Such an error may be
-// the cause of a context that was cancelled with it. A loop that skips every *SampleError would not notice the end.
+// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
+// context can be one: a program may cancel all its loops with the error of one. A loop that skips every *SampleError would
+// then miss its end, and run for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}
@@ -726,14 +744,13 @@ type final struct{ error }
 // Is reports whether the wrapped error is target.
 func (f final) Is(target error) bool { return errors.Is(f.error, target) }
 
-// A loaderState is the State in a loader's cursors. By, the description of the order, and Seed, because of Rand, tell
-// loaders apart whose batches differ.
+// A loaderState is the State in a loader's cursors. A loader with another By or Seed refuses the cursor.
 type loaderState struct {
-	By   string `json:"by"`
-	Seed uint64 `json:"seed,omitempty"`
-	// Done are the steps after Pos that have been handed over, out of order. Shard and Size, the batch size, say what a
-	// step is. Only loaders with Options.Unordered set them, and always: after the same step their ranks have handed
-	// over different batches.
+	By   string `json:"by"`             // describes the order
+	Seed uint64 `json:"seed,omitempty"` // of Rand
+	// Done lists the steps that have been handed over out of order, counted from Pos. Shard and Size, the batch size, say
+	// what a step is. Loaders with Options.Unordered always set Shard and Size, because at any moment their ranks have
+	// handed over different batches.
 	Done  []span `json:"done,omitempty"`
 	Shard *Shard `json:"shard,omitempty"`
 	Size  int    `json:"size,omitempty"`
@@ -743,7 +760,13 @@ type loaderState struct {
 type span [2]int
 
 // A pass is one loop's way through the rest of an epoch. It counts its steps, which are the shard's batches, from where
-// the loop began. It belongs to the goroutine of the loop; workers only read what resume has set.
+// the loop began. Out of order, the steps that have been handed over are those below mark, and some ahead of it:
+//
+//	step   0 1 2 3 4 5 6 7 8 9          handed over: 0, 1, 3, 4, 7
+//	       x x . x x . . x . .
+//	           ^                        mark = 2, ahead = {3, 5} and {7, 8}
+//
+// A pass belongs to the goroutine of the loop. Workers only read what resume has set.
 type pass struct {
 	epoch  int
 	deal   deal
@@ -752,7 +775,7 @@ type pass struct {
 	first  int   // the number in the epoch of the batch at step 0
 	steps  int
 
-	sent  int    // the next step to send, unless it is in ahead
+	next  int    // the next step to send, unless it is in ahead
 	mark  int    // the low-water mark: all steps below it have been handed over, and the step at it has not
 	ahead []span // the steps above mark that have been handed over; sorted, no two touch
 
@@ -783,7 +806,7 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 	}
 	p.first = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
-	end := 0
+	end := 0 // of the span before; step 0 is at the mark, and never in a span
 	for _, done := range s.Done {
 		if done[0] <= end || done[1] <= done[0] || done[1] > p.steps {
 			return nil, from.refused("its state is damaged: %v are not steps of %d", s.Done, p.steps)
@@ -794,8 +817,8 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 	return p, nil
 }
 
-// now returns the time if Trace is set, and zero otherwise. It reads the date only once, at the loop's begin, because that
-// takes longer than the time since.
+// now returns the time if Trace is set, and zero otherwise. Reading the wall clock takes longer than reading the monotonic
+// clock, so the wall clock is read once, when the loop begins.
 func (p *pass) now() time.Time {
 	if p.began.IsZero() {
 		return p.began
@@ -811,17 +834,17 @@ func (p *pass) timing(t Timing) Timing {
 	return t
 }
 
-// send returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed over
+// take returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed over
 // before the loop was resumed.
-func (p *pass) send() int {
-	p.sent = max(p.sent, p.mark)
+func (p *pass) take() int {
+	p.next = max(p.next, p.mark)
 	for _, done := range p.ahead {
-		if done[0] <= p.sent && p.sent < done[1] {
-			p.sent = done[1]
+		if done[0] <= p.next && p.next < done[1] {
+			p.next = done[1]
 		}
 	}
-	p.sent++
-	return p.sent - 1
+	p.next++
+	return p.next - 1
 }
 
 // deliver notes that step k is handed over. It joins k to the spans that it touches, and moves the mark past the first
@@ -844,7 +867,7 @@ func (p *pass) deliver(k int) {
 	}
 }
 
-// cursor returns the place after the steps that have been handed over. plain is the State of a cursor with nothing ahead.
+// cursor returns the place after the steps that have been handed over. plain is its State if no step is ahead of the mark.
 func (p *pass) cursor(plain any) Cursor {
 	c := Cursor{p.epoch, p.deal.after(p.mark), plain}
 	if len(p.ahead) > 0 {
@@ -862,8 +885,8 @@ func (p *pass) fault(k, index int, err error) *SampleError {
 	return &SampleError{Epoch: p.epoch, Batch: p.first + k, Index: index, Err: err}
 }
 
-// A SampleError says which batch of a loader, or which item of a stream, has failed, and why. In a loop over Run or
-// Epoch every error that the loop may skip is a *SampleError, and no other error is.
+// A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
+// cause, hence the name. A loop over Run or Epoch may skip an error if and only if it is a *SampleError.
 type SampleError struct {
 	Epoch int
 	Batch int   // the batch of this shard, from 0; -1 for an item of a stream

@@ -2,6 +2,7 @@ package dataloader
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,20 +19,19 @@ import (
 
 // A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
 //
-// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. Reading
-// shared memory is safe; a file handle with a position of its own is not. A Get that waits should return when ctx
-// ends. The error of Get is the sample's error; io.EOF has no special meaning.
+// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. ReadAt on a
+// shared file is safe; Read is not, because the goroutines would share the file's offset. A Get that waits should return
+// when ctx ends. An error of Get fails this sample; io.EOF has no special meaning.
 //
-// PyTorch: torch.utils.data.Dataset, with Get for __getitem__. A data set without labels is a Dataset whose samples
-// are not Pairs.
+// PyTorch: torch.utils.data.Dataset, with Get for __getitem__.
 type Dataset[T any] interface {
 	Len() int
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// A BatchGetter is a Dataset that fetches a whole batch in one call, as a database or an array can. A loader then
-// never calls Get. GetBatch returns one sample for each index, in the order of the indices. It must not retain the
-// slice of indices, which is reused for the next batch.
+// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database or an array can.
+// If the data set has GetBatch, a loader never calls Get. GetBatch returns one sample for each index, in the order of the
+// indices. It must not retain the slice of indices, which is reused for the next batch.
 //
 // Subset and Split pass GetBatch on. The other adapters fetch sample by sample. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
@@ -121,8 +122,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	}), nil
 }
 
-// Concat puts data sets one after the other. A part may be empty. The lengths are those at the time of the call. Concat
-// panics if a part is nil. PyTorch: ConcatDataset.
+// Concat puts data sets one after the other. A part may be empty. Concat calls Len of each part once. It panics if a part
+// is nil. PyTorch: ConcatDataset.
 func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
 	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
@@ -161,7 +162,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 		return nil, errors.New("dataloader: Split: the data set is nil")
 	}
 	if data.Len() > maxTorch { // see TorchRandom in sampler.go
-		return nil, fmt.Errorf("dataloader: Split: %d samples are more than %d, up to which torch's order is known; use Subset", data.Len(), maxTorch)
+		return nil, fmt.Errorf("dataloader: Split: the data set has %d samples, may have at most %d; use Subset", data.Len(), maxTorch)
 	}
 	order := TorchRandom(data.Len(), seed).Order(0) // order(pos) is the index at position pos
 	parts, left := make([]Dataset[T], len(lengths)), data.Len()
@@ -208,9 +209,9 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
-// sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f is the sample's
-// error and should name what could not be transformed. Transform panics if an argument is nil. PyTorch: the transform
-// of a Dataset.
+// sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f fails the sample;
+// it should name what could not be transformed, such as a file. Transform panics if an argument is nil. PyTorch: the
+// transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
@@ -223,18 +224,18 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 	})
 }
 
-// Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, also when several
-// goroutines ask for it at the same time. An error is not kept: the next Get fetches again. Cache panics if data is nil.
+// Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, even if several goroutines
+// ask for it at the same time. An error is not kept: the next Get fetches again. Cache panics if data is nil.
 //
-// Put decoding inside the Cache and random augmentation outside: because one fetch serves all epochs, Rand(ctx) inside
-// depends on the sample's index alone. Augmentation must copy what it changes, since the kept sample is returned again.
+// Put decoding inside the Cache and random augmentation outside. One fetch serves all epochs, so Rand(ctx) inside depends
+// only on the seed and the sample's index. Augmentation must copy what it changes, since the kept sample is returned again.
 //
 // The memory is that of the samples and some 150 bytes for each.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
 	var mu sync.Mutex
-	// A slot is a channel with room for one value: the sample, or nil while it has not been fetched. Whoever has
-	// received the value is in charge of the sample; the others wait at the channel until it is sent back.
+	// Each sample has a channel with room for one value: the sample, or nil while it has not been fetched. A goroutine
+	// that has received the value fetches the sample if need be, and sends the value back. The others wait meanwhile.
 	slots := map[int]chan *T{} // guarded by mu
 	return Func(data.Len(), func(ctx context.Context, i int) (sample T, err error) {
 		mu.Lock()
@@ -270,8 +271,9 @@ const cacheSalt = 0x6361636865
 
 // Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits: first for backoff, then
 // twice as long each time, less a random part of up to one half, so that many machines do not return at the same
-// moment. It gives up when ctx ends. Each attempt draws the same random numbers from Rand(ctx), so a failure in
-// between changes nothing. Retry panics if data is nil, attempts is less than 1 or backoff is negative.
+// moment. It gives up when ctx ends. Every attempt draws the same random numbers from Rand(ctx), so the attempt that
+// succeeds draws what the first one would have drawn. Retry panics if data is nil, attempts is less than 1 or backoff is
+// negative.
 func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
 	panicIf(data == nil, "Retry: the data set is nil")
 	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
@@ -290,7 +292,7 @@ func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[
 			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
 				return sample, err
 			}
-			wait += min(wait, math.MaxInt64-wait)
+			wait += min(wait, math.MaxInt64-wait) // doubled, without overflow
 			rewind()
 		}
 	})
@@ -308,7 +310,10 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // Rand returns the random generator of the sample that is being fetched or transformed, for augmentation. Its numbers
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
-// workers or ranks, in or out of order, before and after a resume. A GetBatch has one generator for the whole batch.
+// workers or ranks, in or out of order, before and after a resume. A sample that PadTail repeats has another position.
+//
+// In a GetBatch the whole batch has one generator, that of its first position. Its numbers therefore depend on how the
+// epoch is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
@@ -328,8 +333,9 @@ func Rand(ctx context.Context) *rand.Rand {
 	return s.rand
 }
 
-// WithSeed returns a context in which Rand has another seed, at the same sample. It gives a Get a second, independent
-// generator, and it sets the seed of a Stream's functions. A loader has Options.Seed instead.
+// WithSeed returns a context in which Rand has another seed, at the same sample. Use it in a Get for a second generator
+// that is independent of the first, and around a stream's loop to set the seed of the stream's functions. A loader has
+// Options.Seed instead. Outside of loaders and streams the context has one generator, which goes on from call to call.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
 	s := scopeOf(ctx)
 	ctx, _ = withScope(ctx, s.worker, seed, s.spot)
@@ -352,8 +358,8 @@ type scope struct {
 	rand   *rand.Rand // draws from pcg; nil until the first call of Rand
 }
 
-// A spot is a sample's place in all epochs: the position in the epoch's order and, where a position is a whole batch,
-// the number of the sample in the batch.
+// A spot identifies a sample in a run: the epoch, the position in the epoch's order and, where a position is a whole
+// batch, the number of the sample in the batch.
 type spot struct{ epoch, pos, part uint64 }
 
 // scopeKey is the key of a scope in a context.
@@ -367,7 +373,7 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{worker: -1}
 }
 
-// withScope returns a context with a new scope, and the scope, to be moved.
+// withScope returns a context with a new scope, and the scope itself, so that the caller can move it.
 func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.Context, *scope) {
 	s := &scope{worker: worker, seed: seed, spot: at}
 	return context.WithValue(ctx, scopeKey{}, s), s
@@ -414,12 +420,20 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 			err = errors.New("it matches no file")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("dataloader: Files: pattern %q: %w", pattern, err)
+			return nil, fmt.Errorf("dataloader: Files: %s: pattern %q: %w", root(fsys), pattern, err)
 		}
 		names = append(names, found...)
 	}
 	slices.Sort(names)
 	return readFiles(fsys, slices.Compact(names)), nil
+}
+
+// root names a file system in errors: an os.DirFS is the string of its folder.
+func root(fsys fs.FS) string {
+	if v := reflect.ValueOf(fsys); v.Kind() == reflect.String {
+		return v.String()
+	}
+	return fmt.Sprintf("%T", fsys)
 }
 
 // readFiles is the data set of the named files.
@@ -430,8 +444,16 @@ func readFiles(fsys fs.FS, names []string) Dataset[File] {
 	})
 }
 
-// glob lists the files below dir that match the elements of a pattern: the first element is matched against the entries
-// of dir, the others against what lies below. A file may be listed more than once if "**" occurs more than once.
+// glob lists the files below dir that match the elements of a pattern. The first element is matched against the entries
+// of dir, the others against what lies below:
+//
+//	"train", …  is a name spelled out: the others are matched below the folder train, if there is one
+//	"**", …     stands for no folder: the others are matched against the entries of dir; and for any folder: the whole
+//	            pattern is matched below it
+//	"*", …      stands for any folder: the others are matched below it
+//	"*.png"     is the last element: it is matched against the files in dir; "**" is then like "*", in dir and below
+//
+// A file may be listed more than once if "**" occurs more than once.
 func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
 	first, rest := pattern[0], pattern[1:]
 	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir is not listed
@@ -441,9 +463,9 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 		}
 		return names, err
 	}
-	below := rest // the pattern for the folders in dir
+	inFolders := rest // the pattern for what lies below the folders in dir
 	if first == "**" {
-		below = pattern
+		inFolders = pattern
 		if len(rest) > 0 { // "**" stands for no folder, too
 			if names, err = glob(fsys, dir, rest); err != nil {
 				return nil, err
@@ -457,9 +479,9 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 	for _, entry := range entries {
 		name := path.Join(dir, entry.Name())
 		matched, err := path.Match(first, entry.Name()) // "**" matches as "*" does
-		if matched && entry.IsDir() && len(below) > 0 {
+		if matched && entry.IsDir() && len(inFolders) > 0 {
 			var found []string
-			found, err = glob(fsys, name, below)
+			found, err = glob(fsys, name, inFolders)
 			names = append(names, found...)
 		} else if matched && len(rest) == 0 {
 			if matched, err = isFile(fsys, name, entry.Type()); matched {
@@ -486,16 +508,16 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 }
 
 // Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth in it:
-// "cat/1.png", "dog/old/2.png". A sample is a file and the number of its class, which is an index of classes, the
-// sorted names of the folders. Files at the top, and names that begin with a dot, are left out. It is an error if there
-// is no folder, or a folder has no file. PyTorch: torchvision's ImageFolder.
+// "cat/1.png", "dog/old/2.png". A sample is a file and its label: label i means the folder classes[i], and classes is
+// sorted. Files at the top, and names that begin with a dot, are left out. It is an error if there is no folder, or a
+// folder has no file. PyTorch: torchvision's ImageFolder.
 func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err error) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
 	}
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
-		return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+		return nil, nil, fmt.Errorf("dataloader: Folder: %s: %w", root(fsys), err)
 	}
 	var names []string
 	var labels Slice[int]
@@ -624,6 +646,16 @@ func stageAt(from Cursor, name string, sources int) (stage, error) {
 	return at, err
 }
 
+// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
+// JSON.
+func (c Cursor) text() string {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
 // staged makes a stage with cursors of its own. run starts at a stage of the cursor and yields items, each with its
 // place in the epoch and the stage that follows it.
 func staged[T any](name string, sources int, run func(ctx context.Context, from Cursor, at stage, yield placing[T]) error) Stream[T] {
@@ -730,34 +762,9 @@ func (s Stream[T]) Take(n int) Stream[T] {
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Repeat: the stream is nil")
 	times = max(times, 0)
-	return staged(fmt.Sprintf("Repeat(%d)", times), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		if times > 0 && (from.Epoch >= math.MaxInt/times || at.N >= times) {
-			return from.refused("there is no such epoch of %d epochs of the source, or no epoch %d in it", times, at.N)
-		}
-		if from.atStart() {
-			at.Source.Epoch *= max(times, 1)
-		}
-		pos := from.Pos
-		for n := at.N; times == 0 || n < times; n++ { // N counts the epochs of s that have ended
-			empty := at.Source.atStart()
-			for item, err := range s(ctx, at.Source) {
-				if err != nil {
-					return err
-				}
-				empty = false
-				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
-					return nil
-				}
-			}
-			if empty && times == 0 {
-				return fmt.Errorf("dataloader: Repeat: the stream has no items in epoch %d", at.Source.Epoch)
-			}
-			if ctx.Err() != nil && n+1 != times { // an empty source does not notice
-				return context.Cause(ctx)
-			}
-			at.Source = Cursor{Epoch: at.Source.Epoch + 1}
-		}
-		return nil
+	return legs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
+		panicIf(epoch >= math.MaxInt/max(times, 1)-n, "Repeat: epoch %d of %d epochs is too far", epoch, times)
+		return s, Cursor{Epoch: epoch*max(times, 1) + n}
 	})
 }
 
@@ -767,21 +774,40 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	for i, s := range srcs {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
-	return staged(fmt.Sprintf("Chain(%d)", len(srcs)), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		if at.N > 0 && at.N >= len(srcs) {
-			return from.refused("its state is damaged: there are %d streams, and none has the number %d", len(srcs), at.N)
+	return legs(fmt.Sprintf("Chain(%d)", len(srcs)), false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
+		return srcs[n], Cursor{Epoch: epoch}
+	})
+}
+
+// legs puts count epochs of streams one after the other, or endless ones: leg n of an epoch is a stream and where it
+// starts. In the cursor, N is the leg and Source the place in it.
+func legs[T any](name string, endless bool, count int, leg func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
+	return staged(name, 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+		if at.N > 0 && at.N >= count && !endless {
+			return from.refused("its state is damaged: %d is not one of %d parts of %s", at.N, count, name)
 		}
 		pos := from.Pos
-		for n := at.N; n < len(srcs); n++ { // N is the stream that is being read, Source its cursor
-			for item, err := range srcs[n](ctx, at.Source) {
+		for n := at.N; endless || n < count; n++ {
+			s, source := leg(from.Epoch, n)
+			if n == at.N && !from.atStart() {
+				source = at.Source
+			}
+			empty := source.atStart()
+			for item, err := range s(ctx, source) {
 				if err != nil {
 					return err
 				}
+				empty = false
 				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
-			at.Source = Cursor{Epoch: from.Epoch}
+			if empty && endless {
+				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
+			}
+			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice
+				return context.Cause(ctx)
+			}
 		}
 		return nil
 	})

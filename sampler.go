@@ -16,8 +16,8 @@ import (
 )
 
 // A Sampler is an order of the samples for each epoch: Order(epoch)(pos) is the index of the sample at position pos,
-// 0 <= pos < Len(). It is a pure function, safe for concurrent use. It has no generator that goes on from epoch to
-// epoch, and no set_epoch to forget; therefore a resume is arithmetic.
+// 0 <= pos < Len(). Order and the functions that it returns are pure, and safe for concurrent use. Nothing is carried from
+// epoch to epoch: no generator, and no set_epoch to forget. So a loader can begin at any position.
 //
 // If a Sampler has a String method, its result describes the order in cursors: samplers with equal descriptions are
 // taken for the same. Without a String method the description is the type and the length. PyTorch: Sampler.
@@ -72,8 +72,8 @@ func Random(n int, seed uint64) Sampler {
 	}}
 }
 
-// maxTable is the greatest length of a permutation that is kept as a table, of 8 KiB. A Feistel network of fewer
-// numbers has too few bits to mix: at n = 10 no number of rounds makes all pairs equally likely.
+// maxTable is the greatest length of a permutation that is kept as a table, of 8 KiB. On a small domain a Feistel network
+// mixes badly: at n = 10 no number of rounds makes all pairs equally likely.
 const maxTable = 4096
 
 // permutation returns a permutation of 0 … n-1 as a function.
@@ -81,7 +81,7 @@ func permutation(n int, seed uint64) func(pos int) int {
 	if n > maxTable {
 		return newFeistel(uint64(n), seed).at
 	}
-	// The inside-out version of the Fisher–Yates shuffle: i goes to a random place j <= i, and what was at j to i.
+	// The inside-out version of the Fisher–Yates shuffle: put i at a random place j <= i, and move what was at j to i.
 	table := make([]uint16, n)
 	for i := range n {
 		j := below(uint64(i)+1, seed, uint64(i))
@@ -99,10 +99,10 @@ func permutation(n int, seed uint64) func(pos int) int {
 //	right ──────────┴──────(xor)───────── right     right = right xor hash(left)
 //
 // The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
-// a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1, which is rarer than one in √n, goes in again
-// ("cycle walking": Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+// a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black and
+// Rogaway, Ciphers with Arbitrary Finite Domains, 2002). That happens to at most about one result in √(n/2).
 //
-// Rejected: a balanced network, whose domain is a power of 4, so that it walks up to four times as far; a linear
+// Rejected: a balanced network, whose domain is a power of 4, so that a position may take four tries; a linear
 // congruence, or fewer rounds, which are faster but leave neighbours visibly together in the batches.
 type feistel struct {
 	n, a uint64
@@ -120,11 +120,12 @@ func newFeistel(n, seed uint64) *feistel {
 	return f
 }
 
-// at returns the value at position pos. Each half round adds to one half a hash of the other half, modulo the size of
-// the first. It can be undone, by subtracting, so the network is one-to-one on its domain. A result that is not below n
-// goes in again: following its cycle it must come back below n, and two starts never meet.
+// at returns the value at position pos. A half round changes one half by a hash of the other: the left half adds the hash
+// modulo a, the right half is xored with it. Subtracting, or the same xor, undoes it, so the network is one-to-one on its
+// domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle; the start is on the
+// cycle and below n, so the walk ends. The walk can be done backwards, so two starts never end at one value.
 func (f *feistel) at(pos int) int {
-	x, mask := uint64(pos), uint64(1)<<f.k-1
+	x, mask := uint64(pos), uint64(1)<<f.k-1 // mask has the k bits of the right half
 	for {
 		left, right := x>>f.k, x&mask
 		for j := 0; j < len(f.keys); j += 2 {
@@ -132,9 +133,10 @@ func (f *feistel) at(pos int) int {
 			if left += add; left >= f.a {
 				left -= f.a
 			}
-			right ^= scramble(left^f.keys[j+1]) >> 32 & mask
+			right ^= (scramble(left^f.keys[j+1]) >> 32) & mask
 		}
-		if x = left<<f.k | right; x < f.n {
+		x = left<<f.k | right
+		if x < f.n {
 			return int(x)
 		}
 	}
@@ -182,9 +184,9 @@ func below(n, seed, i uint64) int {
 // unit turns 64 random bits into a number in [0, 1), a multiple of 2^-53.
 func unit(x uint64) float64 { return float64(x>>11) * 0x1p-53 }
 
-// RandomWithReplacement draws each of the count positions of an epoch from 0 … n-1, independently of the others. It
-// panics if n is negative, or count is not positive; both may be 0. PyTorch: RandomSampler with replacement=True and
-// num_samples=count.
+// RandomWithReplacement draws the index at each of the count positions of an epoch from 0 … n-1, independently of the
+// others. It panics if n is negative or count is not positive. As the one exception, count may be 0 if n is 0. PyTorch:
+// RandomSampler with replacement=True and num_samples=count.
 func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
 	checkCount("RandomWithReplacement", n, count)
@@ -197,8 +199,8 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 
 // checkCount panics unless an epoch of count positions can be drawn from n samples.
 func checkCount(constructor string, n, count int) {
-	panicIf((count <= 0 || n == 0) && (count != 0 || n != 0),
-		"%s: count is %d, must be positive; there are %d samples to draw from", constructor, count, n)
+	panicIf(count < 0 || count == 0 && n > 0, "%s: count is %d, must be positive", constructor, count)
+	panicIf(count > 0 && n == 0, "%s: count is %d, must be 0, as there are no samples", constructor, count)
 }
 
 // Weighted draws each position of an epoch with a chance proportional to the sample's weight: weights[i] for sample i.
@@ -207,14 +209,15 @@ func checkCount(constructor string, n, count int) {
 //
 // With replacement a position is computed when it is asked for, by a binary search in the cumulative weights. Without
 // replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
-// with its weight as the rate, and the samples with the count shortest times are taken, the shortest first (Efraimidis
-// and Spirakis, Weighted Random Sampling with a Reservoir, 2006).
+// with its weight as the rate, and the samples with the count shortest times are taken, the shortest first. The first to
+// arrive is sample i with a chance proportional to its weight, and the rest race on as if it had never taken part
+// (Efraimidis and Spirakis, Weighted Random Sampling with a Reservoir, 2006).
 //
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
 	var items []int // the samples of positive weight
 	var positive []float64
-	digest := uint64(0) // so that cursors differ if weights do
+	digest := uint64(0) // of the weights, for the description
 	for i, w := range weights {
 		if w < 0 || math.IsNaN(w) || math.IsInf(w, 0) {
 			return nil, fmt.Errorf("dataloader: Weighted: weights[%d] is %v, must be finite and not negative", i, w)
@@ -287,8 +290,8 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 // on the epoch alone cannot have that history; only epoch 0 of RandomSampler with a fresh generator equals TorchRandom's.
 //
 // The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and epoch e of seed s is epoch 0 of seed
-// s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or above 2^32/20, from where on
-// torch draws in another way.
+// s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or above 2^32/20, because torch
+// uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
 	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
@@ -342,8 +345,8 @@ func (t *twister) uint32() uint32 {
 }
 
 // OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever
-// it is asked for that epoch. The indices are copied. If their number is not n, every batch of the epoch fails. Cursors
-// do not tell OrderFuncs of equal length apart. OrderFunc panics if n is negative or order is nil.
+// it is asked for that epoch. The indices are copied. If their number is not n, every batch of the epoch fails. A cursor
+// cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")
@@ -357,8 +360,8 @@ func OrderFunc(n int, order func(epoch int) []int) Sampler {
 }
 
 // Resize makes epochs of count positions from a sampler of another length, by walking on through the sampler's epochs:
-// with count = 2·s.Len(), epoch 3 covers epochs 6 and 7 of s. It panics if s is nil or count is not positive; count may
-// be 0 if s is empty. PyTorch: num_samples.
+// with count = 2·s.Len(), epoch 3 covers epochs 6 and 7 of s. It panics if s is nil or count is not positive. As the one
+// exception, count may be 0 if s is empty. PyTorch: num_samples.
 func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
@@ -381,8 +384,8 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// recent returns a function that keeps the orders of the two epochs that it was asked for last, one even and one odd,
-// because to make an order may take as long as the epoch has positions. The function is safe for concurrent use.
+// recent returns orderOf with a memory for two epochs, the last even and the last odd one that it was asked for, because
+// making an order may take time proportional to its length. The function is safe for concurrent use.
 func recent[F any](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
@@ -407,18 +410,18 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
-	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
+	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size) // one shard's deal, which stands below
 	if dropLast {
 		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
 	}
 	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
 		at := s.Order(epoch)
 		return func(k int) []int {
-			indices := d.positions(nil, k)
-			for j, pos := range indices {
-				indices[j] = at(pos)
+			batch := d.positions(nil, k)
+			for j, pos := range batch {
+				batch[j] = at(pos)
 			}
-			return indices
+			return batch
 		}
 	}}
 }
@@ -442,7 +445,7 @@ func (b batchSampler) String() string { return b.name }
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
 
-// Buckets makes batches of samples of similar length, so that little of a padded batch is padding. lengths[i] is the
+// Buckets makes batches of samples of similar length, so that batches need little padding. lengths[i] is the
 // length of sample i. A batch's longest length times its number of samples is at most budget. Samples whose lengths
 // differ by less than an eighth share a bucket. In every epoch each bucket is shuffled and divided into batches anew,
 // and the batches of all buckets come in a new order.
@@ -453,7 +456,7 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 		return nil, fmt.Errorf("dataloader: Buckets: budget is %d, must be positive", budget)
 	}
 	items := make([]int, len(lengths)) // the samples, sorted by length
-	digest := uint64(0)                // so that cursors differ if lengths do
+	digest := uint64(0)                // of the lengths, for the description
 	for i, length := range lengths {
 		if length < 0 || length > budget {
 			return nil, fmt.Errorf("dataloader: Buckets: lengths[%d] is %d, must be 0 to %d, the budget", i, length, budget)
@@ -471,7 +474,8 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
-		count := ceil(n, budget/max(1, lengths[items[n-1]]))
+		perBatch := budget / max(1, lengths[items[n-1]])
+		count := ceil(n, perBatch)
 		for k := range count { // divided evenly, so that no batch is much smaller than the others
 			parts = append(parts, part{len(buckets), k * n / count, (k + 1) * n / count})
 		}
@@ -495,8 +499,8 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}}, nil
 }
 
-// An order is an epoch as a loader sees it: it appends to dst the indices at position pos. A position of a Sampler is
-// one sample, a position of a BatchSampler a whole batch.
+// An order appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position of
+// a BatchSampler a whole batch.
 type order func(dst []int, pos int) []int
 
 // samplerOrder returns the function that makes the orders of s.
@@ -515,8 +519,8 @@ func batchOrder(b BatchSampler) func(epoch int) order {
 	}
 }
 
-// A Shard is one of Count parts: the share of one rank, which is a process or a machine. The zero value is the only
-// part. PyTorch: rank and num_replicas.
+// A Shard is one of Count parts: the share of one rank, which is a process or a machine. The zero value means the whole.
+// PyTorch: rank and num_replicas.
 type Shard struct{ Index, Count int }
 
 // check returns the shard with its Count filled in, or says what is wrong with it.
@@ -534,7 +538,7 @@ func (s Shard) check() (Shard, error) {
 // maxShards bounds Shard.Count, so that no position overflows.
 const maxShards = 1 << 20
 
-// nth returns the place of the shard's item i in a sequence that is dealt out: every Count-th, from Index on.
+// nth returns the position of the shard's item i in a sequence that is dealt out: Index + i×Count.
 func (s Shard) nth(i int) int { return s.Index + i*s.Count }
 
 // of returns how many of n items are the shard's: those with nth(i) < n.
@@ -588,21 +592,21 @@ const (
 	// PadTail repeats the epoch's first samples until all shards have the same number. It is the default, and right for
 	// training in step. In an evaluation the repeated samples would count twice.
 	PadTail Tail = iota
-	// DropTail leaves out the last samples, fewer than Count, so that all shards have the same number.
+	// DropTail leaves out the last samples, at most Count-1 of them, so that all shards have the same number.
 	DropTail
 	// UnevenTail gives the first shards one sample more. Every sample comes exactly once, as an evaluation needs it.
 	UnevenTail
 )
 
-// A deal hands out the positions from … n-1 of an epoch, one to each shard in turn. Shard r of c gets
+// A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
 //
-//	from+r, from+r+c, from+r+2c, …
+//	begin+r, begin+r+c, begin+r+2c, …
 //
-// and divides them into batches of size positions. Step k of all shards together takes the size×c positions from
-// from+k×size×c on. Therefore another c with the same size×c can continue after any step. Under a BatchSampler a
+// and divides them into batches of size positions. A step is one batch of each shard: step k takes the size×c positions
+// that follow begin+k×size×c. Therefore another c with the same size×c can continue after any step. Under a BatchSampler a
 // position is a batch, and size is 1.
 type deal struct {
-	from, n  int
+	begin, n int
 	size     int   // at most n+1
 	shard    Shard // Count is at least 1
 	tail     Tail
@@ -611,10 +615,10 @@ type deal struct {
 	mine, most int // the number of positions of this shard, and of shard 0, which has the most
 }
 
-// start returns the deal of the positions from … n-1.
-func (d deal) start(from int) deal {
-	left := d.n - from
-	d.from, d.most = from, ceil(left, d.shard.Count)
+// start returns the deal of the positions begin … n-1.
+func (d deal) start(begin int) deal {
+	left := d.n - begin
+	d.begin, d.most = begin, ceil(left, d.shard.Count)
 	switch d.tail {
 	case DropTail:
 		d.mine = left / d.shard.Count
@@ -634,11 +638,11 @@ func (d *deal) steps() int {
 	return ceil(d.mine, d.size)
 }
 
-// positions appends the positions of this shard's batch at step k. Under PadTail they may be n or more, and then stand
-// for the epoch's first ones.
+// positions appends the positions of this shard's batch at step k. Under PadTail they may be n and more: position n then
+// means position 0, and so on.
 func (d *deal) positions(dst []int, k int) []int {
 	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
-		dst = append(dst, d.from+d.shard.nth(i))
+		dst = append(dst, d.begin+d.shard.nth(i))
 	}
 	return dst
 }
@@ -646,7 +650,7 @@ func (d *deal) positions(dst []int, k int) []int {
 // after returns the position at which all shards stand after k steps. It does not depend on the shard's Index, so the
 // cursor of any rank resumes every rank.
 func (d *deal) after(k int) int {
-	return min(d.n, d.from+min(k*d.size, d.most)*d.shard.Count)
+	return min(d.n, d.begin+min(k*d.size, d.most)*d.shard.Count)
 }
 
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.

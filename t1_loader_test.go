@@ -1993,7 +1993,7 @@ func TestBadArguments(t *testing.T) {
 	mustPanic(t, func() { RandomWithReplacement(-1, 1, 0) }, "RandomWithReplacement", "-1")
 	mustPanic(t, func() { RandomWithReplacement(3, 0, 0) }, "RandomWithReplacement", "count is 0", "positive")
 	mustPanic(t, func() { RandomWithReplacement(3, -1, 0) }, "count is -1")
-	mustPanic(t, func() { RandomWithReplacement(0, 1, 0) }, "count is 1", "0 samples")
+	mustPanic(t, func() { RandomWithReplacement(0, 1, 0) }, "count is 1", "no samples")
 	mustPanic(t, func() { OrderFunc(1, nil) }, "OrderFunc", "nil")
 	mustPanic(t, func() { OrderFunc(-1, func(int) []int { return nil }) }, "OrderFunc", "-1")
 	mustPanic(t, func() { Resize(nil, 1) }, "Resize", "nil")

@@ -599,10 +599,10 @@ func TestBadStreams(t *testing.T) {
 func TestEndlessWithoutItems(t *testing.T) {
 	empty, three := counting(0), counting(3)
 	for says, s := range map[string]ints{
-		"Repeat: the stream has no items in epoch 2": empty.Repeat(0),
-		"Mix: source 0 has no items in epoch 2":      Mix(MixOptions{Stop: CycleForever}, empty, three),
-		"Mix: source 1 has no items in epoch 2":      Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
-		"Mix: source 2 has no items in epoch 2":      Mix(MixOptions{Stop: CycleForever, Weights: []float64{1, 1, 1}}, three, three, empty),
+		"Repeat(0): the stream has no items in epoch 2": empty.Repeat(0),
+		"Mix: source 0 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever}, empty, three),
+		"Mix: source 1 has no items in epoch 2":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever, Weights: []float64{1, 1, 1}}, three, three, empty),
 	} {
 		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
 			got := outcomes(s.Epoch(t.Context(), 2))

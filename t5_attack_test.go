@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -197,7 +198,7 @@ func TestTooFar(t *testing.T) {
 	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)})
 	saysAll(t, errors.New(outcomes(resized.Run(t.Context(), &far))[0]), "Resize: epoch", "too far")
 	far = Cursor{Epoch: math.MaxInt / 3}
-	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "cursor", "no such epoch of 7 epochs")
+	saysAll(t, errors.New(outcomes(counting(1).Repeat(7).Run(t.Context(), &far))[0]), "Repeat: epoch", "of 7 epochs is too far")
 	_, err := New(numbers(5), List[int], Options{Shard: Shard{0, math.MaxInt}})
 	saysAll(t, err, "Options.Shard", "Count must be 0 to 1048576")
 	mustPanic(t, func() { counting(1).Shard(Shard{0, math.MaxInt}) }, "Stream.Shard", "Count must be 0 to 1048576")
@@ -282,4 +283,27 @@ func TestFreeMemory(t *testing.T) {
 		}
 		break
 	}
+}
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader := newLoader(t, numbers(20), Options{})
+	mustPanic(t, func() { loader.Run(t.Context(), nil) }, "Run: the cursor is nil", "new(Cursor)")
+	var at Cursor
+	for range loader.Run(t.Context(), &at) {
+		break
+	}
+	grown := newLoader(t, numbers(21), Options{})
+	saysAll(t, errors.New(outcomes(grown.Run(t.Context(), &at))[0]), "made by Sequential(20), this is Sequential(21)", "same data and options, or start at Cursor{Epoch: 0}")
+	_, err := Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})
+	saysAll(t, err, "shape []", "2 elements", "set Shape")
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1, 2}}}})
+	saysAll(t, err, "First: Stack")
+	_, err = pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: []int{1}}}})
+	saysAll(t, err, "Second: bad sample")
+	_, err = Files(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Files: nowhere: ", "open .")
+	_, _, err = Folder(os.DirFS("nowhere"))
+	saysAll(t, err, "dataloader: Folder: nowhere: ", "open .")
 }

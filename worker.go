@@ -12,50 +12,50 @@ import (
 	"sync"
 )
 
-// An engine turns tasks into results, in goroutines, and hands the results to its caller in the order of the tasks.
-// A task and its result are one value of type S. It travels in a slot, and slots are reused:
+// An engine turns tasks into results, in goroutines, and hands the results to its caller, in the order of the tasks or
+// as they arrive. A task and its result are one value of type S. It travels in a slot, and slots are reused:
 //
-//	              tasks                        results
-//	caller ─── [reader] ───> worker, … ─────────────────> caller ──> loop body
-//	  ^                                                      │ ^
-//	  │                                                   cache[k % window], if k is not recv
-//	  └──────────────── an empty slot, refilled ─────────────┘
+//	             tasks              results
+//	caller ─────────────> worker, … ─────────────> caller ──> loop body
+//	  ^                                             │ ^           │
+//	  │                                             v │           │
+//	  │                                           cache[k % window]
+//	  └─────────────── an empty slot, refilled ───────────────────┘
 //
 // Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the
-// next result to be handed to the loop body. At every moment
+// next result to be handed to the loop body. A result goes into the cache, and leaves the cache when recv gets there.
+// At every moment
 //
 //	recv <= send <= recv+window
 //
-// Each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
-// the cache. That is at most window slots, and each queue has room for window slots. Therefore:
+// and each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
+// the cache. So at most window slots are in flight, and each queue has room for window slots. Therefore:
 //
 //   - No send ever blocks. A worker needs no select between its send and a signal to stop.
-//   - To stop is to close tasks and to wait for the workers.
+//   - The engine stops by closing tasks and waiting for the workers.
 //   - Memory is bounded, even if task 0 never returns.
-//   - The slots cache[k % window] of two tasks in flight are never the same.
+//   - Two tasks in flight never share an element of the cache.
 //
-// The caller owns send, recv and the cache. A slot belongs to the goroutine that has received it.
+// If results are handed over as they arrive there is no cache, and send - recv only counts what is in flight; the bound
+// is the same. The caller owns send, recv and the cache. A slot belongs to the goroutine that has received it.
 //
 // PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its
 // own, because its workers are processes. Here the workers share one queue, so that the first free worker takes the
 // next task, and a slow task delays no other.
 type engine[S any] struct {
-	workers int  // 0 without read: the caller loads; 0 with read: what the reader puts is the result
+	workers int  // if 0, the caller loads
 	window  int  // the most tasks in flight, at least 1
-	ordered bool // if false, results are handed over as they arrive, and the bound is on sent minus received
+	ordered bool // whether results are handed over in the order of the tasks
 
 	// task fills the zeroed *S with the next task, or reports that there is none. The caller's goroutine calls it.
 	task func(*S) bool
 
-	// read, if not nil, runs in a goroutine of its own and makes the tasks, for a source that only one goroutine can
-	// read. What the caller sends are then permits: take returns the slot of the next permit, or nil if the caller has
-	// gone, and put sends that slot on as a task. read puts a task for every permit that it takes. So the caller
-	// never waits for the source while a result is ready.
-	read func(ctx context.Context, take func() *S, put func())
-
 	// newLoad returns the function in which worker w turns a task into its result. The function leaves a result in
 	// *S even if user code in it panics or calls runtime.Goexit.
 	newLoad func(ctx context.Context, w int) func(*S)
+
+	// read is nil, except in the second reading: there it runs in a goroutine between the caller and the queue tasks.
+	read func(ctx context.Context, permits <-chan *slot[S], tasks chan<- *slot[S])
 }
 
 // A slot carries task k, and then its result.
@@ -65,8 +65,8 @@ type slot[S any] struct {
 }
 
 // run calls yield with one result after the other, until there are no more or yield returns false. If ctx ends, the
-// remaining tasks come back without having been loaded, so yield must look at ctx first. When run returns, or panics
-// because yield does, all its goroutines have ended.
+// remaining tasks come back without having been loaded, so yield must look at ctx first. When run returns, also by a
+// panic in yield, all its goroutines have ended.
 func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	if e.workers == 0 && e.read == nil {
@@ -75,23 +75,22 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 		return
 	}
 	tasks, results := make(chan *slot[S], e.window), make(chan *slot[S], e.window)
-	permits := tasks
+	sends := tasks // where the caller sends
 	var running sync.WaitGroup
 	defer running.Wait() // last: wait for the goroutines
-	if e.read != nil {
-		permits = make(chan *slot[S], e.window)
-		to := tasks
-		if e.workers == 0 {
-			to = results
-		}
-		running.Go(func() { e.reader(ctx, permits, to) })
-	}
 	for w := range e.workers {
 		running.Go(func() { e.work(ctx, w, &running, tasks, results) })
 	}
-	defer close(permits) // second: the workers drain the queue, without loading what is in it
-	defer cancel()       // first
-	e.loop(permits, results, yield)
+	if e.read != nil {
+		sends = make(chan *slot[S], e.window)
+		if e.workers == 0 {
+			tasks = results // what the reader sends is the result
+		}
+		running.Go(func() { e.read(labelled(ctx, "reader"), sends, tasks) })
+	}
+	defer close(sends) // second: the workers drain the queue, without loading what is in it
+	defer cancel()     // first
+	e.loop(sends, results, yield)
 }
 
 // inline is run without goroutines. It is the specification of run: with workers, the same results arrive sooner.
@@ -108,11 +107,13 @@ func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
 	}
 }
 
-// loop sends tasks, or permits for tasks, and hands over results in order.
+// loop sends tasks and hands over results.
 func (e *engine[S]) loop(tasks chan<- *slot[S], results <-chan *slot[S], yield func(*S) bool) {
-	send, recv, more := 0, 0, true
+	send, recv := 0, 0
+	more := true // whether there are more tasks
 	refill := func(s *slot[S]) {
-		if more = more && e.task(&s.task); more {
+		more = more && e.task(&s.task)
+		if more {
 			s.k = send
 			send++
 			tasks <- s
@@ -122,7 +123,7 @@ func (e *engine[S]) loop(tasks chan<- *slot[S], results <-chan *slot[S], yield f
 		refill(new(slot[S]))
 	}
 	cache := make([]*slot[S], e.window)
-	spare := new(slot[S])
+	spare := new(slot[S]) // the slot that the loop body had before
 	for recv < send {
 		s := cache[recv%e.window]
 		for s == nil {
@@ -140,21 +141,9 @@ func (e *engine[S]) loop(tasks chan<- *slot[S], results <-chan *slot[S], yield f
 		if !yield(&s.task) {
 			return
 		}
-		spare, *s = s, slot[S]{}
+		*s = slot[S]{}
+		spare = s
 	}
-}
-
-// reader runs read between the permits and the queue to, which it closes at the end.
-func (e *engine[S]) reader(ctx context.Context, permits <-chan *slot[S], to chan<- *slot[S]) {
-	defer close(to)
-	var s *slot[S]
-	take := func() *S {
-		if s = <-permits; s == nil { // closed: the caller has gone
-			return nil
-		}
-		return &s.task
-	}
-	e.read(labelled(ctx, "reader"), take, func() { to <- s })
 }
 
 // work is the life of worker w. If user code ends the goroutine, by runtime.Goexit, another goroutine continues.
@@ -167,7 +156,7 @@ func (e *engine[S]) work(ctx context.Context, w int, running *sync.WaitGroup, ta
 	}()
 	load := e.newLoad(labelled(ctx, "worker "+strconv.Itoa(w)), w)
 	one := func(s *slot[S]) {
-		defer func() { results <- s }() // whatever happens: the caller would wait for a lost slot for ever
+		defer func() { results <- s }() // also after Goexit: the caller would wait for a lost slot for ever
 		if ctx.Err() == nil {
 			load(&s.task)
 		}
@@ -207,8 +196,9 @@ func (e *PanicError) Unwrap() error {
 //	defer rescue(&err)
 //	err = userCode()
 //
-// After a normal return err is the result of userCode, after a panic a *PanicError. If userCode calls runtime.Goexit,
-// recover returns nil and errGoexit stands. The first line matters only where somebody looks at err after Goexit.
+// After a normal return err is the result of userCode, after a panic a *PanicError. If userCode calls runtime.Goexit, no
+// line after the call runs, recover returns nil, and errGoexit stands. The first line is needed only if a function that
+// was deferred earlier reads err.
 func rescue(err *error) {
 	if r := recover(); r != nil {
 		*err = &PanicError{r, debug.Stack()}
@@ -307,12 +297,20 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 // maxPrefetch bounds the items that Prefetch reads ahead, for which it has slots from the beginning.
 const maxPrefetch = 1 << 24
 
-// readAhead runs e with a reader that reads src, and yields what leaves the engine.
+// readAhead runs e with a reader, and yields what leaves the engine. Only one goroutine can read src, so the reader stands
+// between the caller and the workers. What the caller sends are permits, which are empty slots. The reader fills a slot
+// with the next item and sends it on as a task:
+//
+//	             permits            tasks              results
+//	caller ─────────────> reader ─────────> worker, … ─────────> caller ──> loop body
+//
+// So the reader is at most window items ahead, and the caller never waits for src while a result is ready. Without workers
+// the reader sends to results: that is Prefetch.
 func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engine[mapping[T, U]], yield func(*mapping[T, U]) bool) (err error) {
 	e.ordered = true
 	e.task = func(*mapping[T, U]) bool { return true } // a permit for the reader
-	e.read = func(ctx context.Context, take func() *mapping[T, U], put func()) {
-		readItems(src(ctx, from), take, put)
+	e.read = func(ctx context.Context, permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
+		readItems(src(ctx, from), permits, tasks)
 	}
 	e.run(ctx, func(m *mapping[T, U]) bool {
 		if m.last { // The end counts, whatever has become of ctx meanwhile.
@@ -324,31 +322,31 @@ func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engi
 	return err
 }
 
-// readItems puts a mapping for each item of seq, and a last one for its end, also if seq panics or ends its goroutine.
-func readItems[T, U any](seq iter.Seq2[Item[T], error], take func() *mapping[T, U], put func()) {
-	m := take()
-	if m == nil {
-		return
-	}
+// readItems sends a task for each item of seq, and a last one for the end of seq, also if seq panics or ends its goroutine.
+func readItems[T, U any](seq iter.Seq2[Item[T], error], permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
+	defer close(tasks)
+	s := <-permits
 	var end error     // what seq ends with
 	died := errGoexit // unless seq returns
 	defer func() {
 		if died != nil {
 			end = fmt.Errorf("dataloader: the stream: %w", died)
 		}
-		if m != nil { // the loop has not been left
-			m.last, m.err = true, end
-			put()
+		if s != nil {
+			s.task.last, s.task.err = true, end
+			tasks <- s
 		}
 	}()
 	defer rescue(&died)
 	for item, err := range seq {
-		if end = err; err != nil {
+		end = err
+		if err != nil {
 			break
 		}
-		m.in = item
-		put()
-		if m = take(); m == nil {
+		s.task.in = item
+		tasks <- s
+		s = <-permits
+		if s == nil { // permits is closed: the caller has left the loop
 			break
 		}
 	}
