@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"weak"
 )
 
@@ -306,4 +307,63 @@ func TestHelpfulErrors(t *testing.T) {
 	saysAll(t, err, "dataloader: Files: nowhere: ", "open .")
 	_, _, err = Folder(os.DirFS("nowhere"))
 	saysAll(t, err, "dataloader: Folder: nowhere: ", "open .")
+}
+
+// TestSourcesThatMisbehave: a source whose cleanup panics, or that goes on after yield has returned false, ends no process.
+// At the end of the epoch the panic is the last error, for any number of workers. After a break nobody is left to hear of it.
+func TestSourcesThatMisbehave(t *testing.T) {
+	source := func(deaf bool) Stream[int] {
+		return func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				defer func() {
+					if !deaf {
+						panic("on closing")
+					}
+				}()
+				for pos := from.Pos; pos < 3; pos++ {
+					if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos + 1, "mine"}}, nil) && !deaf {
+						return
+					}
+				}
+			}
+		}
+	}
+	for workers := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			for _, s := range []Stream[int]{Map(source(false), workers, quick), source(false).Prefetch(workers + 1)} {
+				got := outcomes(s.Epoch(t.Context(), 0))
+				equal(t, "outcomes", len(got), 4)
+				saysAll(t, errors.New(got[3]), "dataloader: ", "panic: on closing")
+			}
+			for _, deaf := range []bool{false, true} {
+				for _, s := range []Stream[int]{Map(source(deaf), workers+1, quick), source(deaf).Prefetch(workers + 1)} {
+					for _, err := range s.Epoch(t.Context(), 0) {
+						equal(t, "error", err, nil)
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestMixStopsAll: a panic in the cleanup of one source of a Mix does not leave the others running. (The bubble would
+// report their goroutines.)
+func TestMixStopsAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dying := Stream[int](func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				defer panic("on closing")
+				yield(Item[int]{Next: Cursor{from.Epoch, from.Pos + 1, "mine"}}, nil)
+			}
+		})
+		mustPanic(t, func() {
+			n := 0
+			for range Mix(MixOptions{}, counting(9).Prefetch(2), dying, counting(9).Prefetch(2), dying, counting(9).Prefetch(2)).Epoch(t.Context(), 0) {
+				if n++; n == 5 {
+					break
+				}
+			}
+		}, "on closing")
+	})
 }
