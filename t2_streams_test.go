@@ -1133,26 +1133,31 @@ func TestStats(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				stats := new(Stats)
-				c.opts.Trace = stats.Observe
-				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-					d := c.load[i%len(c.load)]
-					time.Sleep(d)
-					if d < 0 {
-						return 0, errBad
-					}
-					return i, nil
-				}), c.opts)
-				for epoch := range c.epochs {
-					for range loader.Epoch(t.Context(), epoch) {
-						time.Sleep(c.step)
-					}
-					time.Sleep(10 * time.Second) // evaluation
-				}
-				equal(t, "Stats", stats, c.want)
+				equal(t, "Stats", statsOf(t, c.opts, c.epochs, c.n, c.load, c.step), c.want)
 			})
 		})
 	}
+}
+
+// statsOf returns the Stats of a schedule: epochs of n samples, with a long evaluation after each.
+func statsOf(t *testing.T, opts Options, epochs, n int, load []time.Duration, step time.Duration) *Stats {
+	stats := new(Stats)
+	opts.Trace = stats.Observe
+	loader := newLoader(t, Func(n, func(_ context.Context, i int) (int, error) {
+		d := load[i%len(load)]
+		time.Sleep(d)
+		if d < 0 {
+			return 0, errBad
+		}
+		return i, nil
+	}), opts)
+	for epoch := range epochs {
+		for range loader.Epoch(t.Context(), epoch) {
+			time.Sleep(step)
+		}
+		time.Sleep(10 * time.Second)
+	}
+	return stats
 }
 
 // TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
