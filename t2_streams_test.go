@@ -26,107 +26,41 @@ import (
 	"weak"
 )
 
-// Streams.
+// Second reading: streams, and where the time goes. Which tests prove what:
+//
+//	all rooms         checkStream, by TestStreams and FuzzStreams: what every stream promises; TestSkippingLoop,
+//	                  TestLastItemHandedOver, TestHealedStreams: errors and ends; TestRefusedCursors, TestBadStreams,
+//	                  TestEndlessWithoutItems: what can never be right; TestReadAhead: how far a stage reads, and when
+//	dataset.go        TestFromSeq
+//	sampler.go        TestShuffleStream, TestItemsAreForgotten, TestShuffleResumes, TestMixCounts, TestMixWeights,
+//	                  TestStreamRanks
+//	batch.go          TestPipelineIsLoader, TestBatchEndsWithCause
+//	worker.go         TestScopeInMap, TestMapResumes, TestPrefetchQueue, TestStreamsThatDie, TestPanicsOfTheLoop
+//	dataloader.go     TestStats, TestProgress, TestProfiles, TestTimeline
 
-// checkStream puts a stream through everything that a cursor promises, in the given epoch: it resumes after every item,
-// failed ones included, natively and through JSON, once and twice; a cursor never changes once it is handed out; two
-// iterations at once do not meet; an ended context is the last pair wherever it ends, and leaves the cursor; leaving
-// early leaves no goroutine. It returns the epoch's outcomes.
-func checkStream[T any](t *testing.T, s Stream[T], epoch int) []string {
-	t.Helper()
-	var want []string
-	synctest.Test(t, func(t *testing.T) {
-		at := Cursor{Epoch: epoch}
-		cursors, saved := []Cursor{at}, []string{}
-		save := func(c Cursor) string { return string(must(json.Marshal(c))) }
-		pos := 0
-		for item, err := range s(t.Context(), at) {
-			if err != nil {
-				t.Fatalf("after %d items: %v", len(want), err)
-			}
-			if item.Err != nil {
-				equal(t, "the value of a failed item", item.Value, *new(T))
-				item.Err = itemError(item.Next, item.Err)
-			}
-			want = append(want, outcomes(one(item.Value, item.Err))...)
-			cursors = append(cursors, item.Next)
-			saved = append(saved, save(item.Next))
-			if item.Next.Epoch != epoch || item.Next.Pos <= pos {
-				t.Fatalf("item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, pos)
-			}
-			pos = item.Next.Pos
-		}
-		for k, c := range cursors[1:] {
-			equal(t, "a cursor some time later", save(c), saved[k])
-		}
-		equal(t, "Epoch", outcomes(s.Epoch(t.Context(), epoch)), want)
-		for k, c := range cursors {
-			for _, at := range []Cursor{c, throughJSON(t, c)} {
-				equal(t, fmt.Sprintf("after %d items, from %s", k, save(c)), outcomes(s.Run(t.Context(), &at)), want[k:])
-				equal(t, "then", at, Cursor{Epoch: epoch + 1})
-			}
-			equal(t, "the cursor that was used", save(c), append([]string{save(cursors[0])}, saved...)[k])
-			n := 0
-			for item := range s(t.Context(), c) { // on for two, and again
-				if n++; n == 2 {
-					equal(t, "after two more", outcomes(s.Run(t.Context(), ptr(throughJSON(t, item.Next)))), want[k+2:])
-					break
-				}
-			}
-		}
-		for k := range len(want) + 1 {
-			stopped := errors.New("stopped")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			if k == 0 {
-				cancel(stopped)
-			}
-			at, n := cursors[0], 0
-			var end error
-			for _, err := range s.Run(ctx, &at) {
-				if failed := (*SampleError)(nil); err != nil && !errors.As(err, &failed) {
-					end = err
-				} else if n++; n == k {
-					cancel(stopped)
-				}
-			}
-			// Only FromSeq, which cannot know whether its sequence has stopped early, may be stopped after the last item.
-			if complete := k == len(want) && end == nil && at == (Cursor{Epoch: epoch + 1}); n != k || end != stopped && !complete {
-				t.Fatalf("stopped after %d of %d items: %d came, and then %v", k, len(want), n, end)
-			}
-			if end != nil {
-				rest := outcomes(s.Run(t.Context(), &at))
-				equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
-			}
-			cancel(nil)
-		}
-		next1, stop1 := iter.Pull2(s.Epoch(t.Context(), epoch))
-		next2, stop2 := iter.Pull2(s.Epoch(t.Context(), epoch))
-		defer stop1()
-		defer stop2()
-		for k := range want {
-			v1, err1, _ := next1()
-			v2, err2, _ := next2()
-			equal(t, "two at once", [][]string{outcomes(one(v1, err1)), outcomes(one(v2, err2))}, [][]string{{want[k]}, {want[k]}})
-		}
-	})
-	return want
+// A source is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
+type source struct {
+	n      int
+	bad    []int                            // the items that fail
+	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
+	read   atomic.Int64                     // how many items were read
+	left   atomic.Int64                     // how many sequences have ended, or were left
 }
 
-// one is a sequence of one pair.
-func one[T any](v T, err error) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) { yield(v, err) }
-}
-
-// ptr is a pointer to a copy of v.
-func ptr[T any](v T) *T { return &v }
-
-// counting is the stream 0, 1, …, n-1, plus 100 times the epoch, from a sequence, but for the items that fail.
-func counting(n int, bad ...int) Stream[int] {
+func (s *source) stream() ints {
 	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
 		return func(yield func(int, error) bool) {
-			for i := range n {
+			defer s.left.Add(1)
+			for i := 0; ; i++ {
+				if s.before != nil {
+					s.before(ctx, i)
+				}
+				if i == s.n {
+					return
+				}
+				s.read.Add(1)
 				var err error
-				if slices.Contains(bad, i) {
+				if slices.Contains(s.bad, i) {
 					err = fmt.Errorf("item %d is bad", i)
 				}
 				if !yield(100*epoch+i, err) {
@@ -137,170 +71,298 @@ func counting(n int, bad ...int) Stream[int] {
 	})
 }
 
-// double is twice a number, slowly, with some random noise, but for the multiples of 17, which fail.
+// counting is the stream of a source that nobody looks at.
+func counting(n int, bad ...int) ints { return (&source{n: n, bad: bad}).stream() }
+
+// letters is the stream of the letters of s.
+func letters(s string) Stream[string] {
+	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+}
+
+// quick returns i.
+func quick(_ context.Context, i int) (int, error) { return i, nil }
+
+// double returns twice i, slowly, with some random noise. Every 17th number fails, with a value beside the error.
 func double(ctx context.Context, i int) (int, error) {
 	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
 	if i%17 == 16 {
-		return 0, errBad
+		return i, errBad
 	}
 	return 2*i + 10000*Rand(ctx).IntN(3), nil
 }
 
-// TestStreams is the table of all streams, alone and deeply composed: what an epoch gives, and the whole protocol.
+// one is a sequence of one pair.
+func one[T any](v T, err error) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) { yield(v, err) }
+}
+
+// ptr is a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }
+
+type ints = Stream[int]
+
+// own is a stream that is written by hand, with cursors of its own: batches of one of the numbers 0 to 9, of which 1, 4 and 7
+// fail with a plain error.
+func own(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
+	return func(yield func(Item[[]int], error) bool) {
+		var by string
+		if err := from.Load(&by); err != nil || by != "own" && from.Pos > 0 {
+			yield(Item[[]int]{}, errors.New("not my cursor"))
+			return
+		}
+		for pos := from.Pos; pos < 10; pos++ {
+			if ctx.Err() != nil {
+				yield(Item[[]int]{}, context.Cause(ctx))
+				return
+			}
+			item := Item[[]int]{Value: []int{pos}, Next: Cursor{from.Epoch, pos + 1, "own"}}
+			if pos%3 == 1 {
+				item.Value, item.Err = nil, errBad
+			}
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}
+}
+
+// stages are all stages, made of a stream and, if they join streams, of another one. n varies their other arguments; there
+// are n/4%4 workers. No stage leaves out an item because i%4 is 1.
+var stages = []struct {
+	name string
+	of   func(s ints, n int, other func() ints) ints
+}{
+	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
+	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
+	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
+	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
+	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
+	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
+	{"Mix", func(s ints, n int, other func() ints) ints { return Mix(MixOptions{Stop: Stop(n / 4 % 2)}, s, other()) }},
+	{"Mix", func(s ints, n int, other func() ints) ints {
+		return Mix(MixOptions{Weights: []float64{1, float64(n%4) + .5}, Seed: uint64(n), Stop: Stop(n / 4 % 2)}, s, other())
+	}},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Shard{n % 3, 3}) }},
+	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
+	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
+	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
+}
+
+// add returns the sum of a pair.
+func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
+
+// behind yields the streams that the stages make of s, with their names.
+func behind(s ints, n int) iter.Seq2[string, ints] {
+	return func(yield func(string, ints) bool) {
+		for _, stage := range stages {
+			if !yield(fmt.Sprintf("%s, n %d", stage.name, n), stage.of(s, n, func() ints { return s.Shuffle(3, 3) })) {
+				return
+			}
+		}
+	}
+}
+
+// checkStream puts an epoch of a stream through everything that a stream promises, and returns the epoch's outcomes. A
+// failed item has no value, and is a position like any other. Positions grow. Every cursor resumes the stream, and never
+// changes. Two iterations at once do not meet. An ended context is the last pair. Nothing leaves a goroutine.
+func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
+	t.Helper()
+	save := func(c Cursor) string { return string(must(json.Marshal(c))) }
+	synctest.Test(t, func(t *testing.T) {
+		at := Cursor{Epoch: epoch}
+		cursors, saved := []Cursor{at}, []string{save(at)}
+		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
+		defer stop()
+		for item, err := range s(t.Context(), at) {
+			if err != nil {
+				t.Fatalf("after %d items: %v", len(want), err)
+			}
+			if item.Err != nil {
+				equal(t, "the value of a failed item", item.Value, *new(T))
+				item.Err = itemError(item.Next, item.Err)
+			}
+			if item.Next.Epoch != epoch || item.Next.Pos <= at.Pos {
+				t.Fatalf("item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
+			}
+			at = item.Next
+			cursors, saved = append(cursors, at), append(saved, save(at))
+			now := outcomes(one(item.Value, item.Err))
+			want = append(want, now...)
+			value, err, _ := another()
+			equal(t, "two at once", outcomes(one(value, err)), now)
+		}
+		_, _, more := another()
+		equal(t, "another item", more, false)
+		for k, c := range cursors {
+			checkResume(t, s, c, want[k:])
+			checkStop(t, s, epoch, k, want, false)
+		}
+		for k, c := range cursors {
+			equal(t, "a cursor some time later", save(c), saved[k])
+		}
+	})
+	return want
+}
+
+// checkResume resumes a stream at a cursor: in one run, in which the cursor may come from JSON, and in many runs, each left
+// after the same number of successes.
+func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want []string) {
+	t.Helper()
+	for _, at := range []Cursor{from, throughJSON(t, from)} {
+		equal(t, fmt.Sprintf("from %v", from), outcomes(s.Run(t.Context(), &at)), want)
+		equal(t, "then", at, Cursor{Epoch: from.Epoch + 1})
+	}
+	got, each := []string{}, 1+len(want)%3
+	for at := from; at.Epoch == from.Epoch && len(got) <= len(want); at = throughJSON(t, at) {
+		n := 0
+		for value, err := range s.Run(t.Context(), &at) {
+			got = append(got, outcomes(one(value, err))...)
+			if err == nil {
+				n++
+			}
+			if n == each {
+				break
+			}
+		}
+	}
+	equal(t, fmt.Sprintf("from %v, in runs of %d", from, each), got, want)
+}
+
+// checkStop ends the context while the loop has item k, or before the first, possibly because of a *SampleError. The ended
+// context is the last pair, and no *SampleError. What has not come comes after a resume. After the last item the epoch is complete; if not exact, it may be stopped then too:
+// FromSeq cannot know whether its sequence has stopped early.
+func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
+	t.Helper()
+	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	at, n := Cursor{Epoch: epoch}, 0
+	if k == 0 {
+		cancel(stopped)
+	}
+	before := at
+	var end error
+	for value, err := range s.Run(ctx, &at) {
+		if err != nil {
+			equal(t, "the value beside an error", value, *new(T))
+			equal(t, "the cursor at an error", at, before)
+		}
+		before = at
+		if failed := (*SampleError)(nil); err != nil && !errors.As(err, &failed) {
+			end = err
+		} else if n++; n == k {
+			time.Sleep(time.Duration(k/2%2) * time.Second) // workers read all they may, or not
+			cancel(stopped)
+		}
+	}
+	complete := end == nil && at == (Cursor{Epoch: epoch + 1})
+	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) && (complete || exact) {
+		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end, at)
+	}
+	if end != nil { // the items that failed last come again
+		rest := outcomes(s.Run(t.Context(), &at))
+		equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
+	}
+}
+
+// of is the check of a stream, for a table of streams of different types.
+func of[T any](s Stream[T]) func(*testing.T, int) []string {
+	return func(t *testing.T, epoch int) []string { return checkStream(t, s, epoch) }
+}
+
+// All rooms: what every stream promises.
+
+// TestStreams: each stage, alone and deep in others, keeps every promise of a stream, in epoch 0, whose cursors are nearly
+// zero, and in epoch 2. What it yields in epoch 2 tells which epochs it has read.
 func TestStreams(t *testing.T) {
-	loader := newLoader(t, numbers(11), Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
 	sum := func(dst int, samples []int) (int, error) {
 		for _, s := range samples {
 			dst += s
 		}
 		return dst, nil
 	}
+	more := func(_ context.Context, b []int) ([]int, error) { return append(b, -1), nil }
+	spoiled := func([]int, []int) ([]int, error) { return []int{7}, errBad }
 	odd := func(i int) bool { return i%2 == 1 }
-	letters := func(s string) Stream[string] {
-		return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
-	}
+	empty := counting(0)
+	oneOf := func(n int) Stream[[]int] { return Batch(counting(n), n, List[int]) }
+	loader := newLoader(t, numbers(11), Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2}).Stream()
 	deep := func(workers int) Stream[[]int] {
-		tars := Mix(MixOptions{Stop: StopAtLast}, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8))
-		mixed := Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, Map(tars.Shuffle(4, 1), workers, double), counting(7))
+		last := Mix(MixOptions{Stop: StopAtLast}, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8))
+		mixed := Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, Map(last.Shuffle(4, 1), workers, double), counting(7))
 		return Batch(mixed, 3, List[int]).Prefetch(2)
 	}
 	for _, c := range []struct {
-		name string
-		s    any
-		want string // in epoch 0, if it is to be compared
+		name  string
+		check func(t *testing.T, epoch int) []string
+		want  string // in epoch 2, if it is to be compared
 	}{
-		{"FromSeq", counting(4), "[0 1 2 3]"},
-		{"FromSeq with failures", counting(4, 0, 3), "[error item 0 is bad 1 2 error item 3 is bad]"},
-		{"FromSeq of nothing", counting(0), "[]"},
-		{"Indices", Indices(OrderFunc(3, func(e int) []int { return []int{2, e, 1} })), "[2 0 1]"},
-		{"Indices, Random", Indices(Random(20, 1)), ""},
-		{"loader", loader.Stream(), ""},
-		{"Filter", counting(9, 3).Filter(odd), "[1 error item 3 is bad 5 7]"},
-		{"Filter nothing", counting(9).Filter(func(int) bool { return false }), "[]"},
-		{"Take", counting(9, 1).Take(3), "[0 error item 1 is bad 2]"},
-		{"Take more", counting(3).Take(10), "[0 1 2]"},
-		{"Take none", counting(3).Take(0), "[]"},
-		{"Repeat", counting(2, 1).Repeat(3), "[0 error item 1 is bad 100 error item 1 is bad 200 error item 1 is bad]"},
-		{"Repeat once", counting(2).Repeat(1), "[0 1]"},
-		{"Repeat nothing", counting(0).Repeat(3), "[]"},
-		{"Repeat forever", counting(2).Repeat(0).Take(5), "[0 1 100 101 200]"},
-		{"Shard", counting(8, 4).Shard(Shard{1, 3}), "[1 error item 4 is bad 7]"},
-		{"Shard 0 of 1", counting(3).Shard(Shard{}), "[0 1 2]"},
-		{"Chain", Chain(counting(2), counting(0), counting(3, 0)), "[0 1 error item 0 is bad 1 2]"},
-		{"Chain of none", Chain[int](), "[]"},
-		{"Zip", Zip(counting(4, 1), counting(3, 2)), "[{0 0} error item 1 is bad error item 2 is bad]"},
-		{"Zip, second longer", Zip(counting(2), letters("abc")), "[{0 a} {1 b}]"},
-		{"Batch", Batch(counting(7, 4), 2, List[int]), "[[0 1] [2 3] error item 4 is bad [6]]"},
-		{"Batch, even", Batch(counting(4), 2, sum), "[1 5]"},
-		{"Batch of nothing", Batch(counting(0), 2, List[int]), "[]"},
-		{"Unbatch", Unbatch(Batch(counting(5, 2), 2, List[int])), "[0 1 error item 2 is bad 4]"},
-		{"Unbatch of empty ones", Unbatch(Map(counting(4), 0, func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil })), "[0 0 0]"},
-		{"batch, map, unbatch, batch", Batch(Unbatch(Map(Batch(counting(8), 3, List[int]), 2, func(_ context.Context, b []int) ([]int, error) { return append(b, -1), nil })), 4, List[int]), "[[0 1 2 -1] [3 4 5 -1] [6 7 -1]]"},
-		{"Map", Map(counting(20, 5), 0, double), ""},
-		{"Map, 1 worker", Map(counting(20, 5), 1, double), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 0)))},
-		{"Map, 3 workers", Map(counting(20, 5), 3, double), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 0)))},
-		{"Map of nothing", Map(counting(0), 3, double), "[]"},
-		{"Prefetch", counting(5, 2).Prefetch(2), "[0 1 error item 2 is bad 3 4]"},
-		{"Prefetch 1", counting(3).Prefetch(1), "[0 1 2]"},
-		{"Prefetch more", counting(3).Prefetch(100), "[0 1 2]"},
-		{"Prefetch of nothing", counting(0).Prefetch(3), "[]"},
-		{"Shuffle", counting(23, 7).Shuffle(5, 1), ""},
-		{"Shuffle 1", counting(4).Shuffle(1, 1), "[0 1 2 3]"},
-		{"Shuffle all", counting(9).Shuffle(100, 1), ""},
-		{"Shuffle nothing", counting(0).Shuffle(5, 1), "[]"},
-		{"Mix first", Mix(MixOptions{}, letters("a"), letters("bB"), letters("cCc")), "[a b c]"},
-		{"Mix last", Mix(MixOptions{Stop: StopAtLast}, letters("a"), letters("bB"), letters("cCx")), "[a b c B C x]"},
-		{"Mix cycle", Mix(MixOptions{Stop: CycleUntilLast}, letters("a"), letters("bB"), letters("cCx")), "[a b c a B C a b x a B]"},
-		{"Mix forever", Mix(MixOptions{Stop: CycleForever}, counting(1), counting(2)).Take(7), "[0 0 100 1 200 100 300]"},
-		{"Mix last, one empty", Mix(MixOptions{Stop: StopAtLast}, letters(""), letters("ab")), "[a b]"},
-		{"Mix by weight", Mix(MixOptions{Weights: []float64{1, 3, 2}, Seed: 1, Stop: StopAtLast}, counting(5, 1), counting(6), counting(3)), ""},
-		{"Mix by weight, first", Mix(MixOptions{Weights: []float64{1, 3}, Seed: 2}, counting(5), counting(6)), ""},
-		{"Mix by weight, cycle", Mix(MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}, counting(2), counting(6), counting(3)), ""},
-		{"a loader, mapped", Map(loader.Stream(), 2, func(_ context.Context, b []int) (int, error) { return sum(0, b) }), ""},
-		{"two loaders, mixed", Mix(MixOptions{Stop: StopAtLast}, loader.Stream(), newLoader(t, failing(5, 2), Options{}).Stream()), ""},
-		{"deep", deep(0), ""},
-		{"deep, 2 workers", deep(2), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 0)))},
-		{"repeat of take of shuffle", Indices(Random(9, 1)).Shuffle(4, 2).Take(5).Repeat(3), ""},
-		{"shuffle of repeat", Map(counting(3, 1).Repeat(4), 2, double).Shuffle(5, 9), ""},
-		{"zip of mix and chain", Zip(Mix(MixOptions{}, counting(6), counting(5, 3)), Chain(counting(3), counting(9)).Prefetch(2)), ""},
-		{"shard of unbatch", Batch(Unbatch(Batch(counting(17, 5), 4, List[int])).Shard(Shard{1, 2}), 2, List[int]).Prefetch(3), ""},
-		{"filter of map of indices", Map(Map(Indices(Random(30, 4)), 3, double).Filter(odd), 0, double).Take(6), ""},
-		{"mix of repeats", Mix(MixOptions{Weights: []float64{1, 1}, Stop: StopAtFirst}, counting(2, 1).Repeat(0), counting(3).Repeat(4)).Prefetch(4), ""},
-		{"chain of mixes", Chain(Mix(MixOptions{Stop: StopAtLast}, counting(3), counting(2)), Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(3))).Shuffle(3, 3), ""},
+		{"FromSeq", of(counting(4, 0, 3)), "[error item 0 is bad 201 202 error item 3 is bad]"},
+		{"Filter", of(counting(9, 3).Filter(odd)), "[201 error item 3 is bad 205 207]"},
+		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
+		{"Take more", of(counting(3).Take(10)), "[200 201 202]"},
+		{"Take none", of(counting(3).Take(0)), "[]"},
+		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
+		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
+		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
+		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
+		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
+
+		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
+		{"Shuffle", of(counting(23, 7).Shuffle(5, 1)), ""},
+		{"Shuffle 1", of(counting(4).Shuffle(1, 1)), "[200 201 202 203]"},
+		{"Shuffle all", of(counting(9).Shuffle(100, 1)), ""},
+		{"Mix first", of(Mix(MixOptions{}, letters("a"), letters("bB"), letters("cCc"))), "[a b c]"},
+		{"Mix last", of(Mix(MixOptions{Stop: StopAtLast}, letters("a"), letters("bB"), letters("cCx"))), "[a b c B C x]"},
+		{"Mix last, one empty", of(Mix(MixOptions{Stop: StopAtLast}, empty, counting(2))), "[200 201]"},
+		{"Mix cycle", of(Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2), counting(3, 1))), "[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
+		{"Mix forever", of(Mix(MixOptions{Stop: CycleForever}, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
+		{"Mix by weight", of(Mix(MixOptions{Weights: []float64{1, 3, 2}, Seed: 1, Stop: StopAtLast}, counting(5, 1), counting(6), counting(3))), ""},
+		{"Mix by weight, cycle", of(Mix(MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}, counting(2), counting(6), counting(3))), ""},
+		{"Shard", of(counting(8, 4).Shard(Shard{1, 3})), "[201 error item 4 is bad 207]"},
+		{"Shard, zero", of(counting(3).Shard(Shard{})), "[200 201 202]"},
+
+		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
+		{"Batch, even", of(Batch(counting(4), 2, sum)), "[401 405]"},
+		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
+		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
+		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }))), "[0 0 0 0 0]"},
+
+		{"Map", of(Map(counting(20, 5), 0, double)), ""},
+		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 2)))},
+		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
+
+		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
+		{"by hand, prefetched", of(Stream[[]int](own).Prefetch(2)), ""},
+		{"loader", of(loader), ""},
+		{"loader, spoiled", of(must(New(numbers(2), spoiled, Options{Workers: 1})).Stream()), ""},
+		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3), empty.Shuffle(5, 1),
+			empty.Shard(Shard{1, 2}), Unbatch(Batch(empty, 2, List[int])), Map(empty, 0, quick), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
+		{"one batch from each source", of(Mix(MixOptions{Stop: StopAtLast}, oneOf(1), oneOf(2), oneOf(3))), "[[200] [200 201] [200 201 202]]"},
+		{"batch, map, unbatch, batch", of(Batch(Unbatch(Map(oneOf(8), 2, more)), 4, List[int])), "[[200 201 202 203] [204 205 206 207] [-1]]"},
+		{"mix of two loaders", of(Mix(MixOptions{Stop: StopAtLast}, loader, newLoader(t, failing(5, 2), Options{}).Stream())), ""},
+		{"mix of repeats", of(Mix(MixOptions{Weights: []float64{1, 1}}, counting(2, 1).Repeat(0), counting(3).Repeat(4)).Prefetch(4)), ""},
+		{"deep", of(deep(0)), ""},
+		{"deep, 2 workers", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			check := func(epoch int) []string {
-				switch s := c.s.(type) {
-				case Stream[int]:
-					return checkStream(t, s, epoch)
-				case Stream[[]int]:
-					return checkStream(t, s, epoch)
-				case Stream[string]:
-					return checkStream(t, s, epoch)
-				case Stream[Pair[int, int]]:
-					return checkStream(t, s, epoch)
-				case Stream[Pair[int, string]]:
-					return checkStream(t, s, epoch)
-				}
-				panic(fmt.Sprintf("%T", c.s))
-			}
-			if got := fmt.Sprint(check(0)); c.want != "" {
-				equal(t, "epoch 0", got, c.want)
-			}
-			check(3)
-		})
-	}
-}
-
-// TestRepeatEpochs: outer epoch e covers inner epochs from e×times on, or from e on without end.
-func TestRepeatEpochs(t *testing.T) {
-	equal(t, "3 times", collect(t, counting(2).Repeat(3).Epoch(t.Context(), 2)), "[600 601 700 701 800 801]")
-	equal(t, "forever", collect(t, counting(2).Repeat(0).Take(5).Epoch(t.Context(), 2)), "[200 201 300 301 400]")
-	equal(t, "mixed", collect(t, Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2)).Epoch(t.Context(), 2)), "[200 200 300 201 400]")
-}
-
-// TestStreamEpochs: every source is read in the epoch that is asked for.
-func TestStreamEpochs(t *testing.T) {
-	a, b := counting(2), counting(1)
-	equal(t, "Chain", collect(t, Chain(a, b, a).Epoch(t.Context(), 2)), "[200 201 200 200 201]")
-	equal(t, "Zip", collect(t, Zip(a, b).Epoch(t.Context(), 2)), "[{200 200}]")
-	equal(t, "Shuffle", collect(t, b.Shuffle(3, 1).Epoch(t.Context(), 2)), "[200]")
-	equal(t, "Unbatch", collect(t, Unbatch(Batch(a, 2, List[int])).Take(9).Shard(Shard{}).Epoch(t.Context(), 2)), "[200 201]")
-}
-
-// TestFromSeq: what comes with an error is not handed on, and a sequence that stops because its context has ended has not
-// reached the end of its epoch.
-func TestFromSeq(t *testing.T) {
-	for value, err := range FromSeq(func(context.Context, int) iter.Seq2[int, error] { return one(7, errBad) }).Epoch(t.Context(), 0) {
-		equal(t, "value and error", fmt.Sprint(value, err), "0 dataloader: epoch 0, the item before pos 1: bad sample")
-	}
-	synctest.Test(t, func(t *testing.T) {
-		source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
-			return func(yield func(int, error) bool) {
-				if yield(7, nil) {
-					<-ctx.Done()
-				}
+			c.check(t, 0)
+			if got := fmt.Sprint(c.check(t, 2)); c.want != "" {
+				equal(t, "epoch 2", got, c.want)
 			}
 		})
-		for _, s := range []Stream[int]{source, source.Prefetch(2), Map(source, 1, quick), source.Shuffle(1, 0), source.Repeat(2), Unbatch(Batch(source, 1, List[int]))} {
-			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
-			var at Cursor
-			equal(t, "outcomes", outcomes(s.Run(ctx, &at)), "[7 error "+io.ErrNoProgress.Error()+"]")
-			equal(t, "epoch and pos", []int{at.Epoch, at.Pos}, []int{0, 1})
-			cancel()
-		}
-	})
+	}
 }
 
 // compose builds a stream out of bytes: each pair is a stage and its argument.
-func compose(program []byte) Stream[int] {
+func compose(program []byte) ints {
 	next := func() (b int) {
 		if len(program) > 0 {
 			b, program = int(program[0]), program[1:]
 		}
 		return b
 	}
-	source := func() Stream[int] {
+	source := func() ints {
 		switch n := next(); n % 4 {
 		case 0:
 			return counting(n / 4 % 12)
@@ -309,11 +371,8 @@ func compose(program []byte) Stream[int] {
 		case 2:
 			return Indices(Random(n/4%12, uint64(n)))
 		default:
-			l, err := New(numbers(n/4%12), List[int], Options{BatchSize: 1 + n%3, Shuffle: true, Workers: n % 3, Tail: UnevenTail})
-			if err != nil {
-				panic(err)
-			}
-			return Unbatch(l.Stream())
+			opts := Options{BatchSize: 1 + n%3, Shuffle: true, Workers: n % 3, Tail: UnevenTail}
+			return Unbatch(must(New(numbers(n/4%12), List[int], opts)).Stream())
 		}
 	}
 	s := source()
@@ -321,41 +380,15 @@ func compose(program []byte) Stream[int] {
 		if len(program) == 0 {
 			break
 		}
-		stage, n := next(), next()
-		switch stage % 12 {
-		case 0:
-			s = s.Filter(func(i int) bool { return i%(n%5+1) != 1 })
-		case 1:
-			s = s.Take(n % 20)
-		case 2:
-			s = s.Repeat(n%3 + 1)
-		case 3:
-			s = s.Shard(Shard{n % 3, 3})
-		case 4:
-			s = Chain(s, source())
-		case 5:
-			s = Map(Zip(s, source()), n%3, func(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil })
-		case 6:
-			s = Unbatch(Batch(s, n%4+1, List[int]))
-		case 7:
-			s = Map(s, n%4, double)
-		case 8:
-			s = s.Prefetch(n%5 + 1)
-		case 9:
-			s = s.Shuffle(n%6+1, uint64(n))
-		case 10:
-			s = Mix(MixOptions{Stop: Stop(n % 2)}, s, source())
-		case 11:
-			s = Mix(MixOptions{Weights: []float64{1, float64(n%4) + .5}, Seed: uint64(n), Stop: Stop(n / 4 % 2)}, s, source())
-		}
+		s = stages[next()%len(stages)].of(s, next(), source)
 	}
 	return s.Take(60)
 }
 
-// FuzzStreams puts compositions at random through the protocol.
+// FuzzStreams: compositions at random keep every promise too.
 func FuzzStreams(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 3))
-	for range 60 {
+	for range 100 {
 		program := make([]byte, 3+random.IntN(14))
 		for i := range program {
 			program[i] = byte(random.IntN(256))
@@ -367,656 +400,169 @@ func FuzzStreams(f *testing.F) {
 	})
 }
 
-// TestPrefetchQueue: the six properties that the RFC asks of its queue, by name. (That it is between exactly two ends
-// is how a range is made; between machines there are shards instead.)
-func TestPrefetchQueue(t *testing.T) {
-	const n = 20
-	run := func(t *testing.T, length int, produce, consume func(i int)) (got []int, ahead int) {
-		synctest.Test(t, func(t *testing.T) {
-			var read atomic.Int64
-			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
-				return func(yield func(int, error) bool) {
-					for i := range n {
-						produce(i)
-						read.Add(1)
-						if !yield(i, nil) {
-							return
+// TestSkippingLoop: the loop of the package comment, which skips every *SampleError and returns any other error, ends when
+// its context is cancelled and when its cursor is refused, for loaders and streams and any number of workers. (checkStop
+// cancels all other streams.)
+func TestSkippingLoop(t *testing.T) {
+	for workers := range 3 {
+		data := failing(10, 1, 4, 7)
+		for name, run := range map[string]func(context.Context, *Cursor) iter.Seq2[[]int, error]{
+			"loader":  newLoader(t, data, Options{Workers: workers}).Run,
+			"stream":  Batch(Map(Indices(Sequential(10)), workers, data.Get), 1, List[int]).Run,
+			"by hand": Stream[[]int](own).Run,
+		} {
+			for _, c := range []struct {
+				at        Cursor
+				stop      int // after so many batches
+				want      string
+				completed bool
+			}{
+				{Cursor{}, 0, "14 batches, 6 skipped, epoch 2, pos 0", true},
+				{Cursor{}, 4, "4 batches, 2 skipped, epoch 0, pos 6", false},
+				{Cursor{Pos: 3, State: "another"}, 0, "0 batches, 0 skipped, epoch 0, pos 3", false},
+			} {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				at, batches, skipped := c.at, 0, 0
+				err := func() error {
+					for at.Epoch < 2 {
+						for _, err := range run(ctx, &at) {
+							if failed := (*SampleError)(nil); errors.As(err, &failed) {
+								skipped++
+								continue
+							} else if err != nil {
+								return err
+							}
+							if batches++; batches == c.stop {
+								cancel(io.ErrNoProgress)
+							}
 						}
 					}
+					return nil
+				}()
+				cancel(nil)
+				equal(t, name, fmt.Sprintf("%d batches, %d skipped, epoch %d, pos %d", batches, skipped, at.Epoch, at.Pos), c.want)
+				if (err == nil) != c.completed || errors.Is(err, io.ErrNoProgress) != (c.stop > 0) {
+					t.Errorf("%s: %s, and then %v", name, c.want, err)
 				}
-			})
-			for i, err := range source.Prefetch(length).Epoch(t.Context(), 0) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				consume(i)
-				synctest.Wait()
-				got = append(got, i)
-				ahead = max(ahead, int(read.Load())-len(got))
 			}
-		})
-		return got, ahead
+		}
 	}
-	idle := func(int) {}
-	pause := func(i int) { time.Sleep(time.Duration(mix(uint64(i)) % 1000)) }
-	t.Run("guaranteed delivery, no duplicates, order", func(t *testing.T) {
-		for length := range 5 {
-			for _, c := range [][2]func(int){{idle, idle}, {pause, idle}, {idle, pause}, {pause, pause}} {
-				got, _ := run(t, length+1, c[0], c[1])
-				equal(t, "items", got, positions(Sequential(n), 0))
-			}
-		}
-	})
-	t.Run("customizable length", func(t *testing.T) {
-		for _, length := range []int{1, 2, 7, 100} {
-			_, ahead := run(t, length, idle, func(int) { time.Sleep(time.Second) })
-			equal(t, "ahead", ahead, min(length, n-1))
-		}
-	})
-	t.Run("non-blocking", func(t *testing.T) { // neither end waits while there is room, or an item
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			source := Map(Indices(Sequential(n)), 0, func(_ context.Context, i int) (int, error) {
-				time.Sleep(time.Second)
-				return i, nil
-			})
-			for range source.Prefetch(1).Epoch(t.Context(), 0) {
-				time.Sleep(time.Second)
-			}
-			equal(t, "a second to make and a second to use", time.Since(start), (n+1)*time.Second)
-		})
-	})
-	t.Run("between two ends", func(t *testing.T) { // a queue used twice is two queues
-		queue := counting(3).Prefetch(2)
-		var got []string
-		for a := range queue.Epoch(t.Context(), 0) {
-			for b := range queue.Epoch(t.Context(), 0) {
-				got = append(got, fmt.Sprint(a, b))
-			}
-		}
-		equal(t, "pairs", got, "[0 0 0 1 0 2 1 0 1 1 1 2 2 0 2 1 2 2]")
-	})
 }
 
-// TestReadyIsHandedOver: an item leaves Map and Prefetch as soon as it is done, not with the source's next item.
-func TestReadyIsHandedOver(t *testing.T) {
-	for name, stage := range map[string]func(Stream[int]) Stream[int]{
-		"Prefetch":      func(s Stream[int]) Stream[int] { return s.Prefetch(5) },
-		"Map":           func(s Stream[int]) Stream[int] { return Map(s, 3, quick) },
-		"Map, inline":   func(s Stream[int]) Stream[int] { return Map(s, 0, quick) },
-		"Map, Prefetch": func(s Stream[int]) Stream[int] { return Map(s.Prefetch(2), 2, quick).Prefetch(3) },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
-				return func(yield func(int, error) bool) {
-					for i := range 10 {
-						time.Sleep(time.Second)
-						if !yield(i, nil) {
-							return
+// TestLastItemHandedOver: the end of an epoch counts once its last item has been handed over, even if the context ends in
+// the body of that item, behind every stage and for any number of workers.
+func TestLastItemHandedOver(t *testing.T) {
+	for _, n := range []int{2, 5, 8, 14} { // 0 to 3 workers; Filter and Shard keep the last item of their source
+		for _, source := range []ints{Indices(Sequential(6)), Unbatch(newLoader(t, numbers(6), Options{Workers: n / 4}).Stream())} {
+			for name, s := range behind(source, n) {
+				t.Run(name, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						want := outcomes(s.Epoch(t.Context(), 0))
+						for k := range len(want) + 1 {
+							checkStop(t, s, 0, k, want, true)
 						}
-					}
-				}
-			})
-			start := time.Now()
-			var times []int
-			for range stage(source).Epoch(t.Context(), 0) {
-				times = append(times, int(time.Since(start)/time.Second))
-			}
-			equal(t, name, times, "[1 2 3 4 5 6 7 8 9 10]")
-		})
-	}
-}
-
-func quick(_ context.Context, i int) (int, error) { return i, nil }
-
-// TestReadAhead: no stage reads further ahead of the loop than it says.
-func TestReadAhead(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		stage func(Stream[int]) Stream[int]
-		want  []int // read with each of the first items in hand
-	}{
-		{"Map inline", func(s Stream[int]) Stream[int] { return Map(s, 0, quick) }, []int{1, 2, 3}},
-		{"Map", func(s Stream[int]) Stream[int] { return Map(s, 1, quick) }, []int{9, 10, 11}},
-		{"Map 3", func(s Stream[int]) Stream[int] { return Map(s, 3, quick) }, []int{25, 26, 27}},
-		{"Prefetch", func(s Stream[int]) Stream[int] { return s.Prefetch(4) }, []int{5, 6, 7}},
-		{"Take", func(s Stream[int]) Stream[int] { return s.Take(2) }, []int{1, 2}},
-		{"Shard", func(s Stream[int]) Stream[int] { return s.Shard(Shard{1, 3}) }, []int{2, 5, 8}},
-		{"Filter", func(s Stream[int]) Stream[int] { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}},
-		{"Repeat", func(s Stream[int]) Stream[int] { return s.Repeat(2) }, []int{1, 2, 3}},
-		{"Chain", func(s Stream[int]) Stream[int] { return Chain(s, s) }, []int{1, 2, 3}},
-		{"Mix", func(s Stream[int]) Stream[int] { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}},
-		{"Batch", func(s Stream[int]) Stream[int] { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}},
-		{"Shuffle", func(s Stream[int]) Stream[int] { return s.Shuffle(1, 0) }, []int{1, 2, 3}},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var read, gone atomic.Int64
-			source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
-				return func(yield func(int, error) bool) {
-					defer gone.Add(1)
-					for i := range 100 {
-						read.Add(1)
-						if !yield(i, nil) {
-							return
-						}
-					}
-				}
-			})
-			s := c.stage(source)
-			equal(t, c.name+": read before the range", read.Load(), 0)
-			var got []int
-			for _, err := range s.Epoch(t.Context(), 0) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				synctest.Wait()
-				if got = append(got, int(read.Load())); len(got) == len(c.want) {
-					break
-				}
-			}
-			equal(t, c.name, got, c.want)
-			equal(t, c.name+": the source has been left", gone.Load(), 1)
-		})
-	}
-}
-
-// TestShuffleStream: every item once, another order in every epoch and seed, no more than a window of items in memory,
-// and no more than a window read again.
-func TestShuffleStream(t *testing.T) {
-	const n, window = 100, 8
-	read := 0
-	source := FromSeq(func(_ context.Context, epoch int) iter.Seq2[int, error] {
-		return func(yield func(int, error) bool) {
-			for i := range n {
-				read++
-				if !yield(i, nil) {
-					return
-				}
+					})
+				})
 			}
 		}
-	})
-	seen := map[string]bool{}
-	firsts := map[int]bool{}
-	for epoch := range 20 {
-		var got []int
-		read = 0
-		for i := range source.Shuffle(window, 1).Epoch(t.Context(), epoch) {
-			got = append(got, i)
-			if read-len(got) >= window {
-				t.Fatalf("%d items in memory", read-len(got)+1)
-			}
-			if len(got) == 1 {
-				firsts[read] = true
-			}
-		}
-		seen[fmt.Sprint(got)] = true
-		slices.Sort(got)
-		equal(t, "items", got, positions(Sequential(n), 0))
-	}
-	seen[fmt.Sprint(collect(t, source.Shuffle(window, 2).Epoch(t.Context(), 0)))] = true
-	equal(t, "different orders", len(seen), 21)
-	if len(firsts) < window/2 {
-		t.Errorf("the first window has only the lengths %v", firsts)
-	}
-	patterns := map[string]bool{} // of windows in full
-	order := collect(t, Indices(Sequential(n)).Shuffle(window, 1).Epoch(t.Context(), 0))
-	first := slices.Max(order[:1]) // the first window has the items 0 to some number below window
-	for len(order) > 0 && slices.Max(order[:first+1]) != first {
-		first++
-	}
-	for order = order[first+1:]; len(order) >= window; order = order[window:] {
-		low := slices.Min(order[:window])
-		pattern := make([]int, window)
-		for j := range pattern {
-			pattern[j] = order[j] - low
-		}
-		patterns[fmt.Sprint(pattern)] = true
-	}
-	if len(patterns) < 5 {
-		t.Errorf("the windows have only the orders %v", patterns)
-	}
-
-	var alive []weak.Pointer[[4096]byte] // what was handed over is not kept
-	large := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
-		p := new([4096]byte)
-		alive = append(alive, weak.Make(p))
-		return p, nil
-	})
-	given := 0
-	for range large.Shuffle(window, 1).Epoch(t.Context(), 0) {
-		runtime.GC()
-		given++
-		live := 0
-		for _, p := range alive {
-			if p.Value() != nil {
-				live++
-			}
-		}
-		if most := len(alive) - given + 1; live > most+1 {
-			t.Fatalf("with item %d in hand %d are alive, want at most %d", given, live, most+1)
-		}
-	}
-
-	base := Indices(Sequential(n)) // whose own resume costs nothing
-	for item := range Map(base, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1)(t.Context(), Cursor{}) {
-		read = 0
-		for range Map(base, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1).Run(t.Context(), ptr(item.Next)) {
-			break
-		}
-		if read > 2*window { // what is read again, and perhaps the window after it
-			t.Fatalf("after a resume %d items are read", read)
-		}
-	}
-}
-
-// TestMixCounts: the closed forms of how many items come in turn, the shares by weight, and what each rule promises.
-func TestMixCounts(t *testing.T) {
-	count := func(opts MixOptions, epoch int, sizes ...int) (total int, each []int) {
-		var srcs []Stream[int]
-		for i, n := range sizes {
-			srcs = append(srcs, Map(Indices(Sequential(n)), 0, func(context.Context, int) (int, error) { return i, nil }))
-		}
-		each = make([]int, len(sizes))
-		for _, i := range collect(t, Mix(opts, srcs...).Epoch(t.Context(), epoch)) {
-			each[i]++
-			total++
-		}
-		return total, each
-	}
-	for _, sizes := range [][]int{{1}, {4}, {1, 2}, {3, 1}, {4, 4}, {1, 2, 3}, {3, 2, 1}, {4, 4, 4}, {2, 4, 1, 3}} {
-		first, last, all := math.MaxInt, 0, 0
-		for i, n := range sizes {
-			first, last, all = min(first, n*len(sizes)+i), max(last, n*len(sizes)+i), all+n
-		}
-		for stop, want := range map[Stop]int{StopAtFirst: first, StopAtLast: all, CycleUntilLast: last} {
-			got, _ := count(MixOptions{Stop: stop}, 0, sizes...)
-			equal(t, fmt.Sprint(sizes, " stop ", stop), got, want)
-		}
-		for epoch := range 5 {
-			weights := slices.Repeat([]float64{.5}, len(sizes))
-			_, each := count(MixOptions{Weights: weights, Seed: 1, Stop: StopAtLast}, epoch, sizes...)
-			equal(t, "by weight, all", each, sizes)
-			_, each = count(MixOptions{Weights: weights, Seed: 1, Stop: StopAtFirst}, epoch, sizes...)
-			full := 0
-			for i, n := range sizes {
-				if each[i] == n {
-					full++
-				}
-				if each[i] > n {
-					t.Errorf("%v gave %v", sizes, each)
-				}
-			}
-			if full == 0 {
-				t.Errorf("%v gave %v and stopped", sizes, each)
-			}
-			_, each = count(MixOptions{Weights: weights, Seed: 1, Stop: CycleUntilLast}, epoch, sizes...)
-			for i, n := range sizes {
-				if each[i] < n {
-					t.Errorf("%v gave %v", sizes, each)
-				}
-			}
-		}
-	}
-	_, each := count(MixOptions{Weights: []float64{1, 2, 5}, Seed: 3}, 0, 8000, 8000, 4000)
-	if r := float64(each[1]) / float64(each[0]); math.Abs(r-2) > .2 {
-		t.Errorf("weights 1, 2, 5 gave %v", each)
-	}
-	if r := float64(each[2]) / float64(each[0]); math.Abs(r-5) > .5 {
-		t.Errorf("weights 1, 2, 5 gave %v", each)
-	}
-	orders := map[string]bool{}
-	for epoch := range 3 {
-		for seed := range uint64(3) {
-			orders[fmt.Sprint(collect(t, Mix(MixOptions{Weights: []float64{1, 1}, Seed: seed}, Indices(Sequential(20)), Map(Indices(Sequential(20)), 0, quick)).Epoch(t.Context(), epoch)))] = true
-		}
-	}
-	if len(orders) < 5 {
-		t.Errorf("3 epochs of 3 seeds have %d orders", len(orders))
-	}
-	for _, opts := range []MixOptions{{Stop: CycleForever}, {Stop: CycleUntilLast}, {Stop: CycleForever, Weights: []float64{1, 1}}} {
-		got := outcomes(Mix(opts, counting(3), counting(0)).Epoch(t.Context(), 2))
-		equal(t, "an empty source", got[len(got)-1], "error dataloader: Mix: source 1 has no items in epoch 2")
-	}
-}
-
-// TestStreamsThatDie: a panic in the source or in a function, and in a goroutine of a stage a Goexit, is an error and
-// joins everything.
-func TestStreamsThatDie(t *testing.T) {
-	die := func(i int) func() {
-		return func() {
-			if i == 0 {
-				panic("ouch")
-			}
-			runtime.Goexit()
-		}
-	}
-	for i, what := range []string{"panic: ouch", "runtime.Goexit was called"} {
-		source := FromSeq(func(_ context.Context, _ int) iter.Seq2[int, error] {
-			return func(yield func(int, error) bool) {
-				if yield(7, nil) {
-					die(i)()
-				}
-			}
-		})
-		f := func(_ context.Context, n int) (int, error) {
-			if n == 1 {
-				die(i)()
-			}
-			return n, nil
-		}
-		for workers := range 3 {
-			synctest.Test(t, func(t *testing.T) {
-				if i == 0 || workers > 0 {
-					got := outcomes(Map(source, workers, quick).Epoch(t.Context(), 4))
-					equal(t, "source", len(got), 2)
-					if !strings.HasSuffix(got[1], what) || got[0] != "7" {
-						t.Errorf("source: %s", got)
-					}
-					got = outcomes(Map(counting(3), workers, f).Epoch(t.Context(), 0))
-					equal(t, "f", got, "[0 error Map: "+what+" 2]")
-				}
-				got := outcomes(source.Prefetch(workers+1).Epoch(t.Context(), 0))
-				if len(got) != 2 || !strings.HasSuffix(got[1], what) {
-					t.Errorf("Prefetch: %s", got)
-				}
-			})
-		}
-	}
-	dead := "panic: ouch"
-	equal(t, "source", outcomes(FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }).Epoch(t.Context(), 3)), "[error dataloader: epoch 3: "+dead+"]")
-	equal(t, "Filter", outcomes(counting(3).Filter(func(i int) bool {
-		if i == 1 {
-			panic("ouch")
-		}
-		return true
-	}).Epoch(t.Context(), 0)), "[0 error Filter: "+dead+" 2]")
-	equal(t, "Batch", outcomes(Batch(counting(3), 2, func(_ []int, samples []int) ([]int, error) {
-		if len(samples) == 2 {
-			panic("ouch")
-		}
-		return List(nil, samples)
-	}).Epoch(t.Context(), 0)), "[error Batch: "+dead+" [2]]")
-	equal(t, "Indices", outcomes(Indices(OrderFunc(2, func(int) []int { panic("ouch") })).Epoch(t.Context(), 0)), "[error dataloader: Indices: epoch 0: "+dead+"]")
-	mustPanic(t, func() { // nor is that of a source which is being left an item's
-		for range FromSeq(func(context.Context, int) iter.Seq2[int, error] {
-			return func(yield func(int, error) bool) {
-				defer panic("on closing")
-				yield(1, nil)
-			}
-		}).Epoch(t.Context(), 0) {
-			break
-		}
-	}, "on closing")
-	for _, s := range []Stream[int]{counting(3), Map(counting(3), 2, quick), counting(3).Prefetch(2), counting(3).Shuffle(2, 1), Mix(MixOptions{}, counting(3))} {
-		mustPanic(t, func() { // that of the loop body is its own
-			for range s.Epoch(t.Context(), 0) {
-				panic("of the body")
-			}
-		}, "of the body")
 	}
 }
 
 // TestHealedStreams: items that fail in the first run and have healed by the resume change nothing else.
 func TestHealedStreams(t *testing.T) {
-	sick := true
-	source := FromSeq(func(_ context.Context, epoch int) iter.Seq2[int, error] {
-		return func(yield func(int, error) bool) {
-			for i := range 30 {
-				var err error
-				if sick && i%4 == 1 {
-					err = errBad
+	for _, n := range []int{4, 8} {
+		source := &source{n: 30}
+		for name, s := range behind(source.stream(), n) {
+			synctest.Test(t, func(t *testing.T) {
+				want := outcomes(s.Epoch(t.Context(), 0))
+				source.bad = []int{1, 5, 9, 13, 17, 21, 25, 29}
+				var cursors []Cursor
+				failed := false
+				for item, err := range s(t.Context(), Cursor{}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					failed = failed || item.Err != nil
+					cursors = append(cursors, throughJSON(t, item.Next))
 				}
-				if !yield(i, err) {
-					return
+				source.bad = nil
+				equal(t, name+": items, and whether one failed", fmt.Sprint(len(cursors), failed), fmt.Sprint(len(want), true))
+				for k, at := range cursors {
+					equal(t, fmt.Sprintf("%s: after %d", name, k+1), outcomes(s.Run(t.Context(), &at)), want[k+1:])
 				}
-			}
+			})
 		}
-	})
-	for name, s := range map[string]Stream[int]{
-		"Take": source.Take(20), "Shuffle": source.Shuffle(5, 1), "Shard": source.Shard(Shard{1, 2}), "Repeat": source.Repeat(2), "Prefetch": source.Prefetch(3),
-		"Mix": Mix(MixOptions{Weights: []float64{1, 2}, Stop: StopAtLast}, source, source), "Chain": Chain(source, source),
-		"Unbatch": Unbatch(Batch(source, 1, List[int])), "Map": Map(source, 3, double),
-		"Zip": Map(Zip(source, source.Shuffle(3, 3)), 0, func(_ context.Context, p Pair[int, int]) (int, error) { return 100*p.First + p.Second, nil }),
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			sick = false
-			want := outcomes(s.Epoch(t.Context(), 0))
-			sick = true
-			var cursors []Cursor
-			var first []string
-			for item, err := range s(t.Context(), Cursor{}) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				first = append(first, outcomes(one(item.Value, item.Err))...)
-				cursors = append(cursors, throughJSON(t, item.Next))
-			}
-			equal(t, name+": items", len(first), len(want))
-			sick = false
-			for k, at := range cursors {
-				equal(t, fmt.Sprintf("%s: after %d", name, k+1), outcomes(s.Run(t.Context(), &at)), want[k+1:])
-			}
-		})
 	}
 }
 
-// TestStreamRanks: after a stop in lock-step another number of ranks goes on, without loss or repeat.
-func TestStreamRanks(t *testing.T) {
-	const n, global = 50, 12
-	part := func(rank, ranks int) Stream[[]int] {
-		source := counting(n).Shuffle(5, 1) // before Shard
-		return Batch(Map(source.Shard(Shard{rank, ranks}), 0, quick), global/ranks, List[int]).Prefetch(2)
+// TestRefusedCursors: a cursor that another pipeline has made is refused, and so is one that no pipeline can have made. The
+// error says what does not fit, alone and behind stages that pass cursors on.
+func TestRefusedCursors(t *testing.T) {
+	s, indices := counting(9), Indices(Sequential(9))
+	after := func(s ints) Cursor {
+		for item := range s(t.Context(), Cursor{}) {
+			return item.Next
+		}
+		panic("empty")
 	}
-	all := collect(t, counting(n).Shuffle(5, 1).Epoch(t.Context(), 0))
-	for _, before := range []int{1, 2, 3, 4, 6} {
-		for _, after := range []int{1, 2, 3, 4, 12} {
-			for stop := range n / global {
-				var at Cursor
-				var got []int
-				for rank := range before {
-					at = Cursor{}
-					k := 0
-					for batch := range part(rank, before).Run(t.Context(), &at) {
-						got = append(got, batch...)
-						if k++; k > stop {
-							break
-						}
+	first := func(_ context.Context, b []int) (int, error) { return b[0], nil }
+	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
+	third := after(Unbatch(Batch(s, 4, List[int])).Filter(func(i int) bool { return i == 2 }))
+	two, flags := make([]Cursor, 2), make([]bool, 2)
+	state := func(state stage) Cursor { return Cursor{Pos: 1, State: state} }
+	const take, mix = "Take(3)", "Mix(2 in turn, stop 0)"
+	for _, c := range []struct {
+		s    ints
+		from Cursor
+		says []string
+	}{
+		{s.Take(4), after(s.Take(3)), []string{"Take(3)", "Take(4)"}},
+		{s.Take(4), after(s.Repeat(2)), []string{"Repeat(2)", "Take(4)"}},
+		{s.Shuffle(3, 2), after(s.Shuffle(3, 1)), []string{"Shuffle(3, seed 1)", "Shuffle(3, seed 2)"}},
+		{Chain(s, s, s), after(Chain(s, s)), []string{"Chain(2)", "Chain(3)"}},
+		{weighted(2, 1), after(weighted(1, 2)), []string{"Mix(seed 3, weights [1 2]", "Mix(seed 3, weights [2 1]"}},
+		{Mix(MixOptions{}, s), after(Mix(MixOptions{}, s, s)), []string{"Mix(2 in turn", "Mix(1 in turn"}},
+		{Indices(Random(8, 1)), after(Indices(Random(9, 1))), []string{"Random(9, seed 1)", "Random(8, seed 1)"}},
+		{s, after(Indices(Random(9, 1))), []string{"Random(9, seed 1)", "FromSeq"}},
+		{s.Take(5).Repeat(2), after(Indices(Random(9, 1)).Take(5).Repeat(2)), []string{"Random(9, seed 1)", "FromSeq"}},
+		{counting(3), after(s.Filter(func(i int) bool { return i > 5 })), []string{"pos 7", "only 3 items"}},
+		{Unbatch(Batch(s, 2, List[int])), third, []string{"the source has changed", "a batch of 4 elements", "has 2 elements"}},
+		{Unbatch(Batch(s.Filter(func(i int) bool { return i > 0 }), 4, List[int])), third, []string{"the source has changed", `"pos":4`, `"pos":5`}},
+
+		{s.Take(3), Cursor{Pos: -1}, []string{"must not be negative"}},
+		{s.Take(3), Cursor{Epoch: -1}, []string{"must not be negative"}},
+		{s.Take(3), Cursor{Pos: 1}, []string{"it was made by another stream, this is Take(3)"}},
+		{s.Take(3), Cursor{Pos: 1, State: 7}, []string{"does not fit"}},
+		{s.Take(3), state(stage{By: take, N: -1}), []string{"damaged"}},
+		{s.Take(3), state(stage{By: take, M: -1}), []string{"damaged"}},
+		{s.Take(3), state(stage{By: take, Sources: two}), []string{"damaged"}},
+		{s.Take(3), state(stage{By: take, Ended: flags}), []string{"damaged"}},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Ended: flags}), []string{"damaged"}},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two[:1], Ended: flags}), []string{"damaged"}},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two, Ended: flags[:1]}), []string{"damaged"}},
+		{indices, Cursor{Pos: 10, State: stage{By: "Indices(Sequential(9))"}}, []string{"pos must be at most 9"}},
+	} {
+		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
+			for _, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, first)} {
+				at, n := from, 0
+				for _, err := range s.Run(t.Context(), &at) {
+					saysAll(t, err, c.says...)
+					if failed := (*SampleError)(nil); !errors.As(err, &failed) {
+						n++
 					}
 				}
-				for rank := range after {
-					got = append(got, slices.Concat(collect(t, part(rank, after).Run(t.Context(), ptr(throughJSON(t, at))))...)...)
-				}
-				slices.Sort(got)
-				want := slices.Clone(all)
-				slices.Sort(want)
-				equal(t, fmt.Sprintf("%d ranks, after %d steps %d ranks", before, stop+1, after), got, want)
+				equal(t, fmt.Sprint(c.says, ": pairs and cursor"), fmt.Sprint(n, at), fmt.Sprint(1, from))
 			}
 		}
 	}
+	equal(t, "a good state", len(outcomes(Mix(MixOptions{}, s, s).Run(t.Context(), ptr(state(stage{By: mix, Sources: two, Ended: flags}))))), 18)
 }
 
-// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
-func TestPipelineIsLoader(t *testing.T) {
-	for n := range 12 {
-		sampler := Random(n, 5)
-		pipeline := Batch(Map(Indices(sampler), 3, failing(n, 4).Get), 3, List[int])
-		loader := newLoader(t, failing(n, 4), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
-		for epoch := range 3 {
-			a, b := outcomes(pipeline.Epoch(t.Context(), epoch)), outcomes(loader.Epoch(t.Context(), epoch))
-			equal(t, "batches", len(a), len(b))
-			for k := range a {
-				if strings.HasPrefix(a[k], "error") != strings.HasPrefix(b[k], "error") || a[k][0] == '[' && a[k] != b[k] {
-					t.Errorf("batch %d: %s, the loader has %s", k, a[k], b[k])
-				}
-			}
-		}
-	}
-	synctest.Test(t, func(t *testing.T) {
-		slow := func(_ context.Context, i int) (int, error) { time.Sleep(time.Second); return i, nil }
-		start := time.Now()
-		for range Batch(Map(Indices(Sequential(64)), 8, slow), 16, List[int]).Epoch(t.Context(), 0) {
-			equal(t, "pipeline's first batch", time.Since(start), 2*time.Second)
-			break
-		}
-		start = time.Now()
-		for range newLoader(t, Func(64, slow), Options{BatchSize: 16, Workers: 8}).Epoch(t.Context(), 0) {
-			equal(t, "loader's first batch", time.Since(start), 16*time.Second)
-			break
-		}
-	})
-}
-
-// TestEndOfEpoch: a cursor taken after the last item gives an empty rest and then the next epoch, in which the
-// cursors are live again; two epochs, a resume and two more are four epochs.
-func TestEndOfEpoch(t *testing.T) {
-	loader := newLoader(t, numbers(7), Options{BatchSize: 2, Shuffle: true, Workers: 2})
-	for name, s := range map[string]Stream[[]int]{
-		"loader":   loader.Stream(),
-		"pipeline": Batch(Map(Indices(Random(7, 0)), 2, quick).Shuffle(3, 1), 2, List[int]).Prefetch(2),
-		"mix":      Mix(MixOptions{Stop: StopAtLast}, loader.Stream(), Batch(counting(3), 2, List[int])),
-	} {
-		epochs := func(at *Cursor, until int) (all []string) {
-			for at.Epoch < until {
-				all = append(all, outcomes(s.Run(t.Context(), at))...)
-			}
-			return all
-		}
-		var at Cursor
-		want := epochs(&at, 4)
-		at = Cursor{}
-		got := epochs(&at, 2)
-		at = throughJSON(t, at)
-		equal(t, name+": 2 and 2 epochs", append(got, epochs(&at, 4)...), want)
-
-		var last Cursor
-		n := 0
-		for item := range s(t.Context(), Cursor{Epoch: 1}) {
-			last = item.Next
-			n++
-		}
-		at = throughJSON(t, last)
-		equal(t, name+": after the last", outcomes(s.Run(t.Context(), &at)), "[]")
-		equal(t, name+": then", at, Cursor{Epoch: 2})
-		for k := range n {
-			back := at
-			for range s.Run(t.Context(), &back) {
-				break
-			}
-			if back.Epoch != 2 && k < n-1 || back.Epoch == at.Epoch && back.Pos <= at.Pos {
-				t.Fatalf("%s: item %d of epoch 2: the cursor stays at %v", name, k, back)
-			}
-			at = throughJSON(t, back)
-		}
-	}
-	each := collect(t, Mix(MixOptions{Stop: StopAtLast}, Batch(counting(1), 1, List[int]), Batch(counting(2), 2, List[int]), Batch(counting(3), 3, List[int])).Epoch(t.Context(), 0))
-	equal(t, "a batch from each source", each, "[[0] [0 1] [0 1 2]]")
-}
-
-// TestFailedValues: what comes with an error is the zero value, whatever was returned with it or came before.
-func TestFailedValues(t *testing.T) {
-	for workers := range 3 {
-		f := func(_ context.Context, i int) (int, error) {
-			if i == 2 {
-				return 7, errBad
-			}
-			return i + 10, nil
-		}
-		var got []int
-		for value := range Map(counting(5, 1, 3), workers, f).Epoch(t.Context(), 0) {
-			got = append(got, value)
-		}
-		equal(t, "Map", got, "[10 0 0 0 14]")
-		for batch := range Batch(Map(counting(2, 1), workers, f), 2, List[int]).Epoch(t.Context(), 0) {
-			equal(t, "Batch", batch, "[]")
-		}
-		collate := func([]int, []int) ([]int, error) { return []int{7}, errBad }
-		for batch := range must(New(numbers(2), collate, Options{Workers: workers})).Epoch(t.Context(), 0) {
-			equal(t, "loader", batch, "[]")
-		}
-		for batch := range Batch(counting(2), 2, collate).Epoch(t.Context(), 0) {
-			equal(t, "Batch's collate", batch, "[]")
-		}
-	}
-}
-
-// TestBatchEndsWithCause: an ended context is not hidden by an item that failed before it in the same batch.
-func TestBatchEndsWithCause(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	s := Map(counting(5), 0, func(_ context.Context, i int) (int, error) {
-		if i == 4 {
-			cancel(io.ErrNoProgress)
-		}
-		return i, errBad
-	})
-	got := outcomes(Batch(s, 3, List[int]).Epoch(ctx, 0))
-	equal(t, "outcomes", got[len(got)-1], "error "+io.ErrNoProgress.Error())
-	equal(t, "pairs", len(got), 2)
-}
-
-// TestResumeCallsNothingTwice: f is not called for the items before the cursor.
-func TestResumeCallsNothingTwice(t *testing.T) {
-	for workers := range 3 {
-		var calls [40]atomic.Int64
-		s := Batch(Map(Indices(Random(40, 1)).Prefetch(3), workers, func(_ context.Context, i int) (int, error) {
-			calls[i].Add(1)
-			return i, nil
-		}), 4, List[int])
-		var at Cursor
-		done := map[int]bool{}
-		for batch := range s.Run(t.Context(), &at) {
-			for _, i := range batch {
-				done[i] = true
-			}
-			if len(done) == 20 {
-				break
-			}
-		}
-		for i := range calls {
-			calls[i].Store(0)
-		}
-		collect(t, s.Run(t.Context(), &at))
-		for i := range calls {
-			want := 1
-			if done[i] {
-				want = 0
-			}
-			equal(t, fmt.Sprint("calls for ", i), calls[i].Load(), want)
-		}
-	}
-}
-
-// TestRandInStreams: by the place of the item and the seed of the context, for any number of workers.
-func TestRandInStreams(t *testing.T) {
-	s := func(workers int) Stream[uint64] {
-		return Map(counting(20), workers, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil })
-	}
-	want := collect(t, s(0).Epoch(t.Context(), 1))
-	equal(t, "workers", collect(t, s(3).Epoch(t.Context(), 1)), want)
-	seen := map[uint64]bool{}
-	for _, ctx := range []context.Context{t.Context(), WithSeed(t.Context(), 1)} {
-		for epoch := range 3 {
-			for _, v := range collect(t, s(2).Epoch(ctx, epoch)) {
-				seen[v] = true
-			}
-		}
-	}
-	equal(t, "different numbers", len(seen), 2*3*20)
-	var ranks []uint64 // not the same numbers on each rank
-	for rank := range 2 {
-		ranks = append(ranks, collect(t, Map(counting(20).Shard(Shard{rank, 2}), 0, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil }).Epoch(t.Context(), 1))...)
-	}
-	slices.Sort(ranks)
-	slices.Sort(want)
-	equal(t, "ranks", ranks, want)
-}
-
-// TestBadStreams: arguments that can never be right panic, with what was given and what is allowed. A stage that finds its
-// source empty for ever ends with that error, wherever it stands in a pipeline.
+// TestBadStreams: arguments that can never be right panic, with what was given and what is allowed.
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
-	var none Stream[int]
 	for _, c := range []struct {
-		make func()
+		bad  func()
 		says string
 	}{
 		{func() { s.Filter(nil) }, "Filter: keep is nil"},
@@ -1035,459 +581,693 @@ func TestBadStreams(t *testing.T) {
 		{func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) }, "Mix: Weights[1] is 0, must be positive and finite"},
 		{func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) }, "Mix: Weights[0] is NaN"},
 		{func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) }, "Mix: Weights[0] is +Inf"},
-		{func() { Mix(MixOptions{Stop: 9}, s) }, "Mix: Stop is 9, must be StopAtFirst"},
+		{func() { Mix(MixOptions{Stop: 4}, s) }, "Mix: Stop is 4, must be StopAtFirst"},
 		{func() { Mix(MixOptions{Stop: -1}, s) }, "Mix: Stop is -1"},
-		{func() { none.Filter(func(int) bool { return true }) }, "Filter: the stream is nil"},
-		{func() { none.Take(1) }, "Take: the stream is nil"},
-		{func() { none.Repeat(2) }, "Repeat: the stream is nil"},
-		{func() { none.Shard(Shard{}) }, "Stream.Shard: the stream is nil"},
-		{func() { none.Shuffle(2, 1) }, "Shuffle: the stream is nil"},
-		{func() { none.Prefetch(2) }, "Prefetch: the stream is nil"},
 		{func() { Chain(s, nil) }, "Chain: stream 1 is nil"},
 		{func() { Mix(MixOptions{}, s, nil) }, "Mix: stream 1 is nil"},
-		{func() { Map(nil, 1, quick) }, "Map: the stream is nil"},
 		{func() { Unbatch[int](nil) }, "Unbatch: the stream is nil"},
-		{func() { Batch(none, 1, List[int]) }, "Batch: the stream is nil"},
-		{func() { Zip[int](s, none) }, "Zip: the second stream is nil"},
-		{func() { Zip(none, s) }, "Zip: the first stream is nil"},
+		{func() { Zip[int, int](s, nil) }, "Zip: the second stream is nil"},
 	} {
-		mustPanic(t, c.make, "dataloader: "+c.says)
+		mustPanic(t, c.bad, "dataloader: "+c.says)
 	}
-	for name, s := range map[string]Stream[int]{
-		"Repeat(0): the stream has no items in epoch 0": counting(0).Repeat(0),
-		"Mix: source 0 has no items in epoch 0":         Mix(MixOptions{Stop: CycleForever}, counting(0)),
-	} {
-		equal(t, name, outcomes(Map(s.Prefetch(2).Shuffle(2, 0), 2, quick).Epoch(t.Context(), 0)), "[error dataloader: "+name+"]")
+	for _, stage := range stages {
+		mustPanic(t, func() { stage.of(nil, 0, func() ints { return s }) }, "dataloader: ", stage.name+": ", "stream", "is nil")
 	}
 }
 
-// TestSkippingLoop: the loop of the package comment, which skips every *SampleError and returns any other error, ends when
-// its context is cancelled and when its cursor is refused, for loaders and streams and any number of workers. That is so
-// even if the cause of the context is a *SampleError itself.
-func TestSkippingLoop(t *testing.T) {
-	skipping := func(ctx context.Context, run func(context.Context, *Cursor) iter.Seq2[[]int, error], at *Cursor, epochs int, body func(batch []int)) (skipped int, err error) {
-		for at.Epoch < epochs {
-			for batch, err := range run(ctx, at) {
-				if bad := (*SampleError)(nil); errors.As(err, &bad) {
-					skipped++
-					continue
-				} else if err != nil {
-					return skipped, err
-				}
-				body(batch)
-			}
-		}
-		return skipped, nil
-	}
-	own := Stream[[]int](func(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] { // whose errors are plain
-		return func(yield func(Item[[]int], error) bool) {
-			if s, ok := from.State.(string); from.Pos > 0 && (!ok || s != "own") {
-				yield(Item[[]int]{}, errors.New("not my cursor"))
-				return
-			}
-			for pos := from.Pos; pos < 10; pos++ {
-				if ctx.Err() != nil {
-					yield(Item[[]int]{}, context.Cause(ctx))
-					return
-				}
-				item := Item[[]int]{Value: []int{pos}, Next: Cursor{from.Epoch, pos + 1, "own"}}
-				if pos%3 == 1 {
-					item.Value, item.Err = nil, errBad
-				}
-				if !yield(item, nil) {
-					return
-				}
-			}
-		}
-	})
-	for workers := range 3 {
-		loader := newLoader(t, failing(10, 1, 4, 7), Options{Workers: workers})
-		f := func(_ context.Context, i int) (int, error) {
-			if i%3 == 1 {
-				return 0, errBad
-			}
-			return i, nil
-		}
-		for name, run := range map[string]func(context.Context, *Cursor) iter.Seq2[[]int, error]{
-			"loader": loader.Run, "stream of the loader": loader.Stream().Run, "stream": Batch(Map(Indices(Sequential(10)), workers, f), 1, List[int]).Run,
-			"own": own.Run, "own, prefetched": own.Prefetch(workers + 1).Run, "FromSeq": Batch(counting(10, 1, 4, 7), 1, List[int]).Run,
-		} {
-			var at Cursor
-			batches := 0
-			skipped, err := skipping(t.Context(), run, &at, 2, func([]int) { batches++ })
-			equal(t, name, fmt.Sprint(batches, skipped, err, at), fmt.Sprint(14, 6, error(nil), Cursor{Epoch: 2}))
-
-			at = Cursor{Pos: 3, State: "another"}
-			if _, err := skipping(t.Context(), run, &at, 2, func([]int) {}); err == nil || at.Pos != 3 {
-				t.Errorf("%s: refused with %v, at %v", name, err, at)
-			}
-			for _, cause := range []error{errors.New("stopped"), fmt.Errorf("wrapped: %w", &SampleError{Err: io.ErrNoProgress})} {
-				at = Cursor{}
-				ctx, cancel := context.WithCancelCause(t.Context())
-				_, err := skipping(ctx, run, &at, 2, func(batch []int) {
-					if batch[0]%100 == 5 {
-						cancel(cause)
-					}
-				})
-				cancel(nil)
-				if !errors.Is(err, cause) || at.Pos != 6 {
-					t.Errorf("%s: ended with %v at %v, want %v at pos 6", name, err, at, cause)
-				}
-			}
+// TestEndlessWithoutItems: an endless stage whose source is empty cannot be continued. Stages behind it pass that error on.
+func TestEndlessWithoutItems(t *testing.T) {
+	empty, three := counting(0), counting(3)
+	for says, s := range map[string]ints{
+		"Repeat(0): the stream has no items in epoch 2": empty.Repeat(0),
+		"Mix: source 0 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever}, empty, three),
+		"Mix: source 1 has no items in epoch 2":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever, Weights: []float64{1, 1, 1}}, three, three, empty),
+	} {
+		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
+			got := outcomes(s.Epoch(t.Context(), 2))
+			equal(t, "the last", got[len(got)-1], "error dataloader: "+says)
 		}
 	}
 }
 
-// TestLastItemHandedOver: the end of an epoch counts once its last item has been handed over, even if the context ends in
-// the body of that item, for any number of workers.
-func TestLastItemHandedOver(t *testing.T) {
-	for workers := range 4 {
-		s := Map(Indices(Sequential(6)), workers, quick)
-		loader := newLoader(t, numbers(6), Options{Workers: workers})
-		for name, s := range map[string]Stream[int]{
-			"Map": s, "Prefetch": s.Prefetch(workers + 1), "Take": Indices(Sequential(9)).Take(6), "Shuffle": s.Shuffle(4, 1), "Unbatch": Unbatch(loader.Stream()),
-			"Map of Prefetch": Map(s.Prefetch(2), workers, quick), "Filter": Indices(Sequential(11)).Filter(func(i int) bool { return i%2 == 0 }).Prefetch(3),
-			"Mix": Mix(MixOptions{Stop: StopAtLast}, Indices(Sequential(2)), Indices(Sequential(4)).Prefetch(2)), "Repeat": Indices(Sequential(3)).Repeat(2),
-			"Chain": Chain(Indices(Sequential(3)), Indices(Sequential(3)).Prefetch(1)), "Shard": Indices(Sequential(12)).Shard(Shard{1, 2}),
-		} {
+// TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
+// item is handed over as soon as the source has yielded what the item needs, not with the source's next item.
+func TestReadAhead(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		of    func(ints) ints
+		needs []int // how many items of the source each of the first items needs
+		ahead int
+	}{
+		{"Filter", func(s ints) ints { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}, 0},
+		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
+		{"Repeat", func(s ints) ints { return s.Repeat(2) }, []int{1, 2, 3}, 0},
+		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
+		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
+		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 0},
+		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}) }, []int{2, 5, 8}, 0},
+		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
+		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
+		{"Map", func(s ints) ints { return Map(s, 1, quick) }, []int{1, 2, 3, 4}, 8},
+		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
+		{"Prefetch", func(s ints) ints { return s.Prefetch(4) }, []int{1, 2, 3, 4}, 4},
+		{"Prefetch, Map, Prefetch", func(s ints) ints { return Map(s.Prefetch(2), 1, quick).Prefetch(3) }, []int{1, 2, 3, 4}, 2 + 8 + 3},
+	} {
+		for _, delay := range []time.Duration{0, time.Second} {
 			synctest.Test(t, func(t *testing.T) {
-				for wait := range 2 {
-					for last := 1; last <= 6; last++ {
-						ctx, cancel := context.WithCancelCause(t.Context())
-						defer cancel(nil)
-						var at Cursor
-						n := 0
-						var end error
-						for _, err := range s.Run(ctx, &at) {
-							if n++; err != nil {
-								end = err
-							} else if n == last {
-								if wait == 1 { // until the workers have read all they may
-									synctest.Wait()
-								}
-								cancel(errBad)
-							}
-						}
-						if complete := end == nil && at == (Cursor{Epoch: 1}); complete != (last == 6) || !complete && (end != errBad || n != last+1) {
-							t.Errorf("%s, %d workers: cancelled after item %d: %v, at %v", name, workers, last, end, at)
-						}
+				source := &source{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
+				s := c.of(source.stream())
+				equal(t, c.name+": read before the range", source.read.Load(), 0)
+				start := time.Now()
+				var got []int
+				for _, err := range s.Epoch(t.Context(), 0) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					now := int(source.read.Load()) - c.ahead
+					if delay > 0 {
+						now = int(time.Since(start) / delay)
+					}
+					if got = append(got, now); len(got) == len(c.needs) {
+						break
 					}
 				}
+				equal(t, c.name, got, c.needs)
+				equal(t, c.name+": the source has been left", source.left.Load(), 1)
 			})
 		}
 	}
 }
 
-// TestForeignCursors: a cursor of another pipeline is refused and both are named, also deep inside.
-func TestForeignCursors(t *testing.T) {
-	after := func(s Stream[int]) Cursor {
-		for item := range s(t.Context(), Cursor{}) {
-			return item.Next
+// dataset.go: FromSeq.
+
+// TestFromSeq: a sequence that stops because its context has ended has not reached the end of its epoch, and no stage takes
+// it for that.
+func TestFromSeq(t *testing.T) {
+	source := &source{n: 1, before: func(ctx context.Context, i int) {
+		if i == 1 {
+			<-ctx.Done()
 		}
-		panic("empty")
-	}
-	s := counting(9)
-	for _, c := range []struct {
-		made, used Stream[int]
-		parts      []string
-	}{
-		{s.Take(3), s.Take(4), []string{"Take(3)", "Take(4)"}},
-		{s.Repeat(2), s.Take(4), []string{"Repeat(2)", "Take(4)"}},
-		{s.Shuffle(3, 1), s.Shuffle(3, 2), []string{"Shuffle(3, seed 1)", "Shuffle(3, seed 2)"}},
-		{Chain(s, s), Chain(s, s, s), []string{"Chain(2)", "Chain(3)"}},
-		{Mix(MixOptions{Weights: []float64{1, 2}, Seed: 3}, s, s), Mix(MixOptions{Weights: []float64{2, 1}, Seed: 3}, s, s), []string{"Mix(seed 3, weights [1 2]", "Mix(seed 3, weights [2 1]"}},
-		{Mix(MixOptions{}, s, s), Mix(MixOptions{}, s), []string{"Mix(2 in turn", "Mix(1 in turn"}},
-		{Indices(Random(9, 1)), Indices(Random(8, 1)), []string{"Random(9, seed 1)", "Random(8, seed 1)"}},
-		{Indices(Random(9, 1)), s, []string{"Random(9, seed 1)", "FromSeq"}},
-		{Indices(Random(9, 1)).Take(5).Repeat(2), s.Take(5).Repeat(2), []string{"Random(9, seed 1)", "FromSeq"}},
-		{counting(9).Filter(func(i int) bool { return i > 5 }), counting(3), []string{"pos 7", "only 3 items"}},
-	} {
-		for _, at := range []Cursor{after(c.made), throughJSON(t, after(c.made))} {
-			n := 0
-			for _, err := range Map(Batch(c.used, 2, List[int]).Prefetch(2), 1, func(_ context.Context, b []int) ([]int, error) { return b, nil }).Run(t.Context(), &at) {
-				saysAll(t, err, c.parts...)
-				n++
-			}
-			equal(t, fmt.Sprint(c.parts, ": pairs"), n, 1)
-		}
-	}
-	for _, err := range s.Take(3).Run(t.Context(), &Cursor{Pos: -1}) {
-		saysAll(t, err, "must not be negative")
-	}
-	for _, err := range s.Take(3).Run(t.Context(), &Cursor{Pos: 1, State: stage{By: "Take(3)", N: -1}}) {
-		saysAll(t, err, "damaged")
+	}}
+	for name, s := range behind(source.stream(), 5) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+			defer cancel()
+			var at Cursor
+			got := outcomes(s.Run(ctx, &at))
+			equal(t, name, got[len(got)-1], fmt.Sprint("error ", io.ErrNoProgress))
+			equal(t, name, []int{at.Epoch, at.Pos}, []int{0, len(got) - 1})
+		})
 	}
 }
 
-// Examples: the documentation, compiled and run. They are in package dataloader like all of this file, so the names
-// TestStats compares every figure with that of a schedule worked out by hand. Each batch has a sample or two, of which
-// the comment says how long it takes, and the loop takes step for a batch.
+// sampler.go: Shuffle, Mix and Shard.
+
+// TestShuffleStream: each item comes once, in its window. The windows have many orders, the epochs and seeds have orders
+// of their own, and the first windows many lengths. Never are more than a window of items in memory.
+func TestShuffleStream(t *testing.T) {
+	const n, window = 100, 8
+	source := &source{n: n}
+	orders, firsts := map[string]bool{}, map[int]bool{}
+	read := func(seed uint64, epoch int) {
+		source.read.Store(0)
+		var got []int
+		start, windows := 0, map[string]bool{}
+		for i := range source.stream().Shuffle(window, seed).Epoch(t.Context(), epoch) {
+			got = append(got, i-100*epoch)
+			if ahead := int(source.read.Load()) - len(got); ahead >= window {
+				t.Fatalf("%d items in memory", ahead+1)
+			} else if ahead > 0 {
+				continue
+			}
+			w := slices.Clone(got[start:]) // a window in full
+			for j := range w {
+				w[j] -= start
+			}
+			windows[fmt.Sprint(w)] = true
+			if start == 0 {
+				firsts[len(w)] = true
+			}
+			slices.Sort(w)
+			equal(t, "a window", w, positions(Sequential(len(w)), 0))
+			start = len(got)
+		}
+		equal(t, "items", start, n)
+		if len(windows) < 5 {
+			t.Errorf("the windows have only the orders %v", windows)
+		}
+		orders[fmt.Sprint(got)] = true
+	}
+	for epoch := range 20 {
+		read(1, epoch)
+	}
+	read(2, 0)
+	equal(t, "different orders", len(orders), 21)
+	if len(firsts) < window/2 {
+		t.Errorf("the first window has only the lengths %v", firsts)
+	}
+}
+
+// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before the window or the next batch is
+// full. live counts the items that are still in memory.
+func TestItemsAreForgotten(t *testing.T) {
+	var all []weak.Pointer[[4096]byte]
+	items := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
+		p := new([4096]byte)
+		all = append(all, weak.Make(p))
+		return p, nil
+	})
+	live := func() (n int) {
+		runtime.GC()
+		for _, p := range all {
+			if p.Value() != nil {
+				n++
+			}
+		}
+		return n
+	}
+	given := 0
+	for range items.Shuffle(8, 1).Epoch(t.Context(), 0) {
+		given++
+		if n, most := live(), len(all)-given+2; n > most { // the item in hand, and perhaps the last one
+			t.Fatalf("with item %d in hand %d are in memory, want at most %d", given, n, most)
+		}
+	}
+	count := func(_ int, samples []*[4096]byte) (int, error) { return len(samples), nil }
+	for range Batch(items, 8, count).Epoch(t.Context(), 0) {
+		if n := live(); n > 1 { // perhaps the last one
+			t.Fatalf("with a batch in hand %d of its samples are in memory", n)
+		}
+	}
+}
+
+// TestShuffleResumes: a resume reads a window again, and perhaps the window after it.
+func TestShuffleResumes(t *testing.T) {
+	const window = 8
+	read := 0
+	s := Map(Indices(Sequential(100)), 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1)
+	for item := range s(t.Context(), Cursor{}) {
+		read = 0
+		for range s.Run(t.Context(), ptr(item.Next)) {
+			break
+		}
+		if read > 2*window {
+			t.Fatalf("after a resume %d items are read", read)
+		}
+	}
+}
+
+// mixCounts counts the items of each source in an epoch of a mix of sources of these sizes.
+func mixCounts(t *testing.T, opts MixOptions, epoch int, sizes ...int) (total int, each []int) {
+	var srcs []ints
+	for i, n := range sizes {
+		srcs = append(srcs, Map(Indices(Sequential(n)), 0, func(context.Context, int) (int, error) { return i, nil }))
+	}
+	each = make([]int, len(sizes))
+	for _, i := range collect(t, Mix(opts, srcs...).Epoch(t.Context(), epoch)) {
+		each[i]++
+		total++
+	}
+	return total, each
+}
+
+// TestMixCounts: in turn, the number of items has a closed form for each Stop. By weight, each Stop promises how many
+// sources are read to their end: one, and no source again; all, and no source again; all, and the last one only once.
+func TestMixCounts(t *testing.T) {
+	for _, sizes := range [][]int{{1}, {4}, {1, 2}, {3, 1}, {4, 4}, {1, 2, 3}, {3, 2, 1}, {4, 4, 4}, {2, 4, 1, 3}} {
+		first, last, all := math.MaxInt, 0, 0
+		for i, n := range sizes {
+			first, last, all = min(first, n*len(sizes)+i), max(last, n*len(sizes)+i), all+n
+		}
+		for stop, want := range map[Stop]int{StopAtFirst: first, StopAtLast: all, CycleUntilLast: last} {
+			got, _ := mixCounts(t, MixOptions{Stop: stop}, 0, sizes...)
+			equal(t, fmt.Sprint(sizes, " stop ", stop), got, want)
+		}
+		for epoch := range 5 {
+			for stop := StopAtFirst; stop <= CycleUntilLast; stop++ {
+				_, each := mixCounts(t, MixOptions{Weights: slices.Repeat([]float64{.5}, len(sizes)), Seed: 1, Stop: stop}, epoch, sizes...)
+				for i, n := range sizes {
+					each[i] -= n
+				}
+				least, most := slices.Min(each), slices.Max(each)
+				if good := []bool{most == 0, least == 0 && most == 0, least == 0}; !good[stop] {
+					t.Errorf("stop %d: of %v came %v more", stop, sizes, each)
+				}
+			}
+		}
+	}
+}
+
+// TestMixWeights: the sources have shares as their weights are, in an order of its own for each epoch and seed.
+func TestMixWeights(t *testing.T) {
+	_, each := mixCounts(t, MixOptions{Weights: []float64{1, 2, 5}, Seed: 3}, 0, 8000, 8000, 4000)
+	if a, b := float64(each[1])/float64(each[0]), float64(each[2])/float64(each[0]); math.Abs(a-2) > .2 || math.Abs(b-5) > .5 {
+		t.Errorf("weights 1, 2, 5 gave %v", each)
+	}
+	orders := map[string]bool{}
+	for epoch := range 3 {
+		for seed := range uint64(3) {
+			orders[fmt.Sprint(outcomes(Mix(MixOptions{Weights: []float64{1, 1}, Seed: seed}, letters("abcdefghijklmnopqrst"), letters("ABCDEFGHIJKLMNOPQRST")).Epoch(t.Context(), epoch)))] = true
+		}
+	}
+	equal(t, "orders", len(orders), 9)
+}
+
+// TestStreamRanks: after a stop in lock-step another number of ranks goes on, without loss or repeat.
+func TestStreamRanks(t *testing.T) {
+	const n, global = 50, 12
+	part := func(rank, ranks int) Stream[[]int] {
+		shuffled := counting(n).Shuffle(5, 1) // before Shard
+		return Batch(Map(shuffled.Shard(Shard{rank, ranks}), 0, quick), global/ranks, List[int]).Prefetch(2)
+	}
+	for _, before := range []int{1, 2, 3, 4, 6} {
+		for _, after := range []int{1, 2, 3, 4, 12} {
+			for steps := 1; steps <= n/global; steps++ {
+				var at Cursor // of any rank
+				var got []int
+				for rank := range before {
+					at = Cursor{}
+					for batch := range part(rank, before).Run(t.Context(), &at) {
+						if got = append(got, batch...); len(got) == (rank+1)*steps*len(batch) {
+							break
+						}
+					}
+				}
+				for rank := range after {
+					got = append(got, slices.Concat(collect(t, part(rank, after).Run(t.Context(), ptr(throughJSON(t, at))))...)...)
+				}
+				slices.Sort(got)
+				equal(t, fmt.Sprintf("%d ranks, after %d steps %d ranks", before, steps, after), got, positions(Sequential(n), 0))
+			}
+		}
+	}
+}
+
+// batch.go: Batch.
+
+// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
+func TestPipelineIsLoader(t *testing.T) {
+	for n := range 12 {
+		sampler := Random(n, 5)
+		pipeline := Batch(Map(Indices(sampler), 3, failing(n, 4).Get), 3, List[int])
+		loader := newLoader(t, failing(n, 4), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
+		for epoch := range 3 {
+			a, b := outcomes(pipeline.Epoch(t.Context(), epoch)), outcomes(loader.Epoch(t.Context(), epoch))
+			for k := range b {
+				if strings.HasPrefix(b[k], "error") { // each names its own stage
+					a[k], b[k] = a[k][:5], "error"
+				}
+			}
+			equal(t, fmt.Sprintf("%d samples, epoch %d", n, epoch), a, b)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		slow := func(_ context.Context, i int) (int, error) { time.Sleep(time.Second); return i, nil }
+		first := func(seq iter.Seq2[[]int, error]) time.Duration {
+			start := time.Now()
+			for range seq {
+				return time.Since(start)
+			}
+			panic("no batch")
+		}
+		equal(t, "pipeline's first batch", first(Batch(Map(Indices(Sequential(64)), 8, slow), 16, List[int]).Epoch(t.Context(), 0)), 2*time.Second)
+		equal(t, "loader's first batch", first(newLoader(t, Func(64, slow), Options{BatchSize: 16, Workers: 8}).Epoch(t.Context(), 0)), 16*time.Second)
+	})
+}
+
+// TestBatchEndsWithCause: an ended context is not hidden by an item that failed before it in the same batch.
+func TestBatchEndsWithCause(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := Map(counting(5), 0, func(_ context.Context, i int) (int, error) {
+		if i == 4 {
+			cancel(io.ErrNoProgress)
+		}
+		return i, errBad
+	})
+	got := outcomes(Batch(s, 3, List[int]).Epoch(ctx, 0))
+	equal(t, "outcomes", got, "[error Map: bad sample error "+io.ErrNoProgress.Error()+"]")
+}
+
+// worker.go: Map, Prefetch, and functions and readers that die.
+
+// TestScopeInMap: what f is told depends on the place of the item and on the seed of the context, and not on the number
+// of workers. Only Worker tells in which of them f runs: 0 to workers-1, or -1 in the goroutine of the loop.
+func TestScopeInMap(t *testing.T) {
+	draw := func(s ints, workers int) Stream[uint64] {
+		return Map(s, workers, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil })
+	}
+	want := collect(t, draw(counting(20), 0).Epoch(t.Context(), 1))
+	equal(t, "3 workers", collect(t, draw(counting(20), 3).Epoch(t.Context(), 1)), want)
+	seen := map[uint64]bool{}
+	for _, ctx := range []context.Context{t.Context(), WithSeed(t.Context(), 1)} {
+		for epoch := range 3 {
+			for _, v := range collect(t, draw(counting(20), 2).Epoch(ctx, epoch)) {
+				seen[v] = true
+			}
+		}
+	}
+	equal(t, "different numbers", len(seen), 2*3*20)
+	var ranks []uint64 // not the same numbers on each rank
+	for rank := range 2 {
+		ranks = append(ranks, collect(t, draw(counting(20).Shard(Shard{rank, 2}), 0).Epoch(t.Context(), 1))...)
+	}
+	slices.Sort(ranks)
+	slices.Sort(want)
+	equal(t, "ranks", ranks, want)
+
+	for workers, want := range []string{"[-1]", "[0]", "[0 1]", "[0 1 2]"} {
+		synctest.Test(t, func(t *testing.T) {
+			seen := collect(t, Map(counting(20), workers, func(ctx context.Context, _ int) (int, error) {
+				time.Sleep(time.Second) // so that all workers are needed
+				return Worker(ctx), nil
+			}).Epoch(t.Context(), 0))
+			slices.Sort(seen)
+			equal(t, "Worker", slices.Compact(seen), want)
+		})
+	}
+}
+
+// TestMapResumes: a resume calls f once for each item after the cursor, and not for the items before it.
+func TestMapResumes(t *testing.T) {
+	for workers := range 3 {
+		var calls atomic.Int64
+		s := Batch(Map(Indices(Random(40, 1)).Prefetch(3), workers, func(_ context.Context, i int) (int, error) {
+			calls.Add(1)
+			return i, nil
+		}), 4, List[int])
+		var at Cursor
+		for range s.Run(t.Context(), &at) {
+			if at.Pos == 20 {
+				break
+			}
+		}
+		calls.Store(0)
+		collect(t, s.Run(t.Context(), &at))
+		equal(t, "calls for the last 20 items", calls.Load(), 20)
+	}
+}
+
+// TestPrefetchQueue: the six properties that the RFC asks of its queue. Delivery is guaranteed, without duplicates, in
+// order. The length is customizable, and says how far the source is read ahead. Neither end waits while there is room, or
+// an item. (A queue is between exactly two ends because it is a range; between machines there are shards instead.)
+func TestPrefetchQueue(t *testing.T) {
+	const n = 20
+	for _, length := range []int{1, 2, 7, 100} {
+		for _, produce := range []time.Duration{0, 1, 2} {
+			for _, consume := range []time.Duration{0, 1, 2} {
+				synctest.Test(t, func(t *testing.T) {
+					source := &source{n: n, before: func(_ context.Context, i int) {
+						if i < n {
+							time.Sleep(produce * time.Second)
+						}
+					}}
+					start, got, ahead := time.Now(), []int{}, 0
+					for i := range source.stream().Prefetch(length).Epoch(t.Context(), 0) {
+						time.Sleep(consume * time.Second)
+						synctest.Wait()
+						got = append(got, i)
+						ahead = max(ahead, int(source.read.Load())-len(got))
+					}
+					equal(t, "items", got, positions(Sequential(n), 0))
+					equal(t, "time", time.Since(start), (n*max(produce, consume)+min(produce, consume))*time.Second)
+					if produce == 0 {
+						equal(t, "ahead", ahead, min(length, n-1))
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestStreamsThatDie: a panic in a source is the last error, and in a function of a stage it fails the item. In the
+// goroutines of a stage that is so for runtime.Goexit too. All goroutines are joined.
+func TestStreamsThatDie(t *testing.T) {
+	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
+		check := func(i int) {
+			if i%100 == 1 {
+				die()
+			}
+		}
+		f := func(_ context.Context, i int) (int, error) { check(i); return i, nil }
+		source := (&source{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
+		broken, alone, failed := "[300 error dataloader: the stream: "+what+"]", "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
+		type dying struct {
+			s    ints
+			want string
+		}
+		cases := []dying{
+			{source.Prefetch(1), broken},
+			{source.Prefetch(3), broken},
+			{Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone}, // no short batch
+			{source.Prefetch(3).Shuffle(1000, 1), alone},              // no short window
+			{Map(source, 1, quick), broken},
+			{Map(source, 2, quick), broken},
+			{Map(counting(3), 1, f), failed},
+			{Map(counting(3), 2, f), failed},
+		}
+		if what == "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
+			each := func(_ []int, samples []int) ([]int, error) { check(samples[0]); return List(nil, samples) }
+			cases = append(cases,
+				dying{source, "[300 error dataloader: epoch 3: panic: ouch]"},
+				dying{FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }), "[error dataloader: epoch 3: panic: ouch]"},
+				dying{counting(3).Filter(func(i int) bool { check(i); return true }), "[300 error Filter: panic: ouch 302]"},
+				dying{Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]"},
+				dying{Unbatch(Batch(counting(3), 1, each)), "[300 error Batch: panic: ouch 302]"},
+				dying{Map(counting(3), 0, f), failed})
+		}
+		for _, c := range cases {
+			synctest.Test(t, func(t *testing.T) { equal(t, "outcomes", outcomes(c.s.Epoch(t.Context(), 3)), c.want) })
+		}
+	}
+}
+
+// TestPanicsOfTheLoop: a panic in the loop body is the caller's, and so is a panic in a source that is being left.
+func TestPanicsOfTheLoop(t *testing.T) {
+	for name, s := range behind(counting(3), 5) {
+		mustPanic(t, func() {
+			for range s.Epoch(t.Context(), 0) {
+				panic("behind " + name)
+			}
+		}, "behind "+name)
+	}
+	leaving := func(yield func(int, error) bool) {
+		defer panic("on leaving")
+		yield(1, nil)
+	}
+	mustPanic(t, func() {
+		for range FromSeq(func(context.Context, int) iter.Seq2[int, error] { return leaving }).Epoch(t.Context(), 0) {
+			break
+		}
+	}, "on leaving")
+}
+
+// dataloader.go: where the time goes.
+
+// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, again
+// from the first after the last; a sample of -1 fails. step is how long the loop takes for a batch. What happens between
+// loops is neither waiting nor training.
 func TestStats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	const ms = time.Millisecond
+	type d = []time.Duration
+	slow := d{10 * ms, 10 * ms, 200 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms}
+	ragged := make(d, 200)
+	for i := range ragged {
+		ragged[i] = 50*ms + time.Duration(below(100, 1, uint64(i)))*ms
+	}
 	for _, c := range []struct {
-		name string
-		opts Options
-		n    int
-		load func(i int) time.Duration
-		step time.Duration
-		want string
+		name   string
+		opts   Options
+		epochs int
+		n      int
+		load   d
+		step   time.Duration
+		want   string
 	}{
 		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
-		{"loader", Options{BatchSize: 2, Workers: 2}, 40, func(int) time.Duration { return 50 * ms }, 30 * ms,
+		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
 			"20 batches, 40 samples (38/s), 0 dropped; waited 43 % of 1.06s, 0 % with the next batch ready; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
-		{"loader alone", Options{}, 10, func(int) time.Duration { return 100 * ms }, 30 * ms,
-			"10 batches, 10 samples (8/s), 0 dropped; waited 77 % of 1.3s, 0 % with the next batch ready: the loader is the bottleneck, workers needed: 4"},
-		{"no training", Options{Workers: 1}, 10, func(int) time.Duration { return 100 * ms }, 0,
-			"10 batches, 10 samples (10/s), 0 dropped; waited 100 % of 1s, 0 % with the next batch ready; workers: 1, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
 		// Only the first batch is waited for.
-		{"many", Options{Workers: 1}, 11, func(int) time.Duration { return 100 * ms }, 10 * ms,
+		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
 			"11 batches, 11 samples (10/s), 0 dropped; waited 90 % of 1.11s, 0 % with the next batch ready; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, if they wait rather than compute; to compute there are 8 CPUs"},
-		{"training", Options{Workers: 4}, 20, func(int) time.Duration { return 20 * ms }, 100 * ms,
+		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
 			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 2.02s, 0 % with the next batch ready; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
-		{"training alone", Options{}, 20, func(int) time.Duration { return 1 * ms }, 100 * ms,
-			"20 batches, 20 samples (10/s), 0 dropped; waited 1 % of 2.02s, 0 % with the next batch ready: the training is the bottleneck, workers needed: 0"},
+		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
+			"20 batches, 20 samples (9/s), 0 dropped; waited 7 % of 2.16s, 0 % with the next batch ready: the training is the bottleneck, workers needed: 0"},
 		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are ready.
-		{"slow batch", Options{Workers: 2}, 12, func(i int) time.Duration {
-			if i == 2 {
-				return 200 * ms
-			}
-			return 10 * ms
-		}, 20 * ms,
+		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms,
 			"12 batches, 12 samples (29/s), 0 dropped; waited 41 % of 410ms, 39 % with the next batch ready; workers: 2, 38 % busy: slow batches block the batches behind them, raise Prefetch or set Unordered"},
 		// The same out of order: the others come meanwhile, each 20 after the one before, and the slow one as the last but one.
-		{"slow batch out of order", Options{Workers: 2, Unordered: true}, 12, func(i int) time.Duration {
-			if i == 2 {
-				return 200 * ms
-			}
-			return 10 * ms
-		}, 20 * ms,
+		{"slow batch out of order", Options{Workers: 2, Unordered: true}, 1, 12, slow, 20 * ms,
 			"12 batches, 12 samples (48/s), 0 dropped; waited 4 % of 250ms, 0 % with the next batch ready; workers: 2, 62 % busy: the training is the bottleneck, workers needed: 2"},
 		// Batches 0, 4, 8, … take 60, the others 10: 30 on the average of 30 that two workers need.
-		{"uneven", Options{Workers: 1, Prefetch: 1}, 9, func(i int) time.Duration {
-			if i%4 == 0 {
-				return 60 * ms
-			}
-			return 10 * ms
-		}, 30 * ms,
+		{"uneven", Options{Workers: 1, Prefetch: 1}, 1, 9, d{60 * ms, 10 * ms, 10 * ms, 10 * ms}, 30 * ms,
 			"9 batches, 9 samples (23/s), 0 dropped; waited 31 % of 390ms, 0 % with the next batch ready; workers: 1, 62 % busy: the loader keeps up on average but not always, raise Prefetch"},
-		{"bad samples", Options{BatchSize: 2, OnError: func(*SampleError) error { return nil }}, 20, func(i int) time.Duration {
-			if i < 5 {
-				return -1
-			}
-			return 50 * ms
-		}, 30 * ms,
+		{"bad samples", Options{BatchSize: 2, OnError: func(*SampleError) error { return nil }}, 1, 20, append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...), 30 * ms,
 			"10 batches, 15 samples (15/s), 5 dropped; waited 76 % of 983ms, 0 % with the next batch ready: the loader is the bottleneck, workers needed: 4"},
 		// Batch 0 comes at 100, and batch 1, which waits for it, is ready at 60.
-		{"first batch slow", Options{Workers: 2}, 4, func(i int) time.Duration { return []time.Duration{100, 60, 10, 10}[i] * ms }, 10 * ms,
+		{"first batch slow", Options{Workers: 2}, 1, 4, d{100 * ms, 60 * ms, 10 * ms, 10 * ms}, 10 * ms,
 			"4 batches, 4 samples (29/s), 0 dropped; waited 71 % of 140ms, 29 % with the next batch ready; workers: 2, 64 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
-		{"two batches", Options{}, 2, func(int) time.Duration { return 10 * ms }, 10 * ms,
+		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them before the loop has had batch 0 for 20.
+		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 20 * ms,
+			"4 batches, 4 samples (22/s), 0 dropped; waited 56 % of 180ms, 0 % with the next batch ready; workers: 1, 57 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
+		{"two batches", Options{}, 1, 2, d{10 * ms}, 10 * ms,
 			"2 batches, 2 samples (50/s), 0 dropped; waited 50 % of 40ms, 0 % with the next batch ready: loading and training take turns, a worker would load during training"},
-		{"one batch", Options{}, 1, func(i int) time.Duration { return ms }, ms, "1 batches in 1 loops: too few to tell, since training is timed between two batches of a loop"},
+		// Training that is never timed is unknown.
+		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
+			"11 batches in 11 loops: too few to tell, since training is timed between two batches of a loop"},
+		// Each loop waits for its first batch, whatever Prefetch is.
+		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
+			"50 batches, 50 samples (83/s), 0 dropped; waited 17 % of 600ms, 0 % with the next batch ready; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
+		// What was waited for in one loop has ended in the next.
+		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
+			"200 batches, 200 samples (200/s), 0 dropped; waited 100 % of 1s, 0 % with the next batch ready; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+		// Many batches stand before others that are ready, but it is workers that are missing: 100 of each 20.
+		{"ragged", Options{Workers: 4}, 1, 200, ragged, 20 * ms,
+			"200 batches, 200 samples (40/s), 0 dropped; waited 21 % of 5.063s, 9 % with the next batch ready; workers: 4, 98 % busy: the loader is the bottleneck, workers needed: 5"},
+		// 100 of each 25 is enough for 4 workers, and less than half of the waiting is for a batch before others.
+		{"ragged, with enough workers", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms,
+			"200 batches, 200 samples (32/s), 0 dropped; waited 21 % of 6.321s, 8 % with the next batch ready; workers: 4, 78 % busy: the loader keeps up on average but not always, raise Prefetch"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				stats := new(Stats)
-				c.opts.Trace = stats.Observe
-				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-					d := c.load(i)
-					time.Sleep(d)
-					if d < 0 {
-						return 0, errBad
-					}
-					return i, nil
-				}), c.opts)
-				for range loader.Epoch(t.Context(), 0) {
-					time.Sleep(c.step)
-				}
-				equal(t, "Stats", stats, c.want)
+				equal(t, "Stats", statsOf(t, c.opts, c.epochs, c.n, c.load, c.step), c.want)
 			})
 		})
 	}
-	// What happens between loops is neither waiting nor training.
-	synctest.Test(t, func(t *testing.T) {
-		stats := new(Stats)
-		loader := newLoader(t, Func(20, func(_ context.Context, i int) (int, error) {
-			time.Sleep(60 * ms)
-			return i, nil
-		}), Options{Workers: 1, Trace: stats.Observe})
-		for epoch := range 3 {
-			for range loader.Epoch(t.Context(), epoch) {
-				time.Sleep(30 * ms)
-			}
-			time.Sleep(10 * time.Second) // evaluation
-		}
-		equal(t, "three epochs", stats, "60 batches, 60 samples (16/s), 0 dropped; waited 51 % of 3.69s, 0 % with the next batch ready; workers: 1, 98 % busy: the loader is the bottleneck, workers needed: 2")
-	})
-	// Training that is never timed is unknown: 11 loops of one batch, 0.7 ms to load and 61 ms to train.
-	synctest.Test(t, func(t *testing.T) {
-		stats := new(Stats)
-		loader := newLoader(t, Func(1, func(_ context.Context, i int) (int, error) {
-			time.Sleep(700 * time.Microsecond)
-			return i, nil
-		}), Options{Workers: 1, Trace: stats.Observe})
-		for epoch := range 11 {
-			for range loader.Epoch(t.Context(), epoch) {
-				time.Sleep(61 * ms)
-			}
-		}
-		equal(t, "short loops", stats, "11 batches in 11 loops: too few to tell, since training is timed between two batches of a loop")
-	})
-	// Short loops wait for their first batch, whatever Prefetch is.
-	synctest.Test(t, func(t *testing.T) {
-		stats := new(Stats)
-		loader := newLoader(t, double10ms(5), Options{Workers: 4, Trace: stats.Observe})
-		for epoch := range 10 {
-			for range loader.Epoch(t.Context(), epoch) {
-				time.Sleep(10 * ms)
-			}
-		}
-		saysAll(t, errors.New(stats.String()), "50 batches", "waited 17 %", "the loader keeps up after the first batch of a loop; loops: 10")
-	})
-	// Batches of another length each do stand before others that are ready, but it is workers that are missing.
-	synctest.Test(t, func(t *testing.T) {
-		stats := new(Stats)
-		loader := newLoader(t, Func(200, func(_ context.Context, i int) (int, error) {
-			time.Sleep(50*ms + time.Duration(below(100, 1, uint64(i)))*ms)
-			return i, nil
-		}), Options{Workers: 4, Trace: stats.Observe})
-		for range loader.Epoch(t.Context(), 0) {
-			time.Sleep(20 * ms)
-		}
-		saysAll(t, errors.New(stats.String()), "200 batches", "the loader is the bottleneck, workers needed: 5")
-	})
-	// What was waited for in one epoch is over in the next.
-	synctest.Test(t, func(t *testing.T) {
-		stats := new(Stats)
-		loader := newLoader(t, double10ms(4), Options{Workers: 2, Trace: stats.Observe})
-		for epoch := range 50 {
-			for range loader.Epoch(t.Context(), epoch) {
-			}
-		}
-		saysAll(t, errors.New(stats.String()), "200 batches", "waited 100 % of 1s", " 0 % with the next")
-	})
 }
 
-// double10ms is a data set of which each sample takes 10 ms.
-func double10ms(n int) Dataset[int] {
-	return Func(n, func(_ context.Context, i int) (int, error) {
-		time.Sleep(10 * time.Millisecond)
+// statsOf returns the Stats of a schedule: epochs of n samples, with a long evaluation after each.
+func statsOf(t *testing.T, opts Options, epochs, n int, load []time.Duration, step time.Duration) *Stats {
+	stats := new(Stats)
+	opts.Trace = stats.Observe
+	loader := newLoader(t, Func(n, func(_ context.Context, i int) (int, error) {
+		d := load[i%len(load)]
+		time.Sleep(d)
+		if d < 0 {
+			return 0, errBad
+		}
 		return i, nil
-	})
+	}), opts)
+	for epoch := range epochs {
+		for range loader.Epoch(t.Context(), epoch) {
+			time.Sleep(step)
+		}
+		time.Sleep(10 * time.Second)
+	}
+	return stats
 }
 
+// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
+// pass. The loop waits for each item and for the end, and takes some time for each item. Item 1 fails.
 func TestProgress(t *testing.T) {
-	run := func(total, n int, terminal bool, wait, body time.Duration, leave int) (shown string) {
-		synctest.Test(t, func(t *testing.T) {
-			var out strings.Builder
-			seq := func(yield func(int, error) bool) {
-				for i := range n {
-					time.Sleep(wait)
-					var err error
-					if i == 1 {
-						err = errBad
-					}
-					if !yield(i, err) {
-						return
-					}
-				}
-			}
-			k := 0
-			for i, err := range progress(&out, total, terminal, seq) {
-				if i != k || (err != nil) != (i == 1) || err != nil && err != errBad {
-					t.Fatalf("item %d: %d, %v", k, i, err)
-				}
-				if k++; k == leave {
-					break
-				}
-				time.Sleep(body)
-			}
-			time.Sleep(time.Hour)
-			shown = out.String()
-		})
-		return shown
-	}
-	const s = time.Second
+	const s, hour = time.Second, time.Hour
 	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
-	// frames are what is to be seen on a terminal, one after the other: each covers the one before.
-	frames := func(shown string) (all []string) {
-		last := 0
-		for _, frame := range strings.Split(strings.TrimPrefix(strings.TrimSuffix(shown, "\n"), "\r"), "\r") {
-			if len(frame) < last || len(frame) > 79 {
-				t.Errorf("%q has %d columns, after %d", frame, len(frame), last)
-			}
-			frame = strings.TrimRight(frame, " ")
-			all, last = append(all, frame), len(frame)
-		}
-		return all
+	for _, c := range []struct {
+		name            string
+		terminal        bool
+		total, n, leave int // leave: a break with this many items; 0: none
+		wait, body, end time.Duration
+		frames          int // on a terminal: how often the bar is drawn
+		want            string
+	}{
+		{"lines", false, 25, 25, 0, s, 0, 0, 0, "10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%\n"},
+		{"unknown", false, 0, 15, 0, 0, 2 * s, 0, 0, "5 0.5/s, 10s, waited 0%\n10 0.5/s, 20s, waited 0%\n15 0.5/s, 30s, waited 0%\n15 0.5/s, 30s, waited 0%\n"},
+		{"more than promised", false, 2, 3, 0, s, 0, 0, 0, "3/2 100% 1/s, 3s, waited 100%\n"},
+		{"nothing", false, 2, 0, 0, s, 0, 0, 0, "0/2   0% 0/s, 0s, waited 0%\n"},
+		{"slow end", false, 0, 1, 0, 0, s, 9 * s, 0, "1 0.1/s, 10s, waited 90%\n"},
+		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 0, "1000 1000000/s, 0s, waited 0%\n"},
+		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 0, "1/2147483647   0% 0.000139/s, 2h0m0s, 1281023h53m38.4s left, waited 100%\n"},
+		{"a bar", true, 4, 4, 0, s / 4, 3 * s / 4, 0, 5, "1/4  25% " + bar(3) + " 1/s, 1s, 3s left, waited 25%\r2/4  50% " + bar(6) + " 1/s, 2s, 2s left, waited 25%\r" +
+			"3/4  75% " + bar(9) + " 1/s, 3s, 1s left, waited 25%\r4/4 100% " + bar(12) + " 1/s, 4s, waited 25%\r4/4 100% " + bar(12) + " 1/s, 4s, waited 25%"},
+		{"a break", true, 100, 100, 2, s / 4, s / 4, 0, 2, "1/100   1% " + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\r2/100   2% " + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
+		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
+		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := &source{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+					time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
+				}}
+				var out strings.Builder
+				k := 0
+				for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
+					if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
+						t.Fatalf("item %d: %d, %v", k, i, err)
+					}
+					if k++; k == c.leave {
+						break
+					}
+					time.Sleep(c.body)
+				}
+				time.Sleep(time.Hour)
+				got := out.String()
+				if c.terminal {
+					all := frames(t, got)
+					equal(t, "frames", len(all), c.frames)
+					got = strings.Join(all, "\r")
+				}
+				if c.want != "" {
+					equal(t, "shown", got, c.want)
+				}
+			})
+		})
 	}
-	equal(t, "a bar", strings.Join(frames(run(4, 4, true, s/4, 3*s/4, 0)), "\n"), "1/4  25% "+bar(3)+" 1/s, 1s, 3s left, waited 25%\n"+
-		"2/4  50% "+bar(6)+" 1/s, 2s, 2s left, waited 25%\n"+
-		"3/4  75% "+bar(9)+" 1/s, 3s, 1s left, waited 25%\n"+
-		"4/4 100% "+bar(12)+" 1/s, 4s, waited 25%\n"+
-		"4/4 100% "+bar(12)+" 1/s, 4s, waited 25%")
-	frames(run(99999, 20, true, 10*time.Minute, 50*time.Minute, 0))
-	equal(t, "lines", run(25, 25, false, s, 0, 0), "10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%\n")
-	equal(t, "unknown", run(0, 15, false, 0, 2*s, 0), "5 0.5/s, 10s, waited 0%\n10 0.5/s, 20s, waited 0%\n15 0.5/s, 30s, waited 0%\n15 0.5/s, 30s, waited 0%\n")
-	equal(t, "more than promised", run(2, 3, false, s, 0, 0), "3/2 100% 1/s, 3s, waited 100%\n")
-	equal(t, "nothing", run(2, 0, false, s, 0, 0), "0/2   0% 0/s, 0s, waited 0%\n")
-	equal(t, "a break", strings.Join(frames(run(100, 100, true, s/4, s/4, 2)), "\n"), "1/100   1% "+bar(0)+" 2/s, 500ms, 49.5s left, waited 50%\n2/100   2% "+bar(0)+" 2.67/s, 800ms, 36.8s left, waited 67%")
-	equal(t, "fast and long", run(1<<62, 1000, false, 0, time.Microsecond, 0), "1000/4611686018427387904   0% 1000000/s, 0s, 1281023h53m38.4s left, waited 0%\n")
-	if n := strings.Count(run(0, 10000, true, time.Millisecond, 0, 0), "\r"); n != 101 {
-		t.Errorf("drawn %d times in 10 s", n)
-	}
-	if isTerminal(io.Discard) || isTerminal(must(os.Open("README.md"))) {
-		t.Error("a file is no terminal")
-	}
-	if runtime.GOOS == "linux" && !isTerminal(must(os.Open(os.DevNull))) {
-		t.Error("a device that is written to character by character counts as one")
-	}
-	synctest.Test(t, func(t *testing.T) { // waiting for an end is waiting too
-		var out strings.Builder
-		for range progress(&out, 0, false, func(yield func(int, error) bool) {
-			if yield(1, nil) {
-				time.Sleep(9 * time.Second)
-			}
-		}) {
-			time.Sleep(time.Second)
-		}
-		equal(t, "a slow end", out.String(), "1 0.1/s, 10s, waited 90%\n")
-	})
 	var out strings.Builder
-	equal(t, "values", collect(t, Progress(&out, 3, Stream[int].Epoch(counting(3), t.Context(), 0))), "[0 1 2]")
+	equal(t, "values", collect(t, Progress(&out, 3, counting(3).Epoch(t.Context(), 0))), "[0 1 2]")
 	if !strings.HasPrefix(out.String(), "3/3 100%") || strings.Count(out.String(), "\n") != 1 {
 		t.Errorf("%q", out.String())
 	}
+	file, null := must(os.Open("README.md")), must(os.Open(os.DevNull))
+	defer file.Close()
+	defer null.Close()
+	// A file is no terminal. A device that is written to character by character counts as one.
+	if isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null) {
+		t.Error("a terminal is not known from other files")
+	}
+}
+
+// frames are what is to be seen on a terminal, one after the other. Each covers the one before, in less than 80 columns.
+func frames(t *testing.T, shown string) (all []string) {
+	t.Helper()
+	last := 0
+	for _, frame := range strings.Split(strings.TrimPrefix(strings.TrimSuffix(shown, "\n"), "\r"), "\r") {
+		if len(frame) < last || len(frame) > 79 {
+			t.Errorf("%q has %d columns, after %d", frame, len(frame), last)
+		}
+		frame = strings.TrimRight(frame, " ")
+		all, last = append(all, frame), len(frame)
+	}
+	return all
 }
 
 // TestProfiles looks into profiles as the tools show them: who a goroutine is, and what a batch was made of.
 func TestProfiles(t *testing.T) {
 	var out bytes.Buffer
-	running := trace.Start(&out) == nil // else somebody traces this test already
-	labels := make(chan string, 100)
-	loader := newLoader(t, Func(4, func(ctx context.Context, i int) (int, error) {
+	running := trace.Start(&out) == nil // otherwise somebody traces this test already
+	whoami := func(ctx context.Context) string {
 		label, _ := pprof.Label(ctx, "dataloader")
-		labels <- label
-		var goroutines bytes.Buffer
-		pprof.Lookup("goroutine").WriteTo(&goroutines, 1)
-		if want := fmt.Sprintf(`"dataloader":"worker %d"`, Worker(ctx)); label != fmt.Sprintf("worker %d", Worker(ctx)) || !strings.Contains(goroutines.String(), want) {
-			t.Errorf("label %q; no %s among the goroutines", label, want)
+		var all bytes.Buffer
+		pprof.Lookup("goroutine").WriteTo(&all, 1)
+		if !strings.Contains(all.String(), fmt.Sprintf(`"dataloader":%q`, label)) {
+			t.Errorf("no %q among the goroutines", label)
 		}
-		return i, nil
-	}), Options{Workers: 2, BatchSize: 1})
-	collect(t, loader.Epoch(t.Context(), 0))
-	for range 4 {
-		<-labels
+		return label
 	}
-	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
-		label, _ := pprof.Label(ctx, "dataloader")
-		labels <- label
-		return one(1, nil)
-	})
-	collect(t, source.Prefetch(2).Epoch(t.Context(), 0))
-	equal(t, "who reads for Prefetch", <-labels, "reader")
-	collect(t, Map(source, 1, quick).Epoch(t.Context(), 0))
-	equal(t, "who reads for Map", <-labels, "reader")
+	get := func(ctx context.Context, i int) (int, error) {
+		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
+		return i, nil
+	}
+	var reader string
+	source := &source{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
+	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
+	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
+	equal(t, "who reads for Map", reader, "reader")
+	reader = ""
+	collect(t, source.stream().Prefetch(2).Epoch(t.Context(), 0))
+	equal(t, "who reads for Prefetch", reader, "reader")
 	if running {
 		trace.Stop()
 		for _, name := range []string{"batch", "epoch 0, batch 1", "fetch", "collate"} {
@@ -1503,30 +1283,25 @@ func goldenFile(t testing.TB, name string, data []byte) {
 	t.Helper()
 	name = filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(name, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(0, os.WriteFile(name, data, 0o644))
 	}
-	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(data, want) {
+	if want, err := os.ReadFile(name); err != nil || !bytes.Equal(data, want) {
 		t.Errorf("%s is not what it was; go test -update writes it", name)
 	}
 }
 
-// TestTimeline draws what three loaders do with the same twelve batches, of which the third is slow, from their Timings in fake
-// time: as text, and as the picture of the README. A column is 10 ms.
+// TestTimeline draws what three loaders do with the same twelve batches, of which the third is slow, from their Timings in
+// fake time: as text, and as the picture of the README. A column is 10 ms.
 func TestTimeline(t *testing.T) {
 	const column = 10 * time.Millisecond
-	load := func(k int) time.Duration {
+	slow := Func(12, func(_ context.Context, k int) (int, error) {
 		d := time.Duration(4+k%2) * column
 		if k == 2 {
 			d = 19 * column
 		}
-		return d + time.Duration(1+k*k)*10*time.Microsecond // so that no two are ready at the same moment
-	}
+		time.Sleep(d + time.Duration(1+k*k)*10*time.Microsecond) // so that no two are ready at the same moment
+		return k, nil
+	})
 	var text strings.Builder
 	var pic svg
 	for _, c := range []struct {
@@ -1540,70 +1315,53 @@ func TestTimeline(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var timings []Timing
 			c.opts.Trace = func(tm Timing) { timings = append(timings, tm) }
-			loader := newLoader(t, Func(12, func(_ context.Context, k int) (int, error) {
-				time.Sleep(load(k))
-				return k, nil
-			}), c.opts)
 			start := time.Now()
-			for range loader.Epoch(t.Context(), 0) {
+			for range newLoader(t, slow, c.opts).Epoch(t.Context(), 0) {
 				time.Sleep(column)
 			}
 			at := func(x time.Time) int { return int(x.Sub(start) / column) }
 			last := at(timings[11].Received) + 1
 			// Which of the workers that are free at the same moment takes a task is up to the scheduler; here, the first.
-			var loading, waiting, training []bar
-			for _, tm := range timings {
-				loading = append(loading, bar{tm.Batch, at(tm.Start), at(tm.Done)})
-				waiting = append(waiting, bar{tm.Batch, at(tm.Done), at(tm.Received)})
-				training = append(training, bar{tm.Batch, at(tm.Received), at(tm.Received) + 1})
-			}
-			var lanes []lane
-			for w, row := range rows(loading) {
-				lanes = append(lanes, lane{fmt.Sprintf("worker %d", w), "load", row})
-			}
-			for _, row := range rows(waiting) {
-				lanes = append(lanes, lane{c.ready, "wait", row})
-			}
-			lanes = append(lanes, lane{"caller", "train", training})
-			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n", c.title, 10*last, 10*(last-12))
-			for _, l := range lanes {
-				line := []byte(strings.Repeat(".", last))
-				for _, b := range l.bars {
-					copy(line[b.from:], strings.Repeat(strconv.FormatInt(int64(b.batch), 12), b.to-b.from))
-				}
-				fmt.Fprintf(&text, "%-9s %s\n", l.name, line)
-			}
-			text.WriteByte('\n')
-			pic.panel(c.title, last, lanes)
+			lines := lanes("worker %d", last, timings, func(tm Timing) (int, int) { return at(tm.Start), at(tm.Done) })
+			lines = append(lines, lanes(c.ready, last, timings, func(tm Timing) (int, int) { return at(tm.Done), at(tm.Received) })...)
+			lines = append(lines, lanes("caller", last, timings, func(tm Timing) (int, int) { return at(tm.Received), at(tm.Received) + 1 })...)
+			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n%s\n\n", c.title, 10*last, 10*(last-12), strings.Join(lines, "\n"))
+			pic.panel(fmt.Sprintf("%s: %d ms", c.title, 10*last), lines)
 		})
 	}
 	goldenFile(t, "timeline.txt", []byte(text.String()))
 	goldenFile(t, "timeline.svg", pic.bytes("What three loaders do with the same twelve batches, of which batch 2 is slow"))
 }
 
-// A bar is what happens to a batch from one column to another, and a lane what happens in one place.
-type bar struct{ batch, from, to int }
-
-type lane struct {
-	name, kind string
-	bars       []bar
-}
-
-// rows puts bars into as few rows as there are at most at once, each into the first that is free.
-func rows(bars []bar) (rows [][]bar) {
-	slices.SortFunc(bars, func(a, b bar) int { return cmp.Or(a.from-b.from, a.batch-b.batch) })
-	for _, b := range bars {
-		if b.from == b.to {
+// lanes draws where the batches are in time, in as few lines as there are batches at most at once, each with its name. A
+// batch is its number, in base 12, in each of the columns that span returns.
+func lanes(name string, columns int, timings []Timing, span func(Timing) (from, to int)) (lines []string) {
+	timings = slices.SortedFunc(slices.Values(timings), func(a, b Timing) int {
+		x, _ := span(a)
+		y, _ := span(b)
+		return cmp.Or(x-y, a.Batch-b.Batch)
+	})
+	var rows [][]byte
+	for _, tm := range timings {
+		from, to := span(tm)
+		if from == to {
 			continue
 		}
-		free := slices.IndexFunc(rows, func(row []bar) bool { return row[len(row)-1].to <= b.from })
+		free := slices.IndexFunc(rows, func(row []byte) bool { return row[from] == '.' })
 		if free < 0 {
 			free = len(rows)
-			rows = append(rows, nil)
+			rows = append(rows, bytes.Repeat([]byte("."), columns))
 		}
-		rows[free] = append(rows[free], b)
+		copy(rows[free][from:], strings.Repeat(strconv.FormatInt(int64(tm.Batch), 12), to-from))
 	}
-	return rows
+	for i, row := range rows {
+		label := name
+		if strings.Contains(name, "%d") {
+			label = fmt.Sprintf(name, i)
+		}
+		lines = append(lines, fmt.Sprintf("%-9s %s", label, row))
+	}
+	return lines
 }
 
 // An svg is a picture that is written from top to bottom. Its colours have a light and a dark form.
@@ -1616,34 +1374,44 @@ const svgWidth = 760
 
 func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
 
-// panel draws lanes, with the time below them.
-func (p *svg) panel(title string, last int, lanes []lane) {
-	const left, column, row = 74, 9, 20
+// panel draws lanes, with the time below them. A bar is what is the same in several columns.
+func (p *svg) panel(title string, lanes []string) {
+	const left, column, row, name = 74, 9, 20, 10
 	p.height += 24
-	p.add(`<text class="title" x="8" y="%d">%s: %d ms</text>`, p.height, title, 10*last)
+	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height, title)
 	p.height += 8
-	top := p.height
-	for x := 0; x <= last; x += 10 {
-		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left+x*column, top, left+x*column, top+row*len(lanes)+4)
-		p.add(`<text class="time" x="%d" y="%d">%d</text>`, left+x*column, top+row*len(lanes)+16, 10*x)
+	for x := 0; x <= len(lanes[0])-name; x += 10 {
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left+x*column, p.height, left+x*column, p.height+row*len(lanes)+4)
+		p.add(`<text class="time" x="%d" y="%d">%d</text>`, left+x*column, p.height+row*len(lanes)+16, 10*x)
 	}
-	for _, l := range lanes {
-		p.add(`<text x="8" y="%d">%s</text>`, p.height+14, l.name)
-		for _, b := range l.bars {
-			kind := l.kind
-			if b.batch == 2 {
-				kind += " slow"
+	for _, lane := range lanes {
+		where, columns := strings.TrimSpace(lane[:name]), lane[name:]
+		p.add(`<text x="8" y="%d">%s</text>`, p.height+14, where)
+		for from := 0; from < len(columns); {
+			bar := columns[from:]
+			bar = bar[:len(bar)-len(strings.TrimLeft(bar, bar[:1]))]
+			if bar[0] != '.' {
+				p.bar(where, bar, left+from*column, p.height, len(bar)*column-1, row)
 			}
-			width := (b.to-b.from)*column - 1
-			if b.batch > 9 && width < 12 {
-				kind += " small"
-			}
-			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, left+b.from*column, p.height+2, width, row-4)
-			p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, left+b.from*column+width/2, p.height+14, b.batch)
+			from += len(bar)
 		}
 		p.height += row
 	}
 	p.height += 24
+}
+
+// bar draws a batch as a bar: its number, as often as it has columns, says which one.
+func (p *svg) bar(where, columns string, x, y, width, height int) {
+	kind := map[string]string{"worker": "load", "queue": "wait", "cache": "wait", "caller": "train"}[strings.Fields(where)[0]]
+	batch := must(strconv.ParseInt(columns[:1], 12, 0))
+	if batch == 2 {
+		kind += " slow"
+	}
+	if batch > 9 && width < 12 {
+		kind += " small"
+	}
+	p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, x, y+2, width, height-4)
+	p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, x+width/2, y+14, batch)
 }
 
 // bytes ends the picture.
