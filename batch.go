@@ -134,10 +134,10 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 		}
 		var err error
 		if dst.First, err = first(dst.First, firsts); err != nil {
-			return dst, fmt.Errorf("First: %w", err)
+			return dst, fmt.Errorf("the first of each pair: %w", err)
 		}
 		if dst.Second, err = second(dst.Second, seconds); err != nil {
-			return dst, fmt.Errorf("Second: %w", err)
+			return dst, fmt.Errorf("the second of each pair: %w", err)
 		}
 		return dst, nil
 	}

@@ -38,8 +38,8 @@ import (
 //	worker.go         TestScopeInMap, TestMapResumes, TestPrefetchQueue, TestStreamsThatDie, TestPanicsOfTheLoop
 //	dataloader.go     TestStats, TestProgress, TestProfiles, TestTimeline
 
-// A source is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
-type source struct {
+// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
+type feed struct {
 	n      int
 	bad    []int                            // the items that fail
 	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
@@ -47,7 +47,7 @@ type source struct {
 	left   atomic.Int64                     // how many sequences have ended, or were left
 }
 
-func (s *source) stream() ints {
+func (s *feed) stream() ints {
 	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
 		return func(yield func(int, error) bool) {
 			defer s.left.Add(1)
@@ -72,7 +72,7 @@ func (s *source) stream() ints {
 }
 
 // counting is the stream of a source that nobody looks at.
-func counting(n int, bad ...int) ints { return (&source{n: n, bad: bad}).stream() }
+func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
 
 // letters is the stream of the letters of s.
 func letters(s string) Stream[string] {
@@ -471,7 +471,7 @@ func TestLastItemHandedOver(t *testing.T) {
 // TestHealedStreams: items that fail in the first run and have healed by the resume change nothing else.
 func TestHealedStreams(t *testing.T) {
 	for _, n := range []int{4, 8} {
-		source := &source{n: 30}
+		source := &feed{n: 30}
 		for name, s := range behind(source.stream(), n) {
 			synctest.Test(t, func(t *testing.T) {
 				want := outcomes(s.Epoch(t.Context(), 0))
@@ -636,7 +636,7 @@ func TestReadAhead(t *testing.T) {
 	} {
 		for _, delay := range []time.Duration{0, time.Second} {
 			synctest.Test(t, func(t *testing.T) {
-				source := &source{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
+				source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
 				s := c.of(source.stream())
 				equal(t, c.name+": read before the range", source.read.Load(), 0)
 				start := time.Now()
@@ -666,7 +666,7 @@ func TestReadAhead(t *testing.T) {
 // TestFromSeq: a sequence that stops because its context has ended has not reached the end of its epoch, and no stage takes
 // it for that.
 func TestFromSeq(t *testing.T) {
-	source := &source{n: 1, before: func(ctx context.Context, i int) {
+	source := &feed{n: 1, before: func(ctx context.Context, i int) {
 		if i == 1 {
 			<-ctx.Done()
 		}
@@ -689,7 +689,7 @@ func TestFromSeq(t *testing.T) {
 // of their own, and the first windows many lengths. Never are more than a window of items in memory.
 func TestShuffleStream(t *testing.T) {
 	const n, window = 100, 8
-	source := &source{n: n}
+	source := &feed{n: n}
 	orders, firsts := map[string]bool{}, map[int]bool{}
 	read := func(seed uint64, epoch int) {
 		source.read.Store(0)
@@ -978,7 +978,7 @@ func TestPrefetchQueue(t *testing.T) {
 		for _, produce := range []time.Duration{0, 1, 2} {
 			for _, consume := range []time.Duration{0, 1, 2} {
 				synctest.Test(t, func(t *testing.T) {
-					source := &source{n: n, before: func(_ context.Context, i int) {
+					source := &feed{n: n, before: func(_ context.Context, i int) {
 						if i < n {
 							time.Sleep(produce * time.Second)
 						}
@@ -1011,7 +1011,7 @@ func TestStreamsThatDie(t *testing.T) {
 			}
 		}
 		f := func(_ context.Context, i int) (int, error) { check(i); return i, nil }
-		source := (&source{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
+		source := (&feed{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
 		broken, alone, failed := "[300 error dataloader: the stream: "+what+"]", "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
 		type dying struct {
 			s    ints
@@ -1188,7 +1188,7 @@ func TestProgress(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				source := &source{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+				source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
 					time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
 				}}
 				var out strings.Builder
@@ -1261,7 +1261,7 @@ func TestProfiles(t *testing.T) {
 		return i, nil
 	}
 	var reader string
-	source := &source{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
+	source := &feed{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
 	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
 	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
 	equal(t, "who reads for Map", reader, "reader")

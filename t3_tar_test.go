@@ -92,8 +92,8 @@ func inMemory(shards map[string][]byte) Opener {
 	}
 }
 
-// always is an Opener that returns the same reader for every shard.
-func always(r io.Reader) Opener {
+// opening is an Opener that returns the same reader for every shard.
+func opening(r io.Reader) Opener {
 	c, ok := r.(io.ReadCloser)
 	if !ok {
 		c = io.NopCloser(r)
@@ -227,7 +227,7 @@ func TestTarGrouping(t *testing.T) {
 	one, two := tarEntries("a.txt=1"), tarEntries("a.cls=2")
 	equal(t, "two shards", checkStream(t, tarOf(TarOptions{}, one, two, one), 0), "[a{txt:1} a{cls:2} a{txt:1}]")
 	// An empty file is a field. A missing file is not.
-	for r := range must(Tar([]string{"x"}, TarOptions{Open: always(bytes.NewReader(tarEntries("a.txt=")))})).Epoch(t.Context(), 0) {
+	for r := range must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries("a.txt=")))})).Epoch(t.Context(), 0) {
 		if r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
 			t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
 		}
@@ -237,7 +237,7 @@ func TestTarGrouping(t *testing.T) {
 	for i := range 20000 {
 		many = append(many, fmt.Sprintf("clip.%05d=", i))
 	}
-	for r := range must(Tar([]string{"x"}, TarOptions{Open: always(bytes.NewReader(tarEntries(many...)))})).Epoch(t.Context(), 0) {
+	for r := range must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries(many...)))})).Epoch(t.Context(), 0) {
 		equal(t, "files", len(r.Files), 20000)
 	}
 }
@@ -252,7 +252,7 @@ func TestTarFields(t *testing.T) {
 
 	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
 	file := &countingFile{Reader: bytes.NewReader(large)}
-	stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: always(file)}))
+	stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
 	equal(t, "seeking", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{cls:1} b{cls:2}]")
 	if file.read > 4*tarBuffer || !file.closed {
 		t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
@@ -570,7 +570,7 @@ func TestTarOpeners(t *testing.T) {
 	// A reader that returns neither bytes nor an error, between small reads and large ones.
 	large := tarEntries("a.txt=" + strings.Repeat("x", 2*tarBuffer))
 	for _, n := range []int{0, 100, 1000, len(large) - 100} {
-		got := tarOutcomes(t, always(breaksAfter(large[:n], func() error { return nil })), "x")
+		got := tarOutcomes(t, opening(breaksAfter(large[:n], func() error { return nil })), "x")
 		saysAll(t, errors.New(got[len(got)-1]), "multiple Read calls return no data or error")
 	}
 
@@ -579,7 +579,7 @@ func TestTarOpeners(t *testing.T) {
 		if fail {
 			file.Reader = bytes.NewReader(nil)
 		}
-		for range must(Tar([]string{"x"}, TarOptions{Open: always(file)})).Epoch(t.Context(), 0) {
+		for range must(Tar([]string{"x"}, TarOptions{Open: opening(file)})).Epoch(t.Context(), 0) {
 			break
 		}
 		equal(t, "closed", file.closed, true)
@@ -625,7 +625,7 @@ func TestTarContext(t *testing.T) {
 				}
 				return copy(p, block), nil
 			})
-			stream := must(Tar([]string{"x"}, TarOptions{Open: always(endless)}))
+			stream := must(Tar([]string{"x"}, TarOptions{Open: opening(endless)}))
 			equal(t, "an endless shard", outcomes(stream.Epoch(ctx, 0)), []string{"error " + cause.Error()})
 		}
 	}
