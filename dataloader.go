@@ -228,7 +228,8 @@ type Options struct {
 	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
 	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
 	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's or
-	// the sampler's. It fails the batch, and OnError is not asked. The same holds for a Get that calls runtime.Goexit.
+	// the sampler's, such as an index outside the data set. It fails the batch, and OnError is not asked. The same holds
+	// for a Get that calls runtime.Goexit.
 	//
 	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
 	// depend on Workers. Two loops over one loader may call it at the same time.
@@ -526,8 +527,11 @@ func (f *fetcher[T, B]) choose(k int) error {
 	}
 	f.positions = p.deal.positions(f.positions[:0], k)
 	for _, pos := range f.positions {
-		f.indices = p.order(f.indices, pos%p.deal.n)      // PadTail begins again with the first positions
-		for part := range len(f.indices) - len(f.spots) { // one spot for each new index
+		f.indices = p.order(f.indices, pos%p.deal.n) // PadTail begins again with the first positions
+		for part, i := range f.indices[len(f.spots):] {
+			if i < 0 || i >= f.n {
+				return fmt.Errorf("the sampler: %w", outside(i, f.n))
+			}
 			f.spots = append(f.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
 	}
@@ -540,46 +544,39 @@ func (f *fetcher[T, B]) choose(k int) error {
 // fetch fetches the sample of each index. A sample that fails fails the batch, or is put aside for OnError.
 func (f *fetcher[T, B]) fetch(b *result[B]) error {
 	defer trace.StartRegion(f.ctx, "fetch").End()
+	if f.all != nil {
+		f.scope.move(f.spots[0])
+		samples, err := f.all.GetBatch(f.ctx, f.indices)
+		if err == nil && len(samples) != len(f.indices) {
+			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(f.indices))
+		}
+		f.samples = append(f.samples, samples...)
+		return err
+	}
 	fetched := f.indices[:0] // in the same memory: never ahead of the loop
 	for j, i := range f.indices {
 		if err := f.ctx.Err(); err != nil {
 			return err
 		}
 		f.scope.move(f.spots[j])
-		if err := f.get(i); err == nil {
-			fetched = append(fetched, i)
-		} else if !f.onError {
-			return err
-		} else {
+		f.at = i
+		sample, err := f.get(i)
+		if err == nil {
+			f.samples, fetched = append(f.samples, sample), append(fetched, i)
+		} else if f.onError {
 			b.failed = append(b.failed, f.pass.fault(b.step, i, err))
+		} else {
+			return err
 		}
 	}
 	f.indices, f.at = fetched, -1
-	if f.all == nil || len(fetched) == 0 {
-		return nil
-	}
-	f.scope.move(f.spots[0])
-	samples, err := f.all.GetBatch(f.ctx, fetched)
-	if err == nil && len(samples) != len(fetched) {
-		err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(fetched))
-	}
-	f.samples = append(f.samples, samples...)
-	return err
+	return nil
 }
 
-// get adds sample i to the batch. With a BatchGetter it only checks i.
-func (f *fetcher[T, B]) get(i int) (err error) {
+// get fetches one sample.
+func (f *fetcher[T, B]) get(i int) (sample T, err error) {
 	defer rescue(&err)
-	if f.at = i; i < 0 || i >= f.n {
-		return outside(i, f.n)
-	}
-	if f.all == nil {
-		var sample T
-		if sample, err = f.data.Get(f.ctx, i); err == nil {
-			f.samples = append(f.samples, sample)
-		}
-	}
-	return err
+	return f.data.Get(f.ctx, i)
 }
 
 // collated makes the batch, in the memory of dst.
@@ -968,10 +965,9 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
-	} else {
-		// The loop waited for the batch before for last.Wait until last.Received. This batch was ready from t.Done on.
-		s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	}
+	// The loop waited for the batch before for last.Wait until last.Received. This batch was ready from t.Done on.
+	s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	s.last = t
 }
 

@@ -253,16 +253,16 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 			return sample, context.Cause(ctx)
 		}
 		defer func() { slot <- kept }() // also after a panic in data.Get
-		if kept == nil {
-			at := scopeOf(ctx)
-			ctx, _ := withScope(ctx, at.worker, hash(at.seed, cacheSalt), spot{pos: uint64(i)})
-			fetched, err := data.Get(ctx, i)
-			if err != nil {
-				return sample, err
-			}
+		if kept != nil {
+			return *kept, nil
+		}
+		at := scopeOf(ctx)
+		ctx, _ = withScope(ctx, at.worker, hash(at.seed, cacheSalt), spot{pos: uint64(i)})
+		fetched, err := data.Get(ctx, i)
+		if err == nil {
 			kept = &fetched
 		}
-		return *kept, nil
+		return fetched, err
 	})
 }
 
@@ -577,7 +577,9 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 }
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
-// is a *SampleError, after which the loop may go on. Any other error is the last.
+// is a *SampleError, after which the loop may go on. Any other error is the last. When the last item has been handed over
+// the epoch is complete, even if the context ends then; but a Filter or Shard whose source still has items, of which none
+// would be kept, cannot know that, and the error is the cause of the context.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
@@ -674,9 +676,9 @@ func staged[T any](name string, sources int, run func(ctx context.Context, from 
 // A placing yields an item at a place of its own: Pos is pos, and the State is next. It replaces item.Next.
 type placing[T any] func(item Item[T], pos int, next stage) bool
 
-// FromSeq makes a stream of a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
-// errors are failed items. It may stop early only when ctx has ended. A resume calls seq again and skips the items
-// before the cursor. torchdata: IterableWrapper.
+// FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
+// errors are failed items. It may stop early only when ctx has ended; so if seq ends then, the epoch does not count as
+// complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	const name = "FromSeq" // nothing is known about the sequence

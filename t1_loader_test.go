@@ -1411,8 +1411,8 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	}
 }
 
-// TestBatchGetter checks that a data set that fetches batches is asked once for each batch, also through Subset and without
-// the indices outside, and that Get is never called.
+// TestBatchGetter checks that a data set that fetches batches is asked once for each batch, also through Subset, and
+// that Get is never called.
 func TestBatchGetter(t *testing.T) {
 	var calls [][]int
 	data := batchGetter[int]{5, func(_ context.Context, indices []int) ([]int, error) {
@@ -1424,8 +1424,6 @@ func TestBatchGetter(t *testing.T) {
 		{"in order", data, nil, Options{BatchSize: 2}, "[[0 1] [2 3] [4]]"},
 		{"with a sampler", data, nil, Options{BatchSize: 2, Sampler: fixed(3, 1, 1)}, "[[3 1] [1]]"},
 		{"through Subset", subset, nil, Options{BatchSize: 2}, "[[4 2] [0]]"},
-		{"indices outside dropped", data, nil, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
-		{"nothing left", data, nil, Options{BatchSize: 2, Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
 	} {
 		calls = [][]int{}
 		equal(t, l.name, batches(t, newLoader(t, l.data, l.opts), 0), l.want)
@@ -1472,8 +1470,8 @@ func TestFailures(t *testing.T) {
 		{"collate, many", numbers(16), fails, Options{BatchSize: 16}, "[" + at + "0: collating 16 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
 		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating 20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
 
-		{"index too small", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1)}, "[[0] " + at + "1, sample -2: index -2 " + outside + " [1]]"}, // a probe does not look
-		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1, sample 3: index 3 " + outside + " [1]]"},
+		{"index too small", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1), OnError: dropBad}, "[[0] " + at + "1: the sampler: index -2 " + outside + " [1]]"}, // a probe does not look
+		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1: the sampler: index 3 " + outside + " [1]]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] " + at + "1: the sampler gave no index [2]]"},
 		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
 		{"a sampler that panics after a bad sample", failing(3, 0), nil, Options{Sampler: dies}, "[" + at + "0, sample 0: bad sample " + at + "1: panic: ouch [2]]"},
@@ -1482,8 +1480,8 @@ func TestFailures(t *testing.T) {
 		{"GetBatch, OnError not asked", getBatch(io.EOF), nil, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: EOF]"},
 		{"GetBatch, too few", getBatch(nil, 1), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 1 samples for 3 indices]"},
 		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 4 samples for 3 indices]"},
-		{"GetBatch, index too large", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(1, 3, 2, 0, 1, 2)}, "[" + at + "0, sample 3: index 3 " + outside + " [0 1 2]]"},
-		{"GetBatch, index too small", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(0, 1, 2, 1, -2, 2)}, "[[0 1 2] " + at + "1, sample -2: index -2 " + outside + "]"},
+		{"GetBatch, index too large", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(1, 3, 2, 0, 1, 2), OnError: dropBad}, "[" + at + "0: the sampler: index 3 " + outside + " [0 1 2]]"},
+		{"GetBatch, index too small", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(0, 1, 2, 1, -2, 2)}, "[[0 1 2] " + at + "1: the sampler: index -2 " + outside + "]"},
 	} {
 		l.check(t, 0)
 	}
