@@ -299,9 +299,9 @@ func TorchRandom(n int, seed uint64) Sampler {
 		for i := range order {
 			order[i] = uint32(i)
 		}
-		twister := newTwister(uint32(seed + uint64(epoch)))
+		next := newTwister(uint32(seed + uint64(epoch)))
 		for i := range n - 1 {
-			j := i + int(twister.uint32()%uint32(n-i))
+			j := i + int(next()%uint32(n-i))
 			order[i], order[j] = order[j], order[i]
 		}
 		return func(pos int) int { return int(order[pos]) }
@@ -311,37 +311,30 @@ func TorchRandom(n int, seed uint64) Sampler {
 // maxTorch is the largest n for which torch draws its permutations as TorchRandom does.
 const maxTorch = 1 << 32 / 20
 
-// A twister is the generator MT19937 (Matsumoto and Nishimura, Mersenne Twister, 1998).
-type twister struct {
-	state [624]uint32
-	used  int // of state
-}
-
-// newTwister returns a generator with the given seed.
-func newTwister(seed uint32) *twister {
-	t := &twister{used: 624}
-	for i := range t.state {
-		t.state[i] = seed
+// newTwister returns the generator MT19937 (Matsumoto and Nishimura, Mersenne Twister, 1998) with the given seed: a function
+// that returns the next 32 random bits.
+func newTwister(seed uint32) func() uint32 {
+	var state [624]uint32
+	for i := range state {
+		state[i] = seed
 		seed = 1812433253*(seed^seed>>30) + uint32(i) + 1
 	}
-	return t
-}
-
-// uint32 returns the next 32 random bits.
-func (t *twister) uint32() uint32 {
-	if t.used == len(t.state) {
-		for i := range t.state {
-			y := t.state[i]&(1<<31) | t.state[(i+1)%624]&(1<<31-1)
-			t.state[i] = t.state[(i+397)%624] ^ y>>1 ^ -(y&1)&0x9908B0DF
+	used := len(state)
+	return func() uint32 {
+		if used == len(state) {
+			for i := range state {
+				y := state[i]&(1<<31) | state[(i+1)%624]&(1<<31-1)
+				state[i] = state[(i+397)%624] ^ y>>1 ^ -(y&1)&0x9908B0DF
+			}
+			used = 0
 		}
-		t.used = 0
+		y := state[used]
+		used++
+		y ^= y >> 11
+		y ^= y << 7 & 0x9D2C5680
+		y ^= y << 15 & 0xEFC60000
+		return y ^ y>>18
 	}
-	y := t.state[t.used]
-	t.used++
-	y ^= y >> 11
-	y ^= y << 7 & 0x9D2C5680
-	y ^= y << 15 & 0xEFC60000
-	return y ^ y>>18
 }
 
 // OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever
