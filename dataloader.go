@@ -1047,43 +1047,34 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// progress is Progress for a writer that is a terminal, or not.
+// progress is Progress for a writer that is a terminal, or not. On a terminal each line overwrites the line before.
 func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
-	every, begin, end := 10*time.Second, "", "\n" // of a line
+	every, format := 10*time.Second, "%s\n"
 	if terminal {
-		every, begin, end = time.Second/10, "\r", ""
+		every, format = time.Second/10, "\r%-79s"
 	}
 	return func(yield func(B, error) bool) {
-		m, width := meter{total: total}, 0
-		draw := func() { // on a terminal over the line before, which may have been longer
-			line := m.line(terminal)
-			fmt.Fprintf(w, "%s%-*s", begin, width, line)
-			if terminal {
-				width = len(line)
-			}
-		}
 		start := time.Now()
-		drawn, returned, more := start, start, true // when the last line was drawn, and when the loop body returned
+		m, drawn, returned, more := meter{total: total}, start, start, true // drawn: the last line; returned: the loop body
 		for item, err := range seq {
 			m.waited += time.Since(returned)
 			more = yield(item, err)
 			returned = time.Now()
 			m.elapsed = returned.Sub(start)
-			if m.count++; !more {
+			m.count++
+			if !more {
 				break
 			}
 			if returned.Sub(drawn) >= every {
 				drawn = returned
-				draw()
-				fmt.Fprint(w, end)
+				fmt.Fprintf(w, format, m.line(terminal))
 			}
 		}
 		if more { // the loop has waited for the end of seq
 			m.waited += time.Since(returned)
 			m.elapsed = time.Since(start)
 		}
-		draw()
-		fmt.Fprintln(w)
+		fmt.Fprintf(w, strings.TrimSuffix(format, "\n")+"\n", m.line(terminal))
 	}
 }
 
