@@ -245,7 +245,8 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 				return err
 			}
 			m.in = item
-			if apply(&m); !yield(m.out) {
+			apply(&m)
+			if !yield(m.out) {
 				return nil
 			}
 		}
@@ -273,7 +274,8 @@ func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Cont
 	}
 	m.out.Err = errGoexit
 	defer func() {
-		if m.in.Value = *new(T); m.out.Err != nil {
+		m.in.Value = *new(T) // f has used it
+		if m.out.Err != nil {
 			m.out = failedItem[U]("Map", m.in.Next, m.out.Err)
 		}
 	}()
