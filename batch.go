@@ -201,15 +201,15 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if at.N > 0 && (batch.Next.text() != at.End.text() || batch.Err == nil && len(batch.Value) != at.M) {
+			if at.N > 0 && (batch.Next.text() != at.End.text() || batch.Err == nil && len(batch.Value) != at.Again) {
 				return from.refused("the source has changed: a batch of %d elements up to %s has %d elements up to %s now",
-					at.M, at.End.text(), len(batch.Value), batch.Next.text())
+					at.Again, at.End.text(), len(batch.Value), batch.Next.text())
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
 				at.N, batch.Value = 0, make([]T, 1)
 			}
 			for n := at.N; n < len(batch.Value); n++ {
-				next := stage{N: n + 1, M: len(batch.Value), Source: at.Source, End: batch.Next}
+				next := stage{N: n + 1, Source: at.Source, Again: len(batch.Value), End: batch.Next}
 				if n+1 == len(batch.Value) {
 					next = stage{Source: batch.Next}
 				}
@@ -218,6 +218,9 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 				}
 			}
 			at = stage{Source: batch.Next}
+		}
+		if at.N > 0 {
+			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", at.Again, at.End.text())
 		}
 		return nil
 	})

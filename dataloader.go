@@ -640,8 +640,8 @@ func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 // fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
 // name. The description of the cursor's maker is a field of *state, to which by points.
 func (c Cursor) fit(name string, by *string, state any) error {
-	if c.Epoch < 0 || c.Pos < 0 {
-		return c.refused("epoch and pos must not be negative")
+	if c.Epoch < 0 || c.Epoch == math.MaxInt || c.Pos < 0 {
+		return c.refused("epoch and pos must not be negative, and epoch must be less than %d", math.MaxInt)
 	}
 	if c.atStart() {
 		return nil
@@ -683,7 +683,7 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 					return
 				}
 				if r := recover(); r != nil {
-					end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()})
+					end = finalError(fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()}))
 				}
 			}()
 			epoch := at.Epoch
@@ -869,6 +869,7 @@ func (p *pass) cursor(plain any) Cursor {
 	c := Cursor{p.epoch, p.deal.after(p.mark), plain}
 	if len(p.ahead) > 0 {
 		s := *plain.(*loaderState)
+		s.Shard, s.Size = &p.deal.shard, p.deal.size
 		for _, done := range p.ahead {
 			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
 		}

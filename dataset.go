@@ -1,6 +1,8 @@
 package dataloader
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -322,7 +324,7 @@ func pause(ctx context.Context, d time.Duration) error {
 // PyTorch: the generators that a worker_init_fn must seed, whose numbers depend on the number of workers.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
-	panicIf(!ok, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
+	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
 	}
@@ -350,12 +352,13 @@ func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 // worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
 // concurrent use, and therefore the generator of Rand is not.
 type scope struct {
-	worker int
-	seed   uint64
-	spot   spot
-	seeded bool // whether pcg has been seeded for spot
-	pcg    rand.PCG
-	rand   *rand.Rand // draws from pcg; nil until the first call of Rand
+	worker  int
+	seed    uint64
+	spot    spot
+	outside bool // whether the call is for no sample, so that Rand has nothing to give
+	seeded  bool // whether pcg has been seeded for spot
+	pcg     rand.PCG
+	rand    *rand.Rand // draws from pcg; nil until the first call of Rand
 }
 
 // A spot identifies a sample in a run: the epoch, the position in the epoch's order and, where a position is a whole
@@ -565,7 +568,8 @@ func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err er
 //
 // A stream of your own is a function of this type. It begins where the cursor says, with Pos and what Cursor.Load
 // returns. It refuses a cursor in the middle of an epoch that it did not make. It gives each item a Next whose Pos
-// grows and which never changes afterwards. The helper checkStream in dataloader_test.go tests all of this.
+// grows and which never changes afterwards. Before each item it looks at ctx, and if ctx has ended, its last pair has the
+// cause. The helper checkStream in dataloader_test.go tests all of this.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
@@ -578,8 +582,8 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
 // is a *SampleError, after which the loop may go on. Any other error is the last. When the last item has been handed over
-// the epoch is complete, even if the context ends then; but a Filter or Shard whose source still has items, of which none
-// would be kept, cannot know that, and the error is the cause of the context.
+// the epoch is complete, even if the context ends then. Some streams cannot know which item is the last: FromSeq, and a
+// Filter or Shard whose source still has items that would be left out. There the error is then the cause of the context.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
@@ -590,7 +594,7 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // made with staged. So the cursor of Indices(Random(9, 1)).Take(5), after two items, is
 //
 //	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
-//		{"epoch": 0, "pos": 2, "state": {"by": "Random(9, seed 1)"}}}}
+//		{"epoch": 0, "pos": 2, "state": {"by": "Indices(Random(9, seed 1))"}}}}
 //
 // Every stage reads its source in the same way: an error of the source's sequence ends the stage's own, and a failed
 // item is an item.
@@ -631,7 +635,8 @@ type stage struct {
 	Source  Cursor   `json:"source,omitzero"`
 	Sources []Cursor `json:"sources,omitempty"` // if the stage has several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
-	End     Cursor   `json:"end,omitzero"`      // the source's cursor after what a resume reads again
+	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
+	End     Cursor   `json:"end,omitzero"`      // the source's cursor after these items
 }
 
 // stageAt returns the stage of a cursor that the stage described by name has made. At the start of an epoch each source
@@ -642,16 +647,22 @@ func stageAt(from Cursor, name string, sources int) (stage, error) {
 		at = stage{}
 	}
 	err := from.fit(name, &at.By, &at)
-	if err == nil && (at.N < 0 || at.M < 0 || len(at.Sources) != sources || len(at.Ended) != sources) {
+	if err == nil && (at.N < 0 || at.M < 0 || at.Again < 0 || at.N > 0 && at.Again > 0 && at.N >= at.Again || len(at.Sources) != sources || len(at.Ended) != sources) {
 		err = from.refused("its state is damaged: %+v", at)
 	}
 	return at, err
 }
 
-// text returns the cursor as JSON. Cursors with the same text are the same place, whether they are fresh or come from
-// JSON.
+// text returns the cursor as JSON with sorted keys. Cursors with the same text are the same place, whether they are fresh
+// or come from JSON, which another program may have written anew.
 func (c Cursor) text() string {
+	var fields any
 	data, err := json.Marshal(c)
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	if err = cmp.Or(err, decoder.Decode(&fields)); err == nil {
+		data, err = json.Marshal(fields)
+	}
 	if err != nil {
 		return err.Error()
 	}
@@ -744,7 +755,10 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(n < 0, "Take: n is %d, must not be negative", n)
 	return staged(fmt.Sprintf("Take(%d)", n), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		pos := from.Pos
-		if pos >= n {
+		if pos > n {
+			return from.refused("pos must be at most %d", n)
+		}
+		if pos == n {
 			return nil
 		}
 		for item, err := range s(ctx, at.Source) {

@@ -692,13 +692,14 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 		// end is the source's cursor after the window.
 		var changed error
 		flush := func(end Cursor) bool {
-			if at.N > 0 && end.text() != at.End.text() {
-				changed = from.refused("the source has changed: a window that ended at %s ends at %s now", at.End.text(), end.text())
+			if at.N > 0 && (len(items) != at.Again || end.text() != at.End.text()) {
+				changed = from.refused("the source has changed: a window of %d items up to %s has %d items up to %s now",
+					at.Again, at.End.text(), len(items), end.text())
 				return false
 			}
 			order := permutation(len(items), counter(h, uint64(at.M)))
 			for n := at.N; n < len(items); n++ {
-				next := stage{N: n + 1, M: at.M, Source: at.Source, End: end}
+				next := stage{N: n + 1, M: at.M, Source: at.Source, Again: len(items), End: end}
 				if n+1 == len(items) {
 					next = stage{M: at.M + 1, Source: end}
 				}
@@ -835,8 +836,10 @@ func (m *mixer[T]) draw() (item Item[T], ok bool, err error) {
 			if m.opts.Stop >= CycleUntilLast && m.at.Sources[i].atStart() {
 				return item, false, fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, m.at.Sources[i].Epoch)
 			}
-			m.at.Ended = slices.Clone(m.at.Ended) // the cursors handed out before share the old one
-			m.at.Ended[i] = true
+			if !m.at.Ended[i] {
+				m.at.Ended = slices.Clone(m.at.Ended) // the cursors handed out before share the old one
+				m.at.Ended[i] = true
+			}
 			if m.opts.Stop == StopAtFirst || m.opts.Stop != CycleForever && !slices.Contains(m.at.Ended, false) {
 				return item, false, nil
 			}
@@ -888,6 +891,9 @@ func (m *mixer[T]) stop() {
 // before Shard, and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of
 // steps, resumes every rank, and any number of ranks. If the items cannot be dealt out evenly, the last step has fewer
 // ranks. Shard panics if the shard makes no sense.
+//
+// An item that fails is dealt out like any other. A Filter before Shard keeps failed items, so an item that fails in one
+// run and not in the next may count only once. Where that can happen, put Filter after Shard.
 func (s Stream[T]) Shard(shard Shard) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	shard, bad := shard.check()
@@ -895,6 +901,9 @@ func (s Stream[T]) Shard(shard Shard) Stream[T] {
 	return staged("Shard", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		// A step takes Count items of s. Pos counts the items of s up to this rank's item of a step, and N the rest of
 		// the step's items, which a resume skips.
+		if at.N >= maxShards {
+			return from.refused("its state is damaged: n is %d, must be less than %d", at.N, maxShards)
+		}
 		first, i := from.Pos+at.N, 0
 		pos := from.Pos
 		for item, err := range s(ctx, at.Source) {

@@ -1374,7 +1374,7 @@ func ExampleFromSeq() {
 	}
 	fmt.Println("| then epoch", resumed.Epoch)
 	// Output:
-	// THREE FIVE FOUR | {"epoch":0,"pos":5,"state":{"by":"Shuffle(4, seed 1)","n":2,"m":1,"source":{"epoch":0,"pos":3,"state":{"by":"FromSeq"}},"end":{"epoch":0,"pos":7,"state":{"by":"FromSeq"}}}}
+	// THREE FIVE FOUR | {"epoch":0,"pos":5,"state":{"by":"Shuffle(4, seed 1)","n":2,"m":1,"source":{"epoch":0,"pos":3,"state":{"by":"FromSeq"}},"again":4,"end":{"epoch":0,"pos":7,"state":{"by":"FromSeq"}}}}
 	// SEVEN EIGHT | then epoch 1
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"runtime/debug"
 	"runtime/pprof"
@@ -222,7 +221,9 @@ func try[T any](f func() (T, error)) (value T, err error) {
 //
 // An error of f fails the item, and so does a panic. A resume does not call f again for items before the cursor.
 // Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. A Map of a Map draws numbers of
-// its own. torchdata: Mapper, ParallelMapper.
+// its own. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and so do two ranks if
+// a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there. torchdata: Mapper,
+// ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	panicIf(src == nil, "Map: the stream is nil")
 	panicIf(f == nil, "Map: f is nil")
@@ -233,7 +234,9 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			ctx, s := withScope(ctx, w, seed, spot{})
 			return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
 		}
-		ctx = WithSeed(ctx, hash(seed, mapSalt)) // for a Map before this one, which must not draw the same numbers
+		// A Map before this one must not draw the same numbers. Between samples there is a seed, but no generator.
+		ctx, between := withScope(ctx, -1, hash(seed, mapSalt), spot{})
+		between.outside = true
 		if workers > 0 {
 			e := engine[mapping[T, U]]{workers: workers, window: 8 * workers, newLoad: newApply}
 			return readAhead(ctx, src, from, e, func(m *mapping[T, U]) bool { return yield(m.out) })
@@ -312,7 +315,7 @@ func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engi
 	e.ordered = true
 	e.task = func(*mapping[T, U]) bool { return true } // a permit for the reader
 	e.read = func(ctx context.Context, permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
-		readItems(src(ctx, from), permits, tasks)
+		readItems(ctx, src, from, permits, tasks)
 	}
 	e.run(ctx, func(m *mapping[T, U]) bool {
 		if m.last { // The end counts, whatever has become of ctx meanwhile.
@@ -324,12 +327,13 @@ func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engi
 	return err
 }
 
-// readItems sends a task for each item of seq, and a last one for the end of seq, also if seq panics or ends its goroutine.
-func readItems[T, U any](seq iter.Seq2[Item[T], error], permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
+// readItems sends a task for each item of src, and a last one for the end of src, also if src panics or ends its goroutine.
+// When ctx has ended, the next item is not sent: the cause of ctx is the end, unless src has come to its own.
+func readItems[T, U any](ctx context.Context, src Stream[T], from Cursor, permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
 	defer close(tasks)
 	s := <-permits
-	var end error     // what seq ends with
-	died := errGoexit // unless seq returns
+	var end error     // what src ends with
+	died := errGoexit // unless src returns
 	defer func() {
 		if died != nil {
 			end = fmt.Errorf("dataloader: the stream: %w", died)
@@ -340,9 +344,12 @@ func readItems[T, U any](seq iter.Seq2[Item[T], error], permits <-chan *slot[map
 		}
 	}()
 	defer rescue(&died)
-	for item, err := range seq {
+	for item, err := range src(ctx, from) {
 		end = err
-		if err != nil {
+		if err == nil && ctx.Err() != nil { // src does not look at ctx
+			end = context.Cause(ctx)
+		}
+		if end != nil {
 			break
 		}
 		s.task.in = item
