@@ -95,16 +95,7 @@ func fixed(indices ...int) Sampler {
 	return OrderFunc(len(indices), func(int) []int { return indices })
 }
 
-// A samplerFunc is a sampler of a user's own, without a String.
-type samplerFunc struct {
-	n     int
-	order func(epoch int) func(int) int
-}
-
-func (s samplerFunc) Len() int                      { return s.n }
-func (s samplerFunc) Order(epoch int) func(int) int { return s.order(epoch) }
-
-// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch.
+// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch and without a String.
 type fixedBatches [][]int
 
 func (f fixedBatches) Len() int                      { return len(f) }
@@ -203,15 +194,16 @@ func equal(t testing.TB, what string, got, want any) {
 // throughJSON is a cursor that was saved and loaded.
 func throughJSON(t testing.TB, c Cursor) Cursor {
 	t.Helper()
-	data, err := json.Marshal(c)
-	if err != nil {
+	return fromJSON(t, string(must(json.Marshal(c))))
+}
+
+// fromJSON is a cursor that was saved.
+func fromJSON(t testing.TB, text string) (c Cursor) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		t.Fatal(err)
 	}
-	var back Cursor
-	if err := json.Unmarshal(data, &back); err != nil {
-		t.Fatal(err)
-	}
-	return back
+	return c
 }
 
 // saysAll checks that err is there and names everything that it should.
@@ -230,11 +222,7 @@ func saysAll(t testing.TB, err error, parts ...string) {
 // mustPanic checks that f panics with a message that says everything it should.
 func mustPanic(t testing.TB, f func(), parts ...string) {
 	t.Helper()
-	defer func() {
-		t.Helper()
-		saysAll(t, fmt.Errorf("%v", recover()), parts...)
-	}()
-	f()
+	saysAll(t, panicOf(f), parts...)
 }
 
 // errorOf is the error of a call.
@@ -268,14 +256,12 @@ type refusal struct {
 	want string
 }
 
-// refused checks refusals. Their prefix comes once.
+// refused checks refusals. Each has the package's prefix once.
 func refused(t *testing.T, all []refusal) {
 	t.Helper()
 	for _, r := range all {
-		saysAll(t, r.err, append(strings.Split(r.want, " … "), "dataloader: ")...)
-		if r.err != nil && strings.Count(r.err.Error(), "dataloader: ") != 1 {
-			t.Errorf("%q: the prefix comes once", r.err)
-		}
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+		equal(t, fmt.Sprint("prefixes of ", r.err), strings.Count(r.err.Error(), "dataloader: "), 1)
 	}
 }
 
@@ -357,34 +343,24 @@ func expect(order []int, from int, o Options) [][]int {
 // zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
 // proportion to its weight; without weights all should be equal. What has weight 0 must not occur.
 func zScore(t testing.TB, counts []int, weights ...float64) float64 {
+	t.Helper()
 	if weights == nil {
 		weights = slices.Repeat([]float64{1}, len(counts))
 	}
-	n, total, chi, freedom := 0.0, 0.0, 0.0, -1.0
+	draws, total, largest := 0.0, 0.0, slices.Max(weights)
 	for i, c := range counts {
-		n, total = n+float64(c), total+weights[i]
+		draws, total = draws+float64(c), total+weights[i]/largest // which is finite
 	}
+	chi, freedom := 0.0, -1.0
 	for i, c := range counts {
-		if weights[i] == 0 {
-			if c > 0 {
-				t.Error("something has occurred that cannot")
-			}
-			continue
+		if mean := draws * (weights[i] / largest) / total; mean > 0 {
+			chi += (float64(c) - mean) * (float64(c) - mean) / mean
+			freedom++
+		} else if c > 0 {
+			t.Error("something has occurred that cannot")
 		}
-		mean := n * weights[i] / total
-		chi += (float64(c) - mean) * (float64(c) - mean) / mean
-		freedom++
 	}
-	return (chi - freedom) / math.Sqrt(2*freedom)
-}
-
-// fromJSON is a cursor that was saved.
-func fromJSON(t *testing.T, text string) (c Cursor) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return (chi - freedom) / math.Sqrt(2*max(1, freedom))
 }
 
 // tree is a file system with folders at several depths.
