@@ -378,9 +378,8 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 	for _, n := range lengths {
 		for key := range 3 {
-			order, seen := Random(n, uint64(key)).Order(2-key), make([]bool, n)
-			for pos := range n {
-				i := order(pos)
+			seen := make([]bool, n)
+			for pos, i := range positions(Random(n, uint64(key)), 2-key) {
 				if i < 0 || i >= n || seen[i] {
 					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
 				}
@@ -388,7 +387,6 @@ func TestRandomIsBijection(t *testing.T) {
 			}
 		}
 	}
-	random := rand.New(rand.NewPCG(1, 1))
 	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
 	if strconv.IntSize == 64 {
 		huge = append(huge, 1<<32-1, 1<<32, 1<<32+1, 1e12, 1<<40+1, 1<<62-1, 1<<62)
@@ -398,8 +396,8 @@ func TestRandomIsBijection(t *testing.T) {
 		if domain := f.a << f.k; domain < n || domain-n > 1<<(f.k+1) {
 			t.Errorf("n %d: the domain is %d", n, domain)
 		}
-		for range 1000 {
-			pos := random.Uint64N(n)
+		for k := range uint64(1000) {
+			pos := counter(n, k) % n
 			i := uint64(f.at(int(pos)))
 			if back := undo(f, i); i >= n || back != pos {
 				t.Fatalf("n %d: position %d has %d, which is position %d's", n, pos, i, back)
@@ -413,6 +411,7 @@ func TestRandomIsBijection(t *testing.T) {
 func TestRandomIsUniform(t *testing.T) {
 	bySeed := func(n, key int) func(pos int) int { return Random(n, uint64(key)).Order(0) }
 	byEpoch := func(n, key int) func(pos int) int { return Random(n, 0).Order(key) }
+	pairs := func(n int) [][]int { return [][]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} }
 	few, lengths := []int{3, 4, 5}, []int{10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167}
 	for _, c := range []struct {
 		what    string
@@ -420,15 +419,29 @@ func TestRandomIsUniform(t *testing.T) {
 		most    float64 // standard deviations
 		misses  func(n int) float64
 	}{
-		{"permutations by seed", few, 4, func(n int) float64 { return missedPermutations(t, n, bySeed) }},
-		{"permutations by epoch", few, 4, func(n int) float64 { return missedPermutations(t, n, byEpoch) }},
-		{"pairs by seed", lengths, 4, func(n int) float64 { return missedPairs(t, n, bySeed) }},
-		{"pairs by epoch", lengths, 4, func(n int) float64 { return missedPairs(t, n, byEpoch) }},
-		{"classes in batches", []int{50000, 1281167, 1 << 20, 1 << 30}, 1.8, func(n int) float64 { return missedClasses(t, n) }},
+		{"permutations by seed", few, 4, func(n int) float64 { return missed(t, n, 60000, bySeed, upTo(n)) }},
+		{"permutations by epoch", few, 4, func(n int) float64 { return missed(t, n, 60000, byEpoch, upTo(n)) }},
+		{"pairs by seed", lengths, 4, func(n int) float64 { return missed(t, n, 20000, bySeed, pairs(n)...) }},
+		{"pairs by epoch", lengths, 4, func(n int) float64 { return missed(t, n, 20000, byEpoch, pairs(n)...) }},
+		{"classes in batches, if sorted by class,", []int{50000, 1281167, 1 << 20, 1 << 30}, 1.8, func(n int) float64 { // a trainer would notice
+			squares := 0.0
+			for seed := range uint64(12) {
+				order, z := Random(n, seed).Order(0), 0.0
+				for b := range 150 {
+					counts := make([]int, 32)
+					for pos := b * 128; pos < (b+1)*128; pos++ {
+						counts[uint64(order(pos))*32/uint64(n)]++
+					}
+					z += zScore(t, counts)
+				}
+				squares += z * z / 150
+			}
+			return math.Sqrt(squares / 12)
+		}},
 		{"agreements of (seed, epoch) and (seed+1, epoch-1)", []int{1000, 100000}, 4, func(n int) float64 {
-			agree := 0 // in one position on average
-			for seed := range 100 {
-				a, b := Random(n, uint64(seed)).Order(5), Random(n, uint64(seed)+1).Order(4)
+			agree := 0 // one position in each pair of orders
+			for seed := range uint64(100) {
+				a, b := Random(n, seed).Order(5), Random(n, seed+1).Order(4)
 				for pos := range n {
 					if a(pos) == b(pos) {
 						agree++
@@ -446,74 +459,40 @@ func TestRandomIsUniform(t *testing.T) {
 	}
 }
 
-// missedPermutations says how far the permutations of n samples are from being equally likely.
-func missedPermutations(t *testing.T, n int, order func(n, key int) func(pos int) int) float64 {
-	counts := make([]int, []int{3: 6, 4: 24, 5: 120}[n])
-	for key := range 60000 {
-		at, number := order(n, key), 0
-		for i := range n { // how many of those after position i are smaller
-			number *= n - i
-			for j := i + 1; j < n; j++ {
-				if at(j) < at(i) {
-					number++
-				}
-			}
-		}
-		counts[number]++
-	}
-	return zScore(t, counts)
-}
-
-// missedPairs says how far the pairs of values at two positions are from being equally likely, in bins, at the worst two.
-func missedPairs(t *testing.T, n int, order func(n, key int) func(pos int) int) (worst float64) {
+// missed says how far the values at some positions together are from chance, over many keys: the worst of sets of positions
+// of one size. Values are counted in bins.
+func missed(t *testing.T, n, keys int, order func(n, key int) func(pos int) int, sets ...[]int) (worst float64) {
 	bins := min(n, 16)
 	bin := func(value int) int { return ((value+1)*bins - 1) / n }
-	size := func(bin int) float64 { return float64((bin+1)*n/bins - bin*n/bins) }
-	weights := make([]float64, bins*bins)
-	for x := range bins {
-		for y := range bins {
-			weights[x*bins+y] = size(x) * size(y)
+	weights := slices.Repeat([]float64{1}, int(math.Pow(float64(bins), float64(len(sets[0])))))
+	for cell := range weights { // a digit for each position, its bin
+		taken, rest := make([]int, bins), cell // a value does not come twice
+		for range sets[0] {
+			b := rest % bins
+			weights[cell] *= float64((b+1)*n/bins - b*n/bins - taken[b])
+			taken[b]++
+			rest /= bins
 		}
-		weights[x*bins+x] -= size(x) // a value does not come twice
 	}
-	for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
-		counts := make([]int, bins*bins)
-		for key := range 20000 {
-			at := order(n, key)
-			counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
+	counts := make([]int, len(sets)*len(weights))
+	for key := range keys {
+		at := order(n, key)
+		for s, set := range sets {
+			cell := 0
+			for _, pos := range set {
+				cell = cell*bins + bin(at(pos))
+			}
+			counts[s*len(weights)+cell]++
 		}
-		worst = max(worst, math.Abs(zScore(t, counts, weights...)))
+	}
+	for each := range slices.Chunk(counts, len(weights)) {
+		worst = max(worst, math.Abs(zScore(t, each, weights...)))
 	}
 	return worst
 }
 
-// missedClasses says how far the classes in each batch are from chance, if the data set is sorted by class: the root mean
-// square over some seeds. It is what a trainer would notice; four rounds of a balanced network fail it.
-func missedClasses(t *testing.T, n int) float64 {
-	const classes, size, most, seeds = 32, 128, 150, 12
-	squares := 0.0
-	for seed := range uint64(seeds) {
-		order, z := Random(n, seed).Order(0), 0.0
-		for b := range most {
-			counts := make([]int, classes)
-			for j := range size {
-				counts[uint64(order(b*size+j))*classes/uint64(n)]++
-			}
-			z += zScore(t, counts)
-		}
-		squares += z * z / most
-	}
-	return math.Sqrt(squares / seeds)
-}
-
 // TestGoldenOrders pins orders and random numbers. They must not change, because a cursor has only the seed.
 func TestGoldenOrders(t *testing.T) {
-	first := func(s Sampler, epoch, n int) (all []int) {
-		for pos := range n {
-			all = append(all, s.Order(epoch)(pos))
-		}
-		return all
-	}
 	weights := []float64{.1, .9, .4, .7, 3, .6}
 	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
 	drawn := Func(10, func(ctx context.Context, i int) (string, error) {
@@ -523,21 +502,22 @@ func TestGoldenOrders(t *testing.T) {
 		got  any
 		want string
 	}{
-		{first(Random(10, 0), 0, 10), "[5 0 2 6 3 8 9 4 1 7]"},
-		{first(Random(10, 0), 1, 10), "[2 6 7 0 9 1 4 5 8 3]"},
-		{first(Random(10, 1), 0, 10), "[2 0 9 7 1 5 4 6 8 3]"},
-		{first(Random(5000, 0), 0, 5), "[2496 3590 4037 2124 4576]"},
-		{first(Random(131073, 0), 0, 5), "[70077 24005 18452 1604 34750]"},
-		{first(RandomWithReplacement(10, 10, 0), 0, 10), "[7 3 6 9 6 1 5 7 5 6]"},
-		{first(must(Weighted(weights, 6, true, 0)), 0, 6), "[1 1 4 5 4 3]"},
-		{first(must(Weighted(weights, 6, false, 0)), 0, 6), "[1 4 5 0 2 3]"},
+		{positions(Random(10, 0), 0), "[5 0 2 6 3 8 9 4 1 7]"},
+		{positions(Random(10, 0), 1), "[2 6 7 0 9 1 4 5 8 3]"},
+		{positions(Random(10, 1), 0), "[2 0 9 7 1 5 4 6 8 3]"},
+		{positions(Random(5000, 0), 0)[:5], "[2496 3590 4037 2124 4576]"},
+		{positions(Random(131073, 0), 0)[:5], "[70077 24005 18452 1604 34750]"},
+		{positions(RandomWithReplacement(10, 10, 0), 0), "[7 3 6 9 6 1 5 7 5 6]"},
+		{positions(must(Weighted(weights, 6, true, 0)), 0), "[1 1 4 5 4 3]"},
+		{positions(must(Weighted(weights, 6, false, 0)), 0), "[1 4 5 0 2 3]"},
 		{fmt.Sprint(buckets(0), buckets(1), buckets(2), buckets(3)), "[3 2] [0 6] [5] [7 4]"},
 		{batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7], "[553 203]"},
 	} {
 		equal(t, "an order that has changed", c.got, c.want)
 	}
 	if n := int64(1e12); strconv.IntSize == 64 {
-		equal(t, "a long order that has changed", first(Random(int(n), 7), 0, 3), "[355048705807 329753703346 644169081424]")
+		at := Random(int(n), 7).Order(0)
+		equal(t, "a long order that has changed", fmt.Sprint(at(0), at(1), at(2)), "355048705807 329753703346 644169081424")
 	}
 }
 
@@ -624,48 +604,36 @@ func TestResize(t *testing.T) {
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
 }
 
-// TestWithReplacement checks that with replacement each sample's share is its weight's, however large or small the weights
+// TestReplacement checks that each draw is by the weights, or by the weights of what is left, however large or small they
 // are, and that weight 0 is never drawn. RandomWithReplacement is uniform in many short epochs.
-func TestWithReplacement(t *testing.T) {
-	drawn := func(s Sampler, n int) []int {
-		counts := make([]int, n)
-		for _, i := range positions(s, 0) {
+func TestReplacement(t *testing.T) {
+	fits := func(drawn []int, weights ...float64) {
+		t.Helper()
+		counts := make([]int, len(weights))
+		for _, i := range drawn {
 			counts[i]++
 		}
-		return counts
-	}
-	if z := zScore(t, drawn(Resize(RandomWithReplacement(100, 10, 5), 100000), 100)); math.Abs(z) > 4 {
-		t.Errorf("%.1f standard deviations from uniform", z)
-	}
-	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, slices.Repeat([]float64{.1}, 1000)} {
-		if z := zScore(t, drawn(must(Weighted(weights, 200000, true, 3)), len(weights)), weights...); math.Abs(z) > 4 {
+		if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
 			t.Errorf("%.1f standard deviations from %v", z, weights[:min(9, len(weights))])
 		}
 	}
-	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
-	if fmt.Sprint(a) == fmt.Sprint(b) {
-		t.Error("other weights have the same description")
+	same := slices.Repeat([]float64{.1}, 100)
+	fits(positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0), same...)
+	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
+		fits(positions(must(Weighted(weights, 200000, true, 3)), 0), weights...)
 	}
-}
-
-// TestWeightedWithoutReplacement checks that each draw is by the weights of what is left.
-func TestWeightedWithoutReplacement(t *testing.T) {
-	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), "[0 1 2 3]")
-	counts := make([]int, 16)
+	var pairs, tiny []int // as one number; tiny weights, by which a waiting time would be infinite
 	for epoch := range 20000 {
 		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
-		counts[drawn[0]*4+drawn[1]]++
+		pairs = append(pairs, drawn[0]*4+drawn[1])
+		drawn = positions(must(Weighted([]float64{1e-310, 1e-310, 1e-310}, 3, false, 2)), epoch)
+		tiny = append(tiny, drawn[0]*3+drawn[1])
 	}
-	chances := []float64{2: 2. / 9 * 6 / 7, 3: 2. / 9 * 1 / 7, 8: 6. / 9 * 2 / 3, 11: 6. / 9 * 1 / 3, 12: 1. / 9 * 2 / 8, 14: 1. / 9 * 6 / 8, 15: 0}
-	if z := zScore(t, counts, chances...); math.Abs(z) > 4 {
-		t.Errorf("%.1f standard deviations from the chances", z)
-	}
-	tiny := map[string]bool{} // orders by weights so small that a waiting time would be infinite
-	for epoch := range 20 {
-		tiny[fmt.Sprint(positions(must(Weighted([]float64{1e-310, 1e-310, 1e-310}, 3, false, 2)), epoch))] = true
-	}
-	if len(tiny) < 4 {
-		t.Errorf("tiny weights have only the orders %v", tiny)
+	fits(pairs, []float64{2: 2. / 9 * 6 / 7, 3: 2. / 9 * 1 / 7, 8: 6. / 9 * 2 / 3, 11: 6. / 9 * 1 / 3, 12: 1. / 9 * 2 / 8, 14: 1. / 9 * 6 / 8, 15: 0}...)
+	fits(tiny, 0, 1, 1, 1, 0, 1, 1, 1, 0)
+	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), "[0 1 2 3]")
+	if fmt.Sprint(must(Weighted([]float64{1, 2}, 2, true, 0))) == fmt.Sprint(must(Weighted([]float64{2, 1}, 2, true, 0))) {
+		t.Error("other weights have the same description")
 	}
 }
 
