@@ -58,6 +58,8 @@ func TestDatasets(t *testing.T) {
 		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
 			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
 		}
+		batch := must(Subset[int](batchGetter[int]{n: 9}, upTo(3))).(BatchGetter[int])
+		saysAll(t, errorOf(batch.GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
 	}
 }
 
@@ -165,8 +167,8 @@ func TestRand(t *testing.T) {
 		return batch, nil
 	}}
 	for _, l := range []loading{
-		{"shuffled", augmented(t), nil, shuffled, ""},
-		{"batch sampler", augmented(t), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
+		{"shuffled", augmented(), nil, shuffled, ""},
+		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
 		{"GetBatch", getBatch, nil, Options{BatchSize: 3}, ""},
 	} {
 		want := batches(t, newLoader(t, l.data, l.opts), 2)
@@ -179,11 +181,11 @@ func TestRand(t *testing.T) {
 	together := make([]int, 24)
 	for rank := range 2 {
 		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}
-		for k, number := range samples(t, newLoader(t, augmented(t), opts), 2) {
+		for k, number := range samples(t, newLoader(t, augmented(), opts), 2) {
 			together[2*k+rank] = number
 		}
 	}
-	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(t), shuffled), 2))
+	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(), shuffled), 2))
 }
 
 // TestRandDiffers checks that every epoch and seed has random numbers of its own. Inside a Cache they depend on the sample
@@ -191,15 +193,15 @@ func TestRand(t *testing.T) {
 func TestRandDiffers(t *testing.T) {
 	var all []int
 	for k := range 6 {
-		all = append(all, samples(t, newLoader(t, augmented(t), Options{Shuffle: true, Seed: uint64(k % 2)}), k/2)...)
+		all = append(all, samples(t, newLoader(t, augmented(), Options{Shuffle: true, Seed: uint64(k % 2)}), k/2)...)
 	}
 	equal(t, "different numbers", len(slices.Compact(sorted(all))), 6*24)
 	opts := Options{Shuffle: true, Seed: 5}
-	cached := newLoader(t, Cache(augmented(t)), opts)
+	cached := newLoader(t, Cache(augmented()), opts)
 	first, third := samples(t, cached, 0), samples(t, cached, 3)
 	equal(t, "fetched before", samples(t, cached, 0), first)
 	opts.Workers = 2
-	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented(t)), opts), 3), third)
+	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented()), opts), 3), third)
 	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
 		t.Error("WithSeed has no effect")
 	}
@@ -348,15 +350,9 @@ func TestBadDatasets(t *testing.T) {
 		{errorOf(Split(none, 1)), "Split … nil"},
 		{rows(), "Rows … no dimension"},
 		{rows(2, 2), "Rows … 3 elements … [2 2]"},
-		{rows(-1), "Rows … 3 elements … [-1]"},
-		{rows(3, -1), "Rows … 3 elements … [3 -1]"},
 		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
-		{rows(0, 7), "Rows … 3 elements … [0 7]"},
-		{rows(1, 0), "Rows … 3 elements … [1 0]"},
 		{rows(5, wraps), "Rows … 3 elements … [5 "},
-		{rows(wraps, 5), "Rows … 3 elements … 5]"},
 		{errorOf(Files(nil)), "Files … nil"},
-		{files("*.jpg"), `Files: … pattern "*.jpg": it matches no file`},
 		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
 		{files(""), `Files: … pattern "": it matches no file`},
 		{files("a/["), "Files: … syntax error in pattern"},
@@ -544,12 +540,9 @@ func TestTorch(t *testing.T) {
 		equal(t, fmt.Sprintf("randperm %+v", c), positions(TorchRandom(c.N, c.Seed), 0), c.Out)
 	}
 	for _, c := range torch.Distributed {
-		opts := Options{BatchSize: 3, Tail: PadTail}
+		opts := Options{BatchSize: 3, Tail: map[bool]Tail{false: PadTail, true: DropTail}[c.DropLast]}
 		if c.Shuffle {
 			opts.Sampler = TorchRandom(c.N, c.Seed)
-		}
-		if c.DropLast {
-			opts.Tail = DropTail
 		}
 		for rank, want := range c.Ranks {
 			opts.Shard, opts.Workers = Shard{rank, c.World}, rank%3
@@ -714,7 +707,8 @@ func FuzzDeal(f *testing.F) {
 	})
 }
 
-// TestHuge checks lengths and batch sizes near the largest int.
+// TestHuge checks lengths and batch sizes near the largest int, and a batch that is a large array. (The element of a channel
+// may not be.)
 func TestHuge(t *testing.T) {
 	for tail, want := range map[Tail]string{PadTail: "[[1 3 0]]", DropTail: "[[1 3]]", UnevenTail: "[[1 3]]"} {
 		loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}, Tail: tail})
@@ -727,6 +721,13 @@ func TestHuge(t *testing.T) {
 	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
 	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2})
 	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
+	arrays := must(New(numbers(6), func(dst [20000]int, samples []int) ([20000]int, error) {
+		copy(dst[:], samples)
+		return dst, nil
+	}, Options{BatchSize: 2, Workers: 2}))
+	for k, batch := range collect(t, arrays.Stream().Prefetch(2).Epoch(t.Context(), 0)) {
+		equal(t, "array", batch[:2], []int{2 * k, 2*k + 1})
+	}
 }
 
 // TestShardFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
@@ -747,8 +748,6 @@ func TestShardFromEnv(t *testing.T) {
 		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
 		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
-		{"RANK=one WORLD_SIZE=4", `RANK is "one"`},
-		{"JOB_COMPLETION_INDEX=5", `JOB_COMPLETION_INDEX is "5" and WORLD_SIZE is ""`},
 	} {
 		t.Run(c.env, func(t *testing.T) {
 			for _, name := range all {
@@ -793,7 +792,6 @@ func TestBadSamplers(t *testing.T) {
 		{weighted(1, true, 1, math.NaN()), "Weighted … weights[1] is NaN"},
 		{weighted(1, false, math.Inf(1)), "Weighted … weights[0] is +Inf … finite"},
 		{weighted(1, true, 0, 0), "Weighted … none of the 2 weights is positive"},
-		{weighted(1, true), "Weighted … none of the 0 weights"},
 		{weighted(0, true, 1), "Weighted … count is 0 … positive"},
 		{weighted(3, false, 1, 2), "Weighted … count is 3 … at most 2"},
 		{weighted(2, false, 1, 0, 0), "Weighted … count is 2 … at most 1"},
@@ -830,16 +828,11 @@ func TestStack(t *testing.T) {
 		t.Error("Stack does not use the memory of dst")
 	}
 	equal(t, "numbers", must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{5}, nil}, {[]int{6}, nil}})), "{[5 6] [2]}")
-	for _, pair := range [][]Tensor[int]{
-		{{[]int{1, 2}, []int{2}}, {[]int{1}, []int{1}}},
-		{{[]int{1}, []int{1}}, {[]int{1, 2}, []int{2}}},
-		{{[]int{1, 2}, []int{2}}, {[]int{1, 2}, []int{2, 1}}},
-		{{[]int{1, 2}, []int{2}}, {[]int{1}, []int{2}}},
-	} {
-		saysAll(t, errorOf(Stack(Tensor[int]{}, pair)), "sample 1", fmt.Sprint(pair[0].Shape), fmt.Sprint(pair[1].Shape))
+	two := Tensor[int]{[]int{1, 2}, []int{2}}
+	for _, other := range []Tensor[int]{{[]int{1}, []int{1}}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {[]int{1}, []int{2}}} {
+		saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{two, other})), "sample 1", "shape [2]", fmt.Sprint(other.Shape))
 	}
-	wrong := Tensor[int]{[]int{1, 2, 3}, []int{2}}
-	saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{wrong, wrong})), "sample 0", "shape [2]", "3 elements")
+	saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2, 3}, []int{2}}})), "sample 0", "shape [2]", "3 elements")
 	saysAll(t, errorOf(Stack(Tensor[int]{}, nil)), "no samples")
 }
 
@@ -877,8 +870,7 @@ func TestRecycle(t *testing.T) {
 			t.Errorf("%d batches in %d places, want at most %d", len(all), len(memory), most)
 		}
 	}
-	odd := slices.DeleteFunc(upTo(100), func(i int) bool { return i%2 == 0 })
-	loader := newLoader(t, failing(100, odd...), Options{OnError: dropBad})
+	loader := newLoader(t, failing(3, 1), Options{OnError: dropBad})
 	clear(memory)
 	for batch := range loader.Epoch(t.Context(), 0) {
 		memory[&batch[0]] = true
@@ -916,54 +908,27 @@ func TestLookAhead(t *testing.T) {
 // place, and the others come. When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
 	for unordered, want := range map[bool]string{
-		false: fmt.Sprint([]int{}, 3, 1, append([]int{-1}, upTo(20)[1:]...)),
-		true:  fmt.Sprint(upTo(20)[1:], 19, 1, []int{-1}),
+		false: fmt.Sprint([]int{}, "3 1", append([]int{-1}, upTo(20)[1:]...)),
+		true:  fmt.Sprint(upTo(20)[1:], "19 1", []int{-1}),
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			data, early, late := &probe{n: 20, bad: []int{0}, takes: once(time.Hour)}, []int{}, []int{}
-			start := time.Now()
-			var loop sync.WaitGroup
-			loop.Go(func() {
-				for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: unordered}).Epoch(t.Context(), 0) {
-					if err != nil {
-						batch = []int{-1}
-					}
-					if time.Since(start) < time.Hour {
-						early = append(early, batch...)
-					} else {
-						late = append(late, batch...)
-					}
-				}
+			start, stuck := time.Now(), make(chan string, 1)
+			time.AfterFunc(time.Minute, func() {
+				loading := data.running.Load()
+				stuck <- fmt.Sprint(data.begun.Load()-loading, loading)
 			})
-			synctest.Wait()
-			loading := data.running.Load()
-			loaded := data.begun.Load() - loading
-			loop.Wait()
-			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, loaded, loading, late), want)
-		})
-	}
-}
-
-// TestWallTime checks how long an epoch of 20 samples of a tenth of a second takes. With body the loop trains for as long
-// on each batch: the window is refilled before a batch is handed over, so loading and training overlap completely.
-func TestWallTime(t *testing.T) {
-	for _, test := range []struct {
-		opts Options
-		body time.Duration
-		want time.Duration
-	}{
-		{Options{Workers: 1}, 0, 2000 * time.Millisecond},
-		{Options{Workers: 100}, 0, 100 * time.Millisecond},
-		{Options{Workers: 4, Unordered: true}, 0, 500 * time.Millisecond},
-		{Options{}, 100 * time.Millisecond, 4000 * time.Millisecond},
-		{Options{Workers: 1, Prefetch: 1}, 100 * time.Millisecond, 2100 * time.Millisecond},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			for range newLoader(t, &probe{n: 20, takes: always(100 * time.Millisecond)}, test.opts).Epoch(t.Context(), 0) {
-				time.Sleep(test.body)
+			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: unordered}).Epoch(t.Context(), 0) {
+				if err != nil {
+					batch = []int{-1}
+				}
+				if time.Since(start) < time.Hour {
+					early = append(early, batch...)
+				} else {
+					late = append(late, batch...)
+				}
 			}
-			equal(t, fmt.Sprintf("%+v", test), time.Since(start), test.want)
+			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, <-stuck, late), want)
 		})
 	}
 }
@@ -1080,17 +1045,6 @@ func TestAllocations(t *testing.T) {
 		if each > 150 { // of the epoch, and of the memory for the first batches
 			t.Errorf("%d workers: an epoch of 1000 batches has %v allocations", workers, each)
 		}
-	}
-}
-
-// TestLargeBatchType checks that a batch may be an array of any size. (The element of a channel may not.)
-func TestLargeBatchType(t *testing.T) {
-	loader := must(New(numbers(6), func(dst [20000]int, samples []int) ([20000]int, error) {
-		copy(dst[:], samples)
-		return dst, nil
-	}, Options{BatchSize: 2, Workers: 2}))
-	for k, batch := range collect(t, loader.Stream().Prefetch(2).Epoch(t.Context(), 0)) {
-		equal(t, "batch", batch[:2], []int{2 * k, 2*k + 1})
 	}
 }
 
@@ -1253,34 +1207,10 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	}
 }
 
-// TestBatchGetter checks that a data set that fetches batches is asked once for each batch, also through Subset and without
-// the indices outside, and that Get is never called.
-func TestBatchGetter(t *testing.T) {
-	var calls [][]int
-	data := batchGetter[int]{5, func(_ context.Context, indices []int) ([]int, error) {
-		calls = append(calls, slices.Clone(indices))
-		return indices, nil
-	}}
-	subset := must(Subset(data, []int{4, 2, 0}))
-	for _, l := range []loading{
-		{"in order", data, nil, Options{BatchSize: 2}, "[[0 1] [2 3] [4]]"},
-		{"with a sampler", data, nil, Options{BatchSize: 2, Sampler: fixed(3, 1, 1)}, "[[3 1] [1]]"},
-		{"through Subset", subset, nil, Options{BatchSize: 2}, "[[4 2] [0]]"},
-		{"indices outside dropped", data, nil, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
-		{"nothing left", data, nil, Options{BatchSize: 2, Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
-	} {
-		calls = [][]int{}
-		equal(t, l.name, batches(t, newLoader(t, l.data, l.opts), 0), l.want)
-		equal(t, l.name+": calls", calls, l.want)
-	}
-	for _, i := range []int{-1, 3} {
-		saysAll(t, errorOf(subset.(BatchGetter[int]).GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
-	}
-}
-
 // The loader's errors.
 
 // TestFailures checks that what fails comes as an error at its position, and that the rest comes as if nothing had happened.
+// A data set that fetches batches is never asked for single samples, for none, or for an index outside.
 func TestFailures(t *testing.T) {
 	at, outside := "error dataloader: epoch 2, batch ", "is outside the data set, which has 3 samples"
 	length := "OrderFunc: the order of epoch 2 has 4 positions, must have 3"
@@ -1297,6 +1227,9 @@ func TestFailures(t *testing.T) {
 	}}
 	getBatch := func(err error, answer ...int) Dataset[int] { // if no answer, the indices
 		return batchGetter[int]{3, func(_ context.Context, indices []int) ([]int, error) {
+			if len(indices) == 0 {
+				return nil, errors.New("asked for nothing")
+			}
 			if len(answer) > 0 {
 				return answer, err
 			}
@@ -1318,7 +1251,11 @@ func TestFailures(t *testing.T) {
 		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
 		{"a sampler that panics after a bad sample", failing(3, 0), nil, Options{Sampler: dies}, "[" + at + "0, sample 0: bad sample " + at + "1: panic: ouch [2]]"},
 
-		{"GetBatch", getBatch(errBad), nil, Options{BatchSize: 2}, "[" + at + "0: bad sample " + at + "1: bad sample]"},
+		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
+		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, Options{BatchSize: 2}, "[[2 1] [0]]"},
+		{"GetBatch, indices outside dropped", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
+		{"GetBatch, nothing left", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
+		{"GetBatch fails", getBatch(errBad), nil, Options{BatchSize: 2}, "[" + at + "0: bad sample " + at + "1: bad sample]"},
 		{"GetBatch, OnError not asked", getBatch(io.EOF), nil, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: EOF]"},
 		{"GetBatch, too few", getBatch(nil, 1), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 1 samples for 3 indices]"},
 		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 4 samples for 3 indices]"},
@@ -1330,10 +1267,11 @@ func TestFailures(t *testing.T) {
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
 // the order of the batches, whatever the number of workers, and no more of a batch that it has failed. A batch of which
-// nothing is left is not collated, but traced.
+// nothing is left is not collated, but traced. The cursor stays before a failed batch, which a resume tries again, until the
+// next success.
 func TestOnError(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
-		var heard, traced []string
+		var got, heard, traced []string
 		var collated atomic.Int64
 		budget := 4
 		collate := func(dst, samples []int) ([]int, error) {
@@ -1342,7 +1280,8 @@ func TestOnError(t *testing.T) {
 			}
 			return List(dst, samples)
 		}
-		loader := must(New(failing(20, 0, 6, 7, 8, 12, 13, 19), collate, Options{BatchSize: 3, Workers: workers,
+		data := &probe{n: 24, bad: []int{0, 6, 7, 8, 12, 13, 19}}
+		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers,
 			Trace: func(tm Timing) { traced = append(traced, fmt.Sprint(tm.Batch, ":", tm.Samples, tm.Dropped)) },
 			OnError: func(e *SampleError) error {
 				heard = append(heard, fmt.Sprint(e.Batch, ":", e.Index))
@@ -1353,15 +1292,24 @@ func TestOnError(t *testing.T) {
 				}
 				return nil
 			}}))
-		equal(t, "outcomes", outcomes(loader.Epoch(t.Context(), 0)), "[[1 2] [3 4 5] [9 10 11] "+
-			"error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 12: bad sample "+
-			"error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
-			"error dataloader: epoch 0, batch 6, sample 19: OnError: enough]")
+		var at, failed Cursor
+		for batch, err := range loader.Run(t.Context(), &at) {
+			if got = append(got, fmt.Sprint(at.Pos), outcomes(one(batch, err))[0]); err != nil {
+				failed = throughJSON(t, at)
+			}
+		}
+		equal(t, "positions and outcomes", got, "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
+			"12 error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
+			"12 error dataloader: epoch 0, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
+		equal(t, "in the end", at, Cursor{Epoch: 1})
 		equal(t, "heard", heard, "[0:0 2:6 2:7 2:8 4:12 6:19]")
-		equal(t, "traced", traced, "[0:2 1 1:3 0 2:0 3 3:3 0 4:0 0 5:0 0 6:0 0]")
-		equal(t, "collated", collated.Load(), 6)
+		equal(t, "traced", traced, "[0:2 1 1:3 0 2:0 3 3:3 0 4:0 0 5:0 0 6:0 0 7:3 0]")
+		equal(t, "collated", collated.Load(), 7)
 		budget = 3
 		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
+		data.bad = nil
+		equal(t, "healed", collect(t, newLoader(t, data, Options{BatchSize: 3}).Run(t.Context(), &failed)), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
 	})
 }
 
@@ -1463,25 +1411,6 @@ func TestUnorderedResume(t *testing.T) {
 	}
 }
 
-// TestFailedItem checks that Run leaves the cursor before a failed batch, which a resume tries again, until the next success.
-func TestFailedItem(t *testing.T) {
-	for _, workers := range []int{0, 2} {
-		data := &probe{n: 10, bad: []int{3, 4, 9}}
-		loader := newLoader(t, data, Options{Workers: workers})
-		var at, atFirst Cursor
-		var pos []int
-		for _, err := range loader.Run(t.Context(), &at) {
-			if pos = append(pos, at.Pos); err != nil && atFirst == (Cursor{}) {
-				atFirst = at
-			}
-		}
-		equal(t, "pos", pos, "[1 2 3 3 3 6 7 8 9 9]")
-		equal(t, "in the end", at, Cursor{Epoch: 1})
-		data.bad = nil
-		equal(t, "healed", collect(t, loader.Run(t.Context(), &atFirst)), "[[3] [4] [5] [6] [7] [8] [9]]")
-	}
-}
-
 // TestCursorRefused checks that a cursor of another order, or a damaged one, is refused with the reason, and left alone.
 func TestCursorRefused(t *testing.T) {
 	base := Options{Shuffle: true, Seed: 1, BatchSize: 2}
@@ -1575,21 +1504,16 @@ func TestCursorLoad(t *testing.T) {
 		Huge  uint64
 		Inner []Cursor
 	}
-	inner := map[string]int64{"a": 1<<62 + 1}
-	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, inner}, {}}}
+	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
 	c := Cursor{Epoch: 1, Pos: math.MaxInt - 2, State: made}
-	want := fmt.Sprint(c, inner)
+	want := fmt.Sprint(c)
 	for _, c := range []Cursor{c, throughJSON(t, c), throughJSON(t, throughJSON(t, c))} {
 		var got state
-		var gotInner map[string]int64
-		if err := c.Load(&got); err != nil {
-			t.Fatal(err)
-		}
-		if err := got.Inner[0].Load(&gotInner); err != nil {
-			t.Fatal(err)
-		}
+		inner := map[string]int64{}
+		equal(t, "error", c.Load(&got), nil)
+		equal(t, "error of the inner cursor", got.Inner[0].Load(&inner), nil)
 		got.Inner[0].State, c.State = inner, got
-		equal(t, "integers", fmt.Sprint(c, gotInner), want)
+		equal(t, "a loaded cursor", c, want)
 		got.Inner[1].Pos = 9
 	}
 	equal(t, "no memory is shared", made.Inner[1].Pos, 0)
