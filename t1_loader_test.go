@@ -63,8 +63,7 @@ func TestDatasets(t *testing.T) {
 	}
 }
 
-// TestCache checks that each sample is fetched once, whoever asks for it. A fetch that failed, panicked or ended its
-// goroutine is not kept, and leaves nobody waiting.
+// TestCache checks that each sample is fetched once. A fetch that failed or died is not kept, and leaves nobody waiting.
 func TestCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls [7]atomic.Int64
@@ -96,8 +95,7 @@ func TestCache(t *testing.T) {
 	})
 }
 
-// TestCacheWaiters checks that a Get that waits for another's fetch ends with its own context, and fetches the sample
-// itself when the other gives up.
+// TestCacheWaiters checks that who waits for another's fetch gives up with its own context, and fetches if the other gives up.
 func TestCacheWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		data := Cache(Dataset[int](&probe{n: 8, takes: always(time.Hour)}))
@@ -119,8 +117,7 @@ func TestCacheWaiters(t *testing.T) {
 	})
 }
 
-// TestRetry checks the number of attempts, the time between them, and that a failed attempt leaves no trace in the random
-// numbers of the next.
+// TestRetry checks the number of attempts, the time between them, and that each attempt has the same random numbers.
 func TestRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failures := 0
@@ -188,8 +185,7 @@ func TestRand(t *testing.T) {
 	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(), shuffled), 2))
 }
 
-// TestRandDiffers checks that every epoch and seed has random numbers of its own. Inside a Cache they depend on the sample
-// alone, not on when it was fetched first.
+// TestRandDiffers checks that every epoch and seed has random numbers of its own, except inside a Cache.
 func TestRandDiffers(t *testing.T) {
 	var all []int
 	for k := range 6 {
@@ -222,8 +218,7 @@ func TestWorker(t *testing.T) {
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
-// TestFiles checks which files the patterns match, in a tree and in a zip. A folder that cannot be read is an error, unless
-// the pattern cannot match anything in it.
+// TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
 func TestFiles(t *testing.T) {
 	var archive bytes.Buffer
 	w := zip.NewWriter(&archive)
@@ -290,27 +285,24 @@ func TestFilesOnDisk(t *testing.T) {
 	}
 }
 
-// TestFolder checks the classes of a tree and the label of each file, that hidden names are left out at every depth, and
-// that a class may be a link.
+// TestFolder checks the classes and the labels, that hidden names are left out at every depth, and that a class may be a link.
 func TestFolder(t *testing.T) {
 	folder := func(fsys fs.FS) string {
 		data, classes, err := Folder(fsys)
-		all := []string{fmt.Sprint(classes, err)}
-		if err == nil {
-			for _, sample := range values(t, data) {
-				all = append(all, fmt.Sprintf("%s=%d:%s", sample.First.Name, sample.Second, sample.First.Data))
-			}
+		if err != nil {
+			return err.Error()
 		}
-		return strings.Join(all, ", ")
+		return fmt.Sprint(classes, values(t, data))
 	}
-	equal(t, "samples", folder(tree()), "[cat dog] <nil>, cat/1.png=0:in cat/1.png, cat/2.png=0:in cat/2.png, "+
-		"cat/old/0.png=0:in cat/old/0.png, dog/1.png=1:in dog/1.png, dog/x/y/z.txt=1:in dog/x/y/z.txt")
-	equal(t, "hidden names", folder(fstest.MapFS{"cat/.old/1": {}, "cat/2": {}, "cat/.3": {}, "cat/a/.4": {}, "cat/a/.b/5": {}, "cat/a/6.": {}, ".git/7": {}}),
-		"[cat] <nil>, cat/2=0:, cat/a/6.=0:")
+	names := fstest.MapFS{}
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. dog/x/y/z .git/7") {
+		names[name] = &fstest.MapFile{}
+	}
+	equal(t, "samples", folder(names), "[cat dog] [{{cat/2 []} 0} {{cat/a/6. []} 0} {{dog/x/y/z []} 1}]")
 	dir := t.TempDir()
 	os.CopyFS(dir, fstest.MapFS{"root/cat/1": {}, "elsewhere/2": {}})
 	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // not everywhere
-		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] <nil>, cat/1=0:, dog/2=1:")
+		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] [{{cat/1 []} 0} {{dog/2 []} 1}]")
 	}
 	if _, _, err := Folder(os.DirFS(filepath.Join(dir, "missing"))); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing folder: %v", err)
@@ -402,8 +394,7 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
-// TestRandomIsUniform checks by chi-square that Random is a good shuffle over the seeds, and the epochs, that people use.
-// Weak networks fail it.
+// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is a good shuffle. Weak networks fail it.
 func TestRandomIsUniform(t *testing.T) {
 	bySeed := func(n, key int) func(pos int) int { return Random(n, uint64(key)).Order(0) }
 	byEpoch := func(n, key int) func(pos int) int { return Random(n, 0).Order(key) }
@@ -630,8 +621,7 @@ func TestReplacement(t *testing.T) {
 	}
 }
 
-// TestBuckets checks that batches by length keep to the budget, waste little and have every sample once, in other batches
-// and another order in every epoch.
+// TestBuckets checks that batches by length keep to the budget, waste little and have every sample once, anew in every epoch.
 func TestBuckets(t *testing.T) {
 	const budget = 1000
 	random := rand.New(rand.NewPCG(1, 2))
@@ -818,8 +808,8 @@ func TestRows(t *testing.T) {
 	equal(t, "empty rows", values(t, must(Rows(Tensor[int]{nil, []int{2, 0}}))), "[{[] [0]} {[] [0]}]")
 }
 
-// TestStack checks the shape and the memory of the batch, and that every sample must have the shape of the first.
-func TestStack(t *testing.T) {
+// TestStackAndPad checks the shape and the memory of the batch. Stack wants samples of one shape; Pad fills up the shorter.
+func TestStackAndPad(t *testing.T) {
 	batch := must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2}, []int{2}}, {[]int{3, 4}, []int{2}}}))
 	equal(t, "two vectors", batch, "{[1 2 3 4] [2 2]}")
 	again := must(Stack(batch, []Tensor[int]{{[]int{5, 6}, []int{1, 2}}}))
@@ -834,19 +824,14 @@ func TestStack(t *testing.T) {
 	}
 	saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2, 3}, []int{2}}})), "sample 0", "shape [2]", "3 elements")
 	saysAll(t, errorOf(Stack(Tensor[int]{}, nil)), "no samples")
-}
-
-// TestPad checks that sequences are filled up to the longest, in new memory and in used memory.
-func TestPad(t *testing.T) {
 	pad := Pad(-1)
 	ragged := must(pad(Ragged[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
 	equal(t, "three", ragged, "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
-	equal(t, "one", must(pad(ragged, [][]int{{7, 8}})), "{{[7 8] [1 2]} [2]}")
+	equal(t, "one, in used memory", must(pad(ragged, [][]int{{7, 8}})), "{{[7 8] [1 2]} [2]}")
 	equal(t, "empty ones", must(pad(ragged, [][]int{{}, {}})), "{{[] [2 0]} [0 0]}")
 }
 
-// TestRecycle checks that batches are built in memory that was given back, and only in that. The memory of a batch of which
-// nothing was left serves the next.
+// TestRecycle checks that batches are built in memory that was given back, or that a batch left when all of it was dropped.
 func TestRecycle(t *testing.T) {
 	memory := map[*int]bool{}
 	for _, workers := range []int{0, 3} {
@@ -881,8 +866,7 @@ func TestRecycle(t *testing.T) {
 
 // worker.go: look-ahead, order, time, and every way to stop.
 
-// TestLookAhead checks that nothing is loaded before the range, and that then exactly the window is under way while the
-// loop has a batch in hand.
+// TestLookAhead checks that nothing is loaded before the range, and then exactly the window while the loop has a batch.
 func TestLookAhead(t *testing.T) {
 	for _, test := range []struct{ workers, prefetch, window int }{{0, 0, 0}, {1, 2, 2}, {2, 2, 4}, {2, 1, 2}, {3, 4, 12}, {2, 0, 4}} {
 		for _, unordered := range []bool{false, true} {
@@ -960,8 +944,7 @@ func TestLoopsDoNotMeet(t *testing.T) {
 	})
 }
 
-// TestCancelWhileWaiting checks that a Get that honours its context ends the loop as soon as the context does, with the
-// context's cause, and without a question to OnError.
+// TestCancelWhileWaiting checks that a loop ends as soon as its context, with its cause, and without a question to OnError.
 func TestCancelWhileWaiting(t *testing.T) {
 	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("a minute is over"))
@@ -977,8 +960,7 @@ func TestCancelWhileWaiting(t *testing.T) {
 	})
 }
 
-// TestUserCodeThatDies checks that a panic in any of the user's functions, and in a worker a Goexit, fails the batches
-// that it fails and nothing else, the same for every number of workers.
+// TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
 func TestUserCodeThatDies(t *testing.T) {
 	goexit := "runtime.Goexit was called"
 	for name, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
@@ -1244,13 +1226,11 @@ func TestFailures(t *testing.T) {
 		{"collate", numbers(3), fails, Options{BatchSize: 2}, "[" + at + "0: collating 2 samples [0 1]: bad sample " + at + "1: collating 1 samples [2]: bad sample]"},
 		{"collate, dropping", failing(3, 1), fails, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: collating 2 samples [0 2]: bad sample]"},
 		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating 20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
-
 		{"index too small", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1)}, "[[0] " + at + "1, sample -2: index -2 " + outside + " [1]]"}, // a probe does not look
 		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1, sample 3: index 3 " + outside + " [1]]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] " + at + "1: the sampler gave no index [2]]"},
 		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
 		{"a sampler that panics after a bad sample", failing(3, 0), nil, Options{Sampler: dies}, "[" + at + "0, sample 0: bad sample " + at + "1: panic: ouch [2]]"},
-
 		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
 		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, Options{BatchSize: 2}, "[[2 1] [0]]"},
 		{"GetBatch, indices outside dropped", getBatch(nil), nil, Options{BatchSize: 3, Sampler: fixed(1, 5, 2, -1, 0), OnError: dropBad}, "[[1 2] [0]]"},
@@ -1370,8 +1350,7 @@ func TestResumeExhaustive(t *testing.T) {
 	}
 }
 
-// TestUnorderedResume checks random stops, through JSON, with other numbers of workers, in order and out of it: every batch
-// comes exactly once.
+// TestUnorderedResume checks that after random stops, in order and out of it, every batch comes exactly once.
 func TestUnorderedResume(t *testing.T) {
 	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
@@ -1490,8 +1469,7 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory. JSON
-// that is no cursor leaves the cursor alone.
+// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory.
 func TestCursorLoad(t *testing.T) {
 	var at Cursor
 	for range newLoader(t, numbers(3), Options{}).Run(t.Context(), &at) {
