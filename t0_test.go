@@ -95,16 +95,7 @@ func fixed(indices ...int) Sampler {
 	return OrderFunc(len(indices), func(int) []int { return indices })
 }
 
-// A samplerFunc is a sampler of a user's own, without a String.
-type samplerFunc struct {
-	n     int
-	order func(epoch int) func(int) int
-}
-
-func (s samplerFunc) Len() int                      { return s.n }
-func (s samplerFunc) Order(epoch int) func(int) int { return s.order(epoch) }
-
-// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch.
+// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch and without a String.
 type fixedBatches [][]int
 
 func (f fixedBatches) Len() int                      { return len(f) }
@@ -203,15 +194,16 @@ func equal(t testing.TB, what string, got, want any) {
 // throughJSON is a cursor that was saved and loaded.
 func throughJSON(t testing.TB, c Cursor) Cursor {
 	t.Helper()
-	data, err := json.Marshal(c)
-	if err != nil {
+	return fromJSON(t, string(must(json.Marshal(c))))
+}
+
+// fromJSON is a cursor that was saved.
+func fromJSON(t testing.TB, text string) (c Cursor) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		t.Fatal(err)
 	}
-	var back Cursor
-	if err := json.Unmarshal(data, &back); err != nil {
-		t.Fatal(err)
-	}
-	return back
+	return c
 }
 
 // saysAll checks that err is there and names everything that it should.
@@ -230,11 +222,7 @@ func saysAll(t testing.TB, err error, parts ...string) {
 // mustPanic checks that f panics with a message that says everything it should.
 func mustPanic(t testing.TB, f func(), parts ...string) {
 	t.Helper()
-	defer func() {
-		t.Helper()
-		saysAll(t, fmt.Errorf("%v", recover()), parts...)
-	}()
-	f()
+	saysAll(t, panicOf(f), parts...)
 }
 
 // errorOf is the error of a call.
@@ -251,8 +239,7 @@ func panicOf(f func()) (err error) {
 	return nil
 }
 
-// eachWorkers runs a test once for each number of workers, as a subtest in a bubble of testing/synctest: time in it is
-// exact and takes no time, and a goroutine that is left, or a deadlock, fails it.
+// eachWorkers runs a test for each number of workers, in a bubble of testing/synctest, which a goroutine that is left fails.
 func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
 	t.Helper()
 	for _, workers := range numbers {
@@ -268,14 +255,12 @@ type refusal struct {
 	want string
 }
 
-// refused checks refusals. Their prefix comes once.
+// refused checks refusals. Each has the package's prefix once.
 func refused(t *testing.T, all []refusal) {
 	t.Helper()
 	for _, r := range all {
-		saysAll(t, r.err, append(strings.Split(r.want, " … "), "dataloader: ")...)
-		if r.err != nil && strings.Count(r.err.Error(), "dataloader: ") != 1 {
-			t.Errorf("%q: the prefix comes once", r.err)
-		}
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+		equal(t, fmt.Sprint("prefixes of ", r.err), strings.Count(r.err.Error(), "dataloader: "), 1)
 	}
 }
 
@@ -307,8 +292,7 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 	return must(New(l.data, l.collate, l.opts))
 }
 
-// checkWith checks what comes with so many workers: as a stream that is stopped and resumed everywhere, resumed with another
-// number of workers, and by Batch.
+// checkWith checks what comes with so many workers: as a stream, resumed everywhere with other workers, and by Batch.
 func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	t.Helper()
 	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
@@ -333,8 +317,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	})
 }
 
-// expect is what a loader has to give from a position on, computed as DistributedSampler's documentation describes it: pad
-// or cut the order, take every Count-th, cut into batches.
+// expect is what a loader has to give from a position on, as DistributedSampler's documentation describes it.
 func expect(order []int, from int, o Options) [][]int {
 	count, rest := max(o.Shard.Count, 1), order[from:]
 	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
@@ -357,34 +340,24 @@ func expect(order []int, from int, o Options) [][]int {
 // zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
 // proportion to its weight; without weights all should be equal. What has weight 0 must not occur.
 func zScore(t testing.TB, counts []int, weights ...float64) float64 {
+	t.Helper()
 	if weights == nil {
 		weights = slices.Repeat([]float64{1}, len(counts))
 	}
-	n, total, chi, freedom := 0.0, 0.0, 0.0, -1.0
+	draws, total, largest := 0.0, 0.0, slices.Max(weights)
 	for i, c := range counts {
-		n, total = n+float64(c), total+weights[i]
+		draws, total = draws+float64(c), total+weights[i]/largest // which is finite
 	}
+	chi, freedom := 0.0, -1.0
 	for i, c := range counts {
-		if weights[i] == 0 {
-			if c > 0 {
-				t.Error("something has occurred that cannot")
-			}
-			continue
+		if mean := draws * (weights[i] / largest) / total; mean > 0 {
+			chi += (float64(c) - mean) * (float64(c) - mean) / mean
+			freedom++
+		} else if c > 0 {
+			t.Error("something has occurred that cannot")
 		}
-		mean := n * weights[i] / total
-		chi += (float64(c) - mean) * (float64(c) - mean) / mean
-		freedom++
 	}
-	return (chi - freedom) / math.Sqrt(2*freedom)
-}
-
-// fromJSON is a cursor that was saved.
-func fromJSON(t *testing.T, text string) (c Cursor) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return (chi - freedom) / math.Sqrt(2*max(1, freedom))
 }
 
 // tree is a file system with folders at several depths.
@@ -406,14 +379,10 @@ func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return fs.ReadDir(c.FS, name)
 }
 
-// augmented is a data set whose samples are random numbers, from two generators.
-func augmented(t *testing.T) Dataset[int] {
+// augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
+func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
-		x, again, other := Rand(ctx), Rand(ctx), Rand(WithSeed(ctx, 99))
-		if x != again {
-			t.Error("a sample has two generators")
-		}
-		return x.Int() ^ again.Int() ^ other.Int(), nil
+		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
 	})
 }
 
