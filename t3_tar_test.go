@@ -371,11 +371,13 @@ func TestTarFields(t *testing.T) {
 	equal(t, "none", read(TarOptions{Fields: []string{}}), "[a{} b{} c{}]")
 
 	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
-	file := &countingFile{Reader: bytes.NewReader(large)}
-	stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
-	equal(t, "seeking", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{cls:1} b{cls:2}]")
-	if file.read > 4*tarBuffer || !file.closed {
-		t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
+	for _, shard := range [][]byte{large, gzipped(large)} { // only the first can be skipped with a seek
+		file := &countingFile{Reader: bytes.NewReader(shard)}
+		stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
+		equal(t, "seeking", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{cls:1} b{cls:2}]")
+		if file.read > 4*tarBuffer || !file.closed {
+			t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
+		}
 	}
 }
 
@@ -749,6 +751,8 @@ func TestTarArchives(t *testing.T) {
 			}
 		}
 	}
+	ended := checkStream(t, tarOf(TarOptions{MaxFile: 1000}, all["gnu-sparse.tar"]), 0)
+	same(t, "a sparse file larger than MaxFile ends its shard", ended, `error entry "s.bin" … MaxFile, 1000 … record "a"`)
 	for name, data := range all {
 		if known[name] {
 			continue
@@ -785,6 +789,9 @@ func TestParseHeader(t *testing.T) {
 		equal(t, format, fmt.Sprint(name, size, ok), "a.cls1 true")
 	}
 	header := all["ustar.tar"][:512]
+	if _, _, ok := parseHeader(withSum(withBytes(withBytes(header, 5, "/"), 156, "\x00"), 0)); ok {
+		t.Error("a folder of v7 is no file")
+	}
 	for at, bytes := range map[int]string{0: "a", 100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x", 508: "tar\x00"} {
 		changed := withSum(withBytes(header, at, bytes), 0)
 		if _, _, ok := parseHeader(changed); ok != (at == 0) {
