@@ -1175,7 +1175,7 @@ func TestWebStall(t *testing.T) {
 					defer server.Close()
 					if r, err := http.ReadRequest(bufio.NewReader(server)); err == nil {
 						s.asked <- r.Header.Get("Range")
-						io.WriteString(server, c.answers[len(s.asked)-1])
+						io.WriteString(server, c.answers[min(len(s.asked), len(c.answers))-1])
 						io.Copy(io.Discard, server) // until the client goes
 					}
 				}()
@@ -1342,15 +1342,15 @@ func TestTarIndexText(t *testing.T) {
 	}
 	for _, c := range [][2]string{
 		{"1000", "5"}, {"0", "5"}, {"-512", "5"}, {"99999999999999999999", "5"}, {"x", "5"},
-		{"1024", "-5"}, {"1024", "500000"}, {"1024", "9223372036854775807"}, {"1024", "x"},
+		{"1024", "-5"}, {"1024", "5121"}, {"1024", "9223372036854775807"}, {"1024", "x"},
 	} {
 		got := indexed(t, onDisk(t, "x.tar", shard, fmt.Sprintf("v1.2 1\ntxt %s %s d/a.txt\n", c[0], c[1])))
 		same(t, "a number", got, fmt.Sprintf(`error x.idx … line 2: "d/a.txt" has the offset %s and the size %s`, c[0], c[1]))
 	}
 }
 
-// TestWriteIndex shows what cannot be written, and that a failed write leaves no file.
-func TestWriteIndex(t *testing.T) {
+// TestTarWriteIndex shows what cannot be written, and that a failed write leaves no file.
+func TestTarWriteIndex(t *testing.T) {
 	for says, entries := range map[string][]string{
 		`"a b.txt"`: {"a b.txt=1"}, `"a.cls"`: {"a.txt=1", "a.cls>a.txt"}, `"a."`: {"a.=1"}, "no records": nil, "another field": {"a.txt=1", "a.txt=2"},
 	} {
