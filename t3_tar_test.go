@@ -1498,7 +1498,8 @@ func TestDecode(t *testing.T) {
 		{"png", pngs, "*image.Gray (0,0)-(3,2)"}, {"d.x/a.seg.PNG", pngs, "*image.Gray (0,0)-(3,2)"},
 		{"jpg", jpegs, "*image.Gray (0,0)-(3,2)"}, {"JPEG", jpegs, "*image.Gray (0,0)-(3,2)"},
 		{"gif", gifs, "*image.Paletted (0,0)-(3,2)"}, {"jpg", pngs, "*image.Gray (0,0)-(3,2)"},
-		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"}, {"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
+		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
+		{"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
 		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
 		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
 	} {
