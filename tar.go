@@ -28,6 +28,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 )
@@ -319,12 +320,14 @@ func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) er
 
 // advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
 // sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
-// handed over.
+// handed over. Too many zeros are an error of the last record too: they may have been one of its files.
 func (s *recordReader) advance() error {
 	for {
 		err := s.entry()
 		if err == io.EOF {
-			s.key, s.end = "", s.drain()
+			if s.key, s.end = "", s.drain(); s.end == errZeros {
+				return s.end
+			}
 			return nil
 		}
 		if err != nil {
@@ -455,6 +458,10 @@ const (
 // is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
 var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated: %w", io.ErrUnexpectedEOF)
 
+// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
+// tar fills up its last record with so many zeros; the default is 10 KiB.
+var errZeros = errors.New("there is more than 1 MiB of zeros after the end marker, so the shard was not written to its end")
+
 // begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) begin(ctx context.Context, src io.ReadCloser, to int64) error {
@@ -548,6 +555,8 @@ func (r *tarReader) entry() error {
 // archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
 // another reader. archive/tar does not document that; the tests would notice a change.
 //
+// An entry of an unknown type is a file, as POSIX says.
+//
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
 // stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
 // of 2^63-1 would take for ever, so a sparse file above max ends the shard.
@@ -555,6 +564,8 @@ func (r *tarReader) headers(marker bool) error {
 	t := tar.NewReader(r)
 	h, err := t.Next()
 	switch {
+	case err == io.EOF && marker && r.at.head == 0:
+		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
 		r.at = tarEntry{head: r.at.head}
 		return io.EOF
@@ -566,13 +577,16 @@ func (r *tarReader) headers(marker bool) error {
 	r.at = tarEntry{name: h.Name, link: h.Linkname, head: r.at.head, data: r.pos, size: h.Size}
 	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-		r.at.kind = tar.TypeReg
 	case tar.TypeLink:
 		r.at.kind = tar.TypeLink
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.left = 0
+	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
+	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
+		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
+	default:
+		r.at.kind = tar.TypeReg
 	}
 	sparse := h.Typeflag == tar.TypeGNUSparse
 	for key := range h.PAXRecords {
@@ -667,14 +681,18 @@ func (r *tarReader) discard(n int64) error {
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
 func (r *tarReader) drain() error {
-	for {
+	for zeros := 0; ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
-		if !isZero(rest) {
+		zeros += len(rest)
+		switch {
+		case !isZero(rest):
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
-		}
-		if r.in.Discard(len(rest)); err != nil {
+		case zeros > 1<<20:
+			return errZeros
+		case err != nil:
 			return err
 		}
+		r.in.Discard(len(rest))
 	}
 }
 
@@ -1052,6 +1070,9 @@ type tarIndex struct {
 	members []tarMember
 	ends    []int
 	faults  map[int]error
+
+	// sure[r] says that the files beside record r belong to other records. It has only the records that an index names.
+	sure []atomic.Bool
 }
 
 // A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
@@ -1114,6 +1135,7 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
 	}
 	known := len(x.ends)
+	x.sure = make([]atomic.Bool, known)
 	if known == 0 {
 		s.links = map[string]tarEntry{}
 	}
@@ -1272,6 +1294,12 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.faults[i]; err != nil {
 		return Record{}, err
 	}
+	if i < len(x.sure) && !x.sure[i].Load() {
+		if err := x.checkEdges(i); err != nil {
+			return Record{}, err
+		}
+		x.sure[i].Store(true)
+	}
 	members := x.membersOf(i)
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
@@ -1295,6 +1323,21 @@ func (x *tarIndex) membersOf(i int) []tarMember {
 		first = x.ends[i-1]
 	}
 	return x.members[first:x.ends[i]]
+}
+
+// checkEdges compares the members before and after record i with their headers. A wrong name in an index can put a file
+// of the record into its neighbour, and all that is left of the record is sound.
+func (x *tarIndex) checkEdges(i int) error {
+	first := x.ends[i] - len(x.membersOf(i))
+	for _, j := range []int{first - 1, x.ends[i]} {
+		if j < 0 || j == len(x.members) {
+			continue
+		}
+		if _, err := x.find(&x.members[j]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
@@ -1348,17 +1391,27 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 }
 
 // readAnew reads a member with a tarReader: one whose last header does not say everything, because its name is long or
-// the file is sparse. It is an error if the member is not there.
-func (x *tarIndex) readAnew(file *File, m *tarMember) (err error) {
-	r := &tarReader{pos: m.head, max: max(m.size, defaultMaxFile)}
-	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	if err := r.entry(); err != nil || r.at.name != m.stored || r.at.size != m.size || r.at.data != m.data {
-		return x.fault(m, x.stale())
+// the file is sparse.
+func (x *tarIndex) readAnew(file *File, m *tarMember) error {
+	r, err := x.find(m)
+	if err != nil {
+		return err
 	}
 	if file.Data, err = r.content(); err != nil {
 		return x.fault(m, err)
 	}
 	return nil
+}
+
+// find returns a tarReader that has read the headers of a member. It is an error if the member is not there.
+func (x *tarIndex) find(m *tarMember) (*tarReader, error) {
+	r := &tarReader{pos: m.head, max: m.size}
+	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
+	err := r.entry()
+	if at := &r.at; err != nil || at.kind != tar.TypeReg || at.name != m.stored || at.size != m.size || at.data != m.data {
+		return nil, x.fault(m, x.stale())
+	}
+	return r, nil
 }
 
 // fault returns err as a TarError at a member of the shard.
