@@ -243,10 +243,10 @@ func TestTarGrouping(t *testing.T) {
 
 // TestTarFields shows that only the wanted fields are yielded, and that others are skipped without being read.
 func TestTarFields(t *testing.T) {
-	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 100))
+	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000))
 	read := func(opts TarOptions) []string { return checkStream(t, tarOf(opts, data), 0) }
 	equal(t, "png", read(TarOptions{Fields: []string{"png"}}), "[a{png:1} b{png:3} c{}]")
-	equal(t, "not read", read(TarOptions{Fields: []string{"CLS", "png"}, MaxFile: 10}), "[a{png:1 cls:2} b{png:3} c{cls:4}]")
+	equal(t, "not read", read(TarOptions{Fields: []string{"CLS", "png"}, MaxFile: 350}), "[a{png:1 cls:2} b{png:3} c{cls:4}]")
 	equal(t, "none", read(TarOptions{Fields: []string{}}), "[a{} b{} c{}]")
 
 	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
@@ -359,11 +359,11 @@ func TestTarBadRecords(t *testing.T) {
 		{[]string{"b.txt>a.txt", "b.cls>b.txt"}, `it is a hard link to "a.txt"`, "b{txt:first cls:first}"},
 		{[]string{"b.txt=1", "b.cls>c.txt", "b.png=4"}, `it is a hard link to "c.txt"`, "error"},
 		{[]string{"README=1", "b.txt>README", "b.png=4"}, `it is a hard link to "README"`, "b{txt:1 png:4}"},
-		{[]string{"b.txt=" + strings.Repeat("x", 6), "b.cls=" + strings.Repeat("y", 5), "b.png="}, "its 5 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxx cls:yyyyy png:}"},
-		{[]string{"b.txt=" + strings.Repeat("x", 11)}, "its 11 bytes make the record larger than MaxFile, 10", "b{txt:xxxxxxxxxxx}"},
+		{[]string{"b.txt=" + strings.Repeat("x", 6), "b.cls=" + strings.Repeat("y", 5), "b.png="}, "its 5 bytes make the record larger than MaxFile, 340", "b{txt:xxxxxx cls:yyyyy png:}"},
+		{[]string{"b.cls=", "b.txt=" + strings.Repeat("x", 11)}, "its 11 bytes make the record larger than MaxFile, 340", "b{cls: txt:xxxxxxxxxxx}"},
 	} {
 		data := tarEntries(slices.Concat([]string{"a.txt=first", "a.cls=1"}, c.entries, []string{"c.txt=third", "c.cls=12345"})...)
-		got := checkStream(t, tarOf(TarOptions{MaxFile: 10}, data), 1)
+		got := checkStream(t, tarOf(TarOptions{MaxFile: 340}, data), 1)
 		if len(got) != 3 {
 			t.Fatalf("%q: %q", c.entries, got)
 		}

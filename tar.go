@@ -111,13 +111,18 @@ type TarOptions struct {
 	// Open opens a shard. nil means OpenShard.
 	Open Opener
 
-	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. It
+	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. Each file
+	// counts as its data, its name and 160 bytes; a file that Fields leaves out counts without its data. MaxFile
 	// protects from sizes in damaged headers. It must not be negative.
 	MaxFile int64
 }
 
-// defaultMaxFile replaces a TarOptions.MaxFile of 0.
-const defaultMaxFile = 1 << 30
+// defaultMaxFile replaces a TarOptions.MaxFile of 0. fileMemory is about what a file of a record takes besides its data
+// and name, in Record.Files and recordReader.fields.
+const (
+	defaultMaxFile = 1 << 30
+	fileMemory     = 160
+)
 
 // A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
 // the errors of OpenShard, because they may be secrets.
@@ -283,7 +288,7 @@ type recordReader struct {
 	// returns costs the shard.
 	take func(item *Item[Record]) error
 
-	// These belong to the record that is being read: its fields, and how many bytes of its files are in memory.
+	// These belong to the record that is being read: its fields, and how many bytes of memory it takes.
 	fields map[string]bool
 	loaded int64
 
@@ -384,23 +389,35 @@ func (s *recordReader) record() (item Item[Record], err error) {
 	return item, nil
 }
 
-// load is the take of Tar: it reads the file that is ahead if its field is wanted. The size is compared with MaxFile
-// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+// load is the take of Tar: it reads the file that is ahead if its field is wanted.
 func (s *recordReader) load(item *Item[Record], wanted []string) error {
-	switch {
-	case wanted != nil && !slices.Contains(wanted, s.field):
-		return nil
-	case s.at.kind == tar.TypeLink:
-		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
-		return nil
-	case s.at.size > s.max-s.loaded:
-		item.Err = s.fault(s.tooLarge())
+	left := wanted != nil && !slices.Contains(wanted, s.field)
+	size := s.at.size
+	if left {
+		size = 0
+	}
+	item.Err = s.hold(s.at.name, size)
+	if left || item.Err != nil {
 		return nil
 	}
-	s.loaded += s.at.size
+	if s.at.kind == tar.TypeLink {
+		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
+		return nil
+	}
 	data, err := s.content()
 	item.Value.Files = append(item.Value.Files, File{s.field, data})
 	return err
+}
+
+// hold counts the memory of a file, or returns an error if the record would be larger than MaxFile. It is called before
+// any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) hold(name string, size int64) error {
+	s.loaded += int64(len(name)) + fileMemory
+	if size > s.max-s.loaded {
+		return s.fault(s.tooLarge(size))
+	}
+	s.loaded += size
+	return nil
 }
 
 // fault returns err as a TarError at the entry of the last header.
@@ -597,14 +614,14 @@ func (r *tarReader) headers(marker bool) error {
 	}
 	r.at.sparse = t
 	if h.Size > r.max {
-		return r.tooLarge()
+		return r.tooLarge(h.Size)
 	}
 	return nil
 }
 
 // tooLarge is the error of an entry for which no memory is allocated.
-func (r *tarReader) tooLarge() error {
-	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", r.at.size, r.max)
+func (r *tarReader) tooLarge(size int64) error {
+	return fmt.Errorf("its name and its %d bytes make the record larger than MaxFile, %d", size, r.max)
 }
 
 // Read reads from the archive, for archive/tar and content, and counts the bytes.
@@ -1091,8 +1108,8 @@ type tarMember struct {
 //
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
 // belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
-// that comes twice, a hard link without a target before it) has its index, and Get returns the error. Errors of both
-// kinds are a TarError.
+// that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxFile of 0) has its index,
+// and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("dataloader: OpenTar: there are no shards")
@@ -1231,11 +1248,16 @@ func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) 
 	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
 		x.ends = append(x.ends, 0)
 		clear(s.fields)
+		s.loaded = 0
 	}
 	if s.fields[field] {
 		return end, fmt.Errorf("record %q has another field %q", key, field)
 	}
 	s.fields[field] = true
+	s.at = tarEntry{name: name, head: m.head} // for the error
+	if err := s.hold(name, size); err != nil {
+		x.faults[len(x.ends)-1] = err
+	}
 	x.members = append(x.members, m)
 	x.ends[len(x.ends)-1] = len(x.members)
 	return data + size + -(data+size)&(tarBlock-1), nil
@@ -1272,6 +1294,9 @@ func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
 			return nil
 		}
 		at, s.links[name] = target, target
+	}
+	if item.Err = s.hold(name, at.size); item.Err != nil {
+		return nil
 	}
 	x.members = append(x.members, tarMember{
 		name: name, stored: at.name, head: at.head, data: at.data, size: at.size, sparse: at.sparse != nil, key: int32(len(s.key)),
