@@ -173,7 +173,7 @@ func TestTarWriterWhole(t *testing.T) {
 	var b bytes.Buffer
 	w := NewTarWriter(&b)
 	for _, c := range []struct{ key, field, says string }{
-		{"y", strings.Repeat("x", 1<<20), "its name has 1048578 bytes, must have at most 1000000"},
+		{"y", strings.Repeat("x", 1<<20), "has 1048578 bytes, must have at most 1000000"},
 		{strings.Repeat("x", 1<<20), "txt", "must have at most 1000000"},
 		{"y", ".jpg", `field ".jpg" must be "jpg"`},
 		{"y", "y.jpg", `field "y.jpg" must be "jpg"`},

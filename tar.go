@@ -31,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // This file reads tar shards in three layers. Each layer can be read alone:
@@ -86,7 +87,16 @@ func splitName(name string) (key, field string, ok bool) {
 	if dot <= 0 || meta {
 		return "", "", false
 	}
-	return name[:base+dot], strings.ToLower(name[base+dot+1:]), true
+	return name[:base+dot], lower(name[base+dot+1:]), true
+}
+
+// lower returns a field in lower case. A field that is not UTF-8 is returned as it is: strings.ToLower would replace
+// what it does not know by one and the same character, and two fields might become one.
+func lower(field string) string {
+	if !utf8.ValidString(field) {
+		return field
+	}
+	return strings.ToLower(field)
 }
 
 // An Opener opens a shard for reading. offset is the first byte wanted; it is greater than 0 only when an
@@ -129,12 +139,15 @@ const (
 type TarError struct {
 	Shard  string
 	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
-	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin
+	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1: it was not opened
 	Err    error  // the cause
 }
 
-// Error names the shard, the entry and the offset.
+// Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
 func (e *TarError) Error() string {
+	if e.Offset < 0 {
+		return fmt.Sprintf("shard %q: %v", e.Shard, e.Err)
+	}
 	return fmt.Sprintf("shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
 }
 
@@ -176,7 +189,7 @@ type tarState struct {
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	shards, opts.Fields = slices.Clone(shards), slices.Clone(opts.Fields)
 	for i, f := range opts.Fields {
-		opts.Fields[i] = strings.ToLower(f)
+		opts.Fields[i] = lower(f)
 	}
 	opts.MaxFile = cmp.Or(opts.MaxFile, defaultMaxFile)
 	if opts.Open == nil {
@@ -301,26 +314,36 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has no source and no take yet.
 func newRecordReader(name string, max int64) *recordReader {
-	return &recordReader{tarReader: tarReader{max: max}, name: name, fields: map[string]bool{}}
+	return &recordReader{tarReader: tarReader{max: max, at: tarEntry{head: -1}}, name: name, fields: map[string]bool{}}
 }
 
 // connect opens the shard and reads up to the first file from at on. In a compressed shard, offsets count
 // uncompressed bytes, so it is opened at its beginning. connect never returns io.EOF, which would mean the end.
 func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) error {
 	if !at.Compressed {
-		s.pos, s.at.head = at.Offset, at.Offset
+		s.pos = at.Offset
 	}
 	src, err := open(ctx, s.name, s.pos)
-	if err == nil && src == nil {
+	switch {
+	case err != nil:
+		err = s.unopened(err)
+	case src == nil:
 		err = errors.New("the Opener returned neither a reader nor an error")
-	}
-	if err == nil {
+	default:
 		err = s.begin(ctx, src, at.Offset)
 	}
 	if err == nil {
 		err = s.advance()
 	}
 	return unexpected(err)
+}
+
+// unopened returns the error of a shard that could not be opened, with advice if its name is a pattern.
+func (s *recordReader) unopened(err error) error {
+	if strings.Contains(s.name, "{") {
+		return fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	}
+	return err
 }
 
 // advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
@@ -473,7 +496,7 @@ const (
 
 // errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
 // is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
-var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated: %w", io.ErrUnexpectedEOF)
+var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
 // tar fills up its last record with so many zeros; the default is 10 KiB.
@@ -482,7 +505,7 @@ var errZeros = errors.New("there is more than 1 MiB of zeros after the end marke
 // begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) begin(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src = source{src, ctx}
+	r.src, r.at.head = source{src, ctx}, r.pos
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
 	if r.pos == 0 {
 		if err := r.decompress(); err != nil {
@@ -552,6 +575,8 @@ func (r *tarReader) entry() error {
 	switch {
 	case len(block) == 0 && err == io.EOF && r.pos == 0:
 		return errors.New("the archive is empty")
+	case err == io.EOF && r.pos == 0:
+		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(block))
 	case err == io.EOF:
 		return errTruncated
 	case err != nil:
@@ -1136,7 +1161,7 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
 	}
 	if x.file, err = os.Open(x.name); err != nil {
-		return err
+		return s.unopened(err)
 	}
 	if err = s.begin(context.Background(), x.file, 0); err != nil {
 		return err
@@ -1329,7 +1354,7 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
-		rec.Key, rec.Files[j].Name = m.name[:m.key], strings.ToLower(m.name[m.key+1:])
+		rec.Key, rec.Files[j].Name = m.name[:m.key], lower(m.name[m.key+1:])
 	}
 	for files := rec.Files; len(members) > 0; {
 		n := adjacent(members)
@@ -1529,11 +1554,12 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // Write writes a record; its Shard does not matter. If the record would not be the same when it is read, Write returns
 // an error and writes nothing. A record must have files, and a key that no other record of the shard has. The key must
 // be a relative path without a dot in its last element. Each field must be in lower case, not empty, without a slash,
-// and there once.
+// and there once; it must begin neither with a dot, as the extensions of filepath.Ext do, nor with the key. Key and field
+// together must have fewer than a million bytes.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	if err := w.check(r.Key, files); err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %q: %w", r.Key, err)
+		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
 	}
 	for _, f := range files {
 		err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
@@ -1548,6 +1574,9 @@ func (w *TarWriter) Write(r Record) error {
 	return nil
 }
 
+// maxName is the length of the longest name. archive/tar neither reads nor writes headers of more than 1 MiB.
+const maxName = 1_000_000
+
 // check says why a record, with its files sorted, would not be the same when it is read.
 func (w *TarWriter) check(key string, files []File) error {
 	switch {
@@ -1558,10 +1587,16 @@ func (w *TarWriter) check(key string, files []File) error {
 	case strings.HasPrefix(key, "/") || slices.Contains(strings.Split(key, "/"), ".."):
 		return errors.New(`the key must be a relative path without ".."`)
 	}
+	base := path.Base(key)
 	for i, f := range files {
 		name := key + "." + f.Name
 		k, field, ok := splitName(name)
+		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
 		switch {
+		case len(name) > maxName: // the message leaves out the name
+			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d", i, len(name), maxName)
+		case ok && dotted:
+			return fmt.Errorf("field %q must be %q", f.Name, short)
 		case !ok:
 			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__", name)
 		case k != key || field != f.Name:
