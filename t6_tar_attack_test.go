@@ -199,7 +199,7 @@ func TestSecretsElsewhere(t *testing.T) {
 	for _, c := range []struct{ name, want string }{
 		{"pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)"},
 		{"foo:bar://user:secret@host/x.tar", "foo:(not a URL)"},
-		{"| curl -u user:secret https://host/x.tar", "(not a URL)"},
+		{"| curl -u user:secret https://host/x.tar", "|:(not a URL)"},
 		{"http://user:sec%ret@host/x.tar", "http:(not a URL)"},
 		{"s3://user:secret@host/x.tar?secret#secret", "s3://host/x.tar"},
 		{"a:b.tar", "a:b.tar"},

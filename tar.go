@@ -8,6 +8,7 @@ import (
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -243,7 +245,10 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 func digest(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
-		fmt.Fprintf(h, "%s\x00", path.Base(redact(name)))
+		if i := strings.IndexAny(name, "?#"); i >= 0 && strings.Contains(name, "://") {
+			name = name[:i]
+		}
+		fmt.Fprintf(h, "%s\x00", path.Base(name))
 	}
 	return h.Sum64()
 }
@@ -818,7 +823,7 @@ func checksum(b []byte) int64 {
 	return sum
 }
 
-// OpenShard is the Opener for files and for http and https URLs.
+// OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
 //
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
 // range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
@@ -832,14 +837,16 @@ func checksum(b []byte) int64 {
 // Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
 // http.DefaultClient. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	scheme, _, isURL := strings.Cut(name, "://")
+	u, err := url.Parse(name)
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case !isURL:
+	case !strings.Contains(name, "://"):
 		return openFile(name, offset)
-	case scheme != "http" && scheme != "https":
-		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, not %s: set TarOptions.Open to an Opener that does", redact(name), scheme)
+	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
+		return openFile(filepath.FromSlash(u.Path), offset)
+	case err != nil || u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs: set TarOptions.Open to an Opener for others", redact(name))
 	}
 	w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 	return w.connect(ctx, name, offset)
@@ -859,15 +866,16 @@ func openFile(name string, offset int64) (io.ReadCloser, error) {
 }
 
 // redact removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
-// signature. Other names are returned as they are.
+// signature. Of a name that is not quite a URL, such as a command with one in it, only the scheme is left. Names without
+// "://" are returned as they are.
 func redact(name string) string {
-	scheme, _, ok := strings.Cut(name, "://")
-	if !ok {
+	if !strings.Contains(name, "://") {
 		return name
 	}
 	u, err := url.Parse(name)
-	if err != nil {
-		return scheme + "://(not a URL)"
+	if err != nil || u.Opaque != "" || u.Scheme == "" {
+		scheme, _, _ := strings.Cut(strings.Fields(name)[0], ":")
+		return scheme + ":(not a URL)"
 	}
 	u.User, u.RawQuery, u.Fragment, u.ForceQuery = nil, "", "", false
 	return u.String()
@@ -1037,18 +1045,46 @@ func (o *webObject) ask() (after time.Duration, err error) {
 			req.Header.Set("If-Range", o.modified)
 		}
 	}
-	resp, err := o.client.Do(req)
+	client := *o.client
+	client.CheckRedirect = o.follow
+	resp, err := client.Do(req)
 	if err != nil {
-		if e := (*url.Error)(nil); errors.As(err, &e) {
-			err = e.Err
-		}
-		if strings.Contains(err.Error(), "://") {
-			return never, errors.New("the server redirects to something that is not a URL")
-		}
-		return 0, err
+		return failed(err, resp != nil)
 	}
 	o.body = resp.Body
 	return o.accept(resp)
+}
+
+// follow is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
+// target would outlive the range, nor this package's care for the query, which it sends to the target as Referer.
+func (o *webObject) follow(req *http.Request, via []*http.Request) error {
+	req.Close = true
+	req.Header.Del("Referer")
+	switch scheme := req.URL.Scheme; {
+	case scheme != "http" && scheme != "https":
+		return fmt.Errorf("the server redirects to %s, which cannot be read", scheme)
+	case o.client.CheckRedirect != nil:
+		return o.client.CheckRedirect(req, via)
+	case len(via) >= 10:
+		return errors.New("the server has sent 10 redirects")
+	}
+	return nil
+}
+
+// failed returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
+// refused, the certificate is not accepted, the server does not speak TLS, or the port makes no sense.
+func failed(err error, refused bool) (after time.Duration, _ error) {
+	if e := (*url.Error)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	switch text := err.Error(); {
+	case strings.Contains(text, "://"), strings.Contains(text, "Location header"):
+		return never, errors.New("the server redirects to something that is not a URL")
+	case refused, errors.Is(err, http.ErrSchemeMismatch),
+		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
+		return never, err
+	}
+	return 0, err
 }
 
 // accept checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
