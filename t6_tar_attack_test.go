@@ -213,7 +213,7 @@ func TestSecretsElsewhere(t *testing.T) {
 	equal(t, "digests differ", digest([]string{"pipe:curl https://h/1.tar"}) != digest([]string{"pipe:curl https://h/2.tar"}), true)
 	equal(t, "signatures do not count", digest([]string{"https://h/1.tar?sig=1"}) == digest([]string{"https://i/1.tar?sig=2"}), true)
 
-	s := serveTar(t, status(302, "Location", "/a%zz?sig=secret"))
+	s := serveTar(t, status(http.StatusFound, "Location", "/a%zz?sig=secret"))
 	got := s.records(t, "/x.tar?sig=secret")
 	equal(t, "requests", len(s.requests()), 1)
 	if saysAll(t, errors.New(got[0]), "redirects to something that is not a URL"); strings.Contains(got[0], "secret") {
@@ -248,8 +248,8 @@ func TestRetryNever(t *testing.T) {
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	defer secure.Close()
-	loop := serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", 302) })
-	foreign := serveTar(t, status(302, "Location", "ftp://host/x.tar?sig=secret"))
+	loop := serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
+	foreign := serveTar(t, status(http.StatusFound, "Location", "ftp://host/x.tar?sig=secret"))
 	for _, c := range []struct{ name, says string }{
 		{secure.URL + "/x.tar", "unknown authority"},
 		{loop.URL + "/x.tar", "10 redirects"},

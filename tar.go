@@ -141,7 +141,7 @@ const (
 type TarError struct {
 	Shard  string
 	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
-	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1: it was not opened
+	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1 before it is opened
 	Err    error  // the cause
 }
 
@@ -329,26 +329,16 @@ func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) er
 		s.pos = at.Offset
 	}
 	src, err := open(ctx, s.name, s.pos)
-	switch {
-	case err != nil:
-		err = s.unopened(err)
-	case src == nil:
+	if err == nil && src == nil {
 		err = errors.New("the Opener returned neither a reader nor an error")
-	default:
+	}
+	if err == nil {
 		err = s.begin(ctx, src, at.Offset)
 	}
 	if err == nil {
 		err = s.advance()
 	}
 	return unexpected(err)
-}
-
-// unopened returns the error of a shard that could not be opened, with advice if its name is a pattern.
-func (s *recordReader) unopened(err error) error {
-	if strings.Contains(s.name, "{") {
-		return fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
-	}
-	return err
 }
 
 // advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
@@ -448,8 +438,12 @@ func (s *recordReader) hold(name string, size int64) error {
 	return nil
 }
 
-// fault returns err as a TarError at the entry of the last header.
+// fault returns err as a TarError at the entry of the last header. A pattern is a usual reason why there is no header:
+// Tar and OpenTar take names as they are.
 func (s *recordReader) fault(err error) error {
+	if s.at.head < 0 && strings.Contains(s.name, "{") {
+		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	}
 	return &TarError{Shard: redact(s.name), Entry: s.at.name, Offset: s.at.head, Err: err}
 }
 
@@ -1149,7 +1143,7 @@ type tarIndex struct {
 	ends    []int
 	faults  map[int]error
 
-	// sure[r] says that the files beside record r belong to other records. It has only the records that an index names.
+	// sure[r] says that checkEdges has found no fault of record r. It has only the records of an index that was read.
 	sure []atomic.Bool
 }
 
@@ -1197,7 +1191,7 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
 	}
 	if x.file, err = os.Open(x.name); err != nil {
-		return s.unopened(err)
+		return err
 	}
 	if err = s.begin(context.Background(), x.file, 0); err != nil {
 		return err
@@ -1380,11 +1374,8 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.faults[i]; err != nil {
 		return Record{}, err
 	}
-	if i < len(x.sure) && !x.sure[i].Load() {
-		if err := x.checkEdges(i); err != nil {
-			return Record{}, err
-		}
-		x.sure[i].Store(true)
+	if err := x.checkEdges(i); err != nil {
+		return Record{}, err
 	}
 	members := x.membersOf(i)
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
@@ -1411,18 +1402,20 @@ func (x *tarIndex) membersOf(i int) []tarMember {
 	return x.members[first:x.ends[i]]
 }
 
-// checkEdges compares the members before and after record i with their headers. A wrong name in an index can put a file
-// of the record into its neighbour, and all that is left of the record is sound.
+// checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
+// name in an index can move a file of the record into the record beside it, and what is left has no fault of its own.
 func (x *tarIndex) checkEdges(i int) error {
-	first := x.ends[i] - len(x.membersOf(i))
-	for _, j := range []int{first - 1, x.ends[i]} {
-		if j < 0 || j == len(x.members) {
-			continue
-		}
-		if _, err := x.find(&x.members[j]); err != nil {
+	if i >= len(x.sure) || x.sure[i].Load() {
+		return nil
+	}
+	next := x.ends[i]
+	first := next - len(x.membersOf(i))
+	for _, m := range slices.Concat(x.members[max(first-1, 0):first], x.members[next:min(next+1, len(x.members))]) {
+		if _, err := x.find(&m); err != nil {
 			return err
 		}
 	}
+	x.sure[i].Store(true)
 	return nil
 }
 
