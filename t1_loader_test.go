@@ -1201,7 +1201,6 @@ func TestFailures(t *testing.T) {
 		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
 		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, Options{BatchSize: 2}, "[[2 1] [0]]"},
 		{"GetBatch, index too large", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(1, 3, 2), OnError: dropBad}, "[" + at + "0: the sampler: index 3 " + outside + " [2]]"},
-		{"GetBatch, nothing left", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(99, 5), OnError: dropBad}, "[]"},
 		{"GetBatch fails", getBatch(errBad), nil, Options{BatchSize: 2}, "[" + at + "0: bad sample " + at + "1: bad sample]"},
 		{"GetBatch, OnError not asked", getBatch(io.EOF), nil, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: EOF]"},
 		{"GetBatch, too few", getBatch(nil, 1), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 1 samples for 3 indices]"},

@@ -8,6 +8,7 @@ import (
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -28,8 +30,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // This file reads tar shards in three layers. Each layer can be read alone:
@@ -85,7 +89,16 @@ func splitName(name string) (key, field string, ok bool) {
 	if dot <= 0 || meta {
 		return "", "", false
 	}
-	return name[:base+dot], strings.ToLower(name[base+dot+1:]), true
+	return name[:base+dot], lower(name[base+dot+1:]), true
+}
+
+// lower returns a field in lower case. A field that is not UTF-8 is returned as it is: strings.ToLower would replace
+// what it does not know by one and the same character, and two fields might become one.
+func lower(field string) string {
+	if !utf8.ValidString(field) {
+		return field
+	}
+	return strings.ToLower(field)
 }
 
 // An Opener opens a shard for reading. offset is the first byte wanted; it is greater than 0 only when an
@@ -110,25 +123,33 @@ type TarOptions struct {
 	// Open opens a shard. nil means OpenShard.
 	Open Opener
 
-	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. It
+	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. Each file
+	// counts as its data, its name and 160 bytes; a file that Fields leaves out counts without its data. MaxFile
 	// protects from sizes in damaged headers. It must not be negative.
 	MaxFile int64
 }
 
-// defaultMaxFile replaces a TarOptions.MaxFile of 0.
-const defaultMaxFile = 1 << 30
+// defaultMaxFile replaces a TarOptions.MaxFile of 0. fileMemory is about what a file of a record takes besides its data
+// and name, in Record.Files and recordReader.fields.
+const (
+	defaultMaxFile = 1 << 30
+	fileMemory     = 160
+)
 
 // A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
 // the errors of OpenShard, because they may be secrets.
 type TarError struct {
 	Shard  string
 	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
-	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin
+	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1 before it is opened
 	Err    error  // the cause
 }
 
-// Error names the shard, the entry and the offset.
+// Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
 func (e *TarError) Error() string {
+	if e.Offset < 0 {
+		return fmt.Sprintf("shard %q: %v", e.Shard, e.Err)
+	}
 	return fmt.Sprintf("shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
 }
 
@@ -170,7 +191,7 @@ type tarState struct {
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	shards, opts.Fields = slices.Clone(shards), slices.Clone(opts.Fields)
 	for i, f := range opts.Fields {
-		opts.Fields[i] = strings.ToLower(f)
+		opts.Fields[i] = lower(f)
 	}
 	opts.MaxFile = cmp.Or(opts.MaxFile, defaultMaxFile)
 	if opts.Open == nil {
@@ -224,7 +245,10 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 func digest(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
-		fmt.Fprintf(h, "%s\x00", path.Base(redact(name)))
+		if i := strings.IndexAny(name, "?#"); i >= 0 && strings.Contains(name, "://") {
+			name = name[:i]
+		}
+		fmt.Fprintf(h, "%s\x00", path.Base(name))
 	}
 	return h.Sum64()
 }
@@ -282,7 +306,7 @@ type recordReader struct {
 	// returns costs the shard.
 	take func(item *Item[Record]) error
 
-	// These belong to the record that is being read: its fields, and how many bytes of its files are in memory.
+	// These belong to the record that is being read: its fields, and how many bytes of memory it takes.
 	fields map[string]bool
 	loaded int64
 
@@ -295,14 +319,14 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has no source and no take yet.
 func newRecordReader(name string, max int64) *recordReader {
-	return &recordReader{tarReader: tarReader{max: max}, name: name, fields: map[string]bool{}}
+	return &recordReader{tarReader: tarReader{max: max, at: tarEntry{head: -1}}, name: name, fields: map[string]bool{}}
 }
 
 // connect opens the shard and reads up to the first file from at on. In a compressed shard, offsets count
 // uncompressed bytes, so it is opened at its beginning. connect never returns io.EOF, which would mean the end.
 func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) error {
 	if !at.Compressed {
-		s.pos, s.at.head = at.Offset, at.Offset
+		s.pos = at.Offset
 	}
 	src, err := open(ctx, s.name, s.pos)
 	if err == nil && src == nil {
@@ -319,12 +343,14 @@ func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) er
 
 // advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
 // sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
-// handed over.
+// handed over. Too many zeros are an error of the last record too: they may have been one of its files.
 func (s *recordReader) advance() error {
 	for {
 		err := s.entry()
 		if err == io.EOF {
-			s.key, s.end = "", s.drain()
+			if s.key, s.end = "", s.drain(); s.end == errZeros {
+				return s.end
+			}
 			return nil
 		}
 		if err != nil {
@@ -381,27 +407,43 @@ func (s *recordReader) record() (item Item[Record], err error) {
 	return item, nil
 }
 
-// load is the take of Tar: it reads the file that is ahead if its field is wanted. The size is compared with MaxFile
-// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+// load is the take of Tar: it reads the file that is ahead if its field is wanted.
 func (s *recordReader) load(item *Item[Record], wanted []string) error {
-	switch {
-	case wanted != nil && !slices.Contains(wanted, s.field):
-		return nil
-	case s.at.kind == tar.TypeLink:
-		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
-		return nil
-	case s.at.size > s.max-s.loaded:
-		item.Err = s.fault(s.tooLarge())
+	left := wanted != nil && !slices.Contains(wanted, s.field)
+	size := s.at.size
+	if left {
+		size = 0
+	}
+	item.Err = s.hold(s.at.name, size)
+	if left || item.Err != nil {
 		return nil
 	}
-	s.loaded += s.at.size
+	if s.at.kind == tar.TypeLink {
+		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
+		return nil
+	}
 	data, err := s.content()
 	item.Value.Files = append(item.Value.Files, File{s.field, data})
 	return err
 }
 
-// fault returns err as a TarError at the entry of the last header.
+// hold counts the memory of a file, or returns an error if the record would be larger than MaxFile. It is called before
+// any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) hold(name string, size int64) error {
+	s.loaded += int64(len(name)) + fileMemory
+	if size > s.max-s.loaded {
+		return s.fault(s.tooLarge(size))
+	}
+	s.loaded += size
+	return nil
+}
+
+// fault returns err as a TarError at the entry of the last header. A pattern is a usual reason why there is no header:
+// Tar and OpenTar take names as they are.
 func (s *recordReader) fault(err error) error {
+	if s.at.head < 0 && strings.Contains(s.name, "{") {
+		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	}
 	return &TarError{Shard: redact(s.name), Entry: s.at.name, Offset: s.at.head, Err: err}
 }
 
@@ -453,12 +495,16 @@ const (
 
 // errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
 // is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
-var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated: %w", io.ErrUnexpectedEOF)
+var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
+
+// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
+// tar fills up its last record with so many zeros; the default is 10 KiB.
+var errZeros = errors.New("there is more than 1 MiB of zeros after the end marker, so the shard was not written to its end")
 
 // begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) begin(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src = source{src, ctx}
+	r.src, r.at.head = source{src, ctx}, r.pos
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
 	if r.pos == 0 {
 		if err := r.decompress(); err != nil {
@@ -528,6 +574,8 @@ func (r *tarReader) entry() error {
 	switch {
 	case len(block) == 0 && err == io.EOF && r.pos == 0:
 		return errors.New("the archive is empty")
+	case err == io.EOF && r.pos == 0:
+		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(block))
 	case err == io.EOF:
 		return errTruncated
 	case err != nil:
@@ -548,6 +596,8 @@ func (r *tarReader) entry() error {
 // archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
 // another reader. archive/tar does not document that; the tests would notice a change.
 //
+// An entry of an unknown type is a file, as POSIX says.
+//
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
 // stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
 // of 2^63-1 would take for ever, so a sparse file above max ends the shard.
@@ -555,6 +605,8 @@ func (r *tarReader) headers(marker bool) error {
 	t := tar.NewReader(r)
 	h, err := t.Next()
 	switch {
+	case err == io.EOF && marker && r.at.head == 0:
+		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
 		r.at = tarEntry{head: r.at.head}
 		return io.EOF
@@ -566,13 +618,16 @@ func (r *tarReader) headers(marker bool) error {
 	r.at = tarEntry{name: h.Name, link: h.Linkname, head: r.at.head, data: r.pos, size: h.Size}
 	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-		r.at.kind = tar.TypeReg
 	case tar.TypeLink:
 		r.at.kind = tar.TypeLink
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.left = 0
+	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
+	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
+		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
+	default:
+		r.at.kind = tar.TypeReg
 	}
 	sparse := h.Typeflag == tar.TypeGNUSparse
 	for key := range h.PAXRecords {
@@ -583,14 +638,14 @@ func (r *tarReader) headers(marker bool) error {
 	}
 	r.at.sparse = t
 	if h.Size > r.max {
-		return r.tooLarge()
+		return r.tooLarge(h.Size)
 	}
 	return nil
 }
 
 // tooLarge is the error of an entry for which no memory is allocated.
-func (r *tarReader) tooLarge() error {
-	return fmt.Errorf("its %d bytes make the record larger than MaxFile, %d", r.at.size, r.max)
+func (r *tarReader) tooLarge(size int64) error {
+	return fmt.Errorf("its name and its %d bytes make the record larger than MaxFile, %d", size, r.max)
 }
 
 // Read reads from the archive, for archive/tar and content, and counts the bytes.
@@ -667,14 +722,18 @@ func (r *tarReader) discard(n int64) error {
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
 func (r *tarReader) drain() error {
-	for {
+	for zeros := 0; ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
-		if !isZero(rest) {
+		zeros += len(rest)
+		switch {
+		case !isZero(rest):
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
-		}
-		if r.in.Discard(len(rest)); err != nil {
+		case zeros > 1<<20:
+			return errZeros
+		case err != nil:
 			return err
 		}
+		r.in.Discard(len(rest))
 	}
 }
 
@@ -758,7 +817,7 @@ func checksum(b []byte) int64 {
 	return sum
 }
 
-// OpenShard is the Opener for files and for http and https URLs.
+// OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
 //
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
 // range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
@@ -772,14 +831,16 @@ func checksum(b []byte) int64 {
 // Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
 // http.DefaultClient. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	scheme, _, isURL := strings.Cut(name, "://")
+	u, err := url.Parse(name)
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case !isURL:
+	case !strings.Contains(name, "://"):
 		return openFile(name, offset)
-	case scheme != "http" && scheme != "https":
-		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, not %s: set TarOptions.Open to an Opener that does", redact(name), scheme)
+	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
+		return openFile(filepath.FromSlash(u.Path), offset)
+	case err != nil || u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs: set TarOptions.Open to an Opener for others", redact(name))
 	}
 	w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 	return w.connect(ctx, name, offset)
@@ -799,15 +860,16 @@ func openFile(name string, offset int64) (io.ReadCloser, error) {
 }
 
 // redact removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
-// signature. Other names are returned as they are.
+// signature. Of a name that is not quite a URL, such as a command with one in it, only the scheme is left. Names without
+// "://" are returned as they are.
 func redact(name string) string {
-	scheme, _, ok := strings.Cut(name, "://")
-	if !ok {
+	if !strings.Contains(name, "://") {
 		return name
 	}
 	u, err := url.Parse(name)
-	if err != nil {
-		return scheme + "://(not a URL)"
+	if err != nil || u.Opaque != "" || u.Scheme == "" {
+		scheme, _, _ := strings.Cut(strings.Fields(name)[0], ":")
+		return scheme + ":(not a URL)"
 	}
 	u.User, u.RawQuery, u.Fragment, u.ForceQuery = nil, "", "", false
 	return u.String()
@@ -977,18 +1039,46 @@ func (o *webObject) ask() (after time.Duration, err error) {
 			req.Header.Set("If-Range", o.modified)
 		}
 	}
-	resp, err := o.client.Do(req)
+	client := *o.client
+	client.CheckRedirect = o.follow
+	resp, err := client.Do(req)
 	if err != nil {
-		if e := (*url.Error)(nil); errors.As(err, &e) {
-			err = e.Err
-		}
-		if strings.Contains(err.Error(), "://") {
-			return never, errors.New("the server redirects to something that is not a URL")
-		}
-		return 0, err
+		return failed(err, resp != nil)
 	}
 	o.body = resp.Body
 	return o.accept(resp)
+}
+
+// follow is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
+// target would outlive the range, nor this package's care for the query, which it sends to the target as Referer.
+func (o *webObject) follow(req *http.Request, via []*http.Request) error {
+	req.Close = true
+	req.Header.Del("Referer")
+	switch scheme := req.URL.Scheme; {
+	case scheme != "http" && scheme != "https":
+		return fmt.Errorf("the server redirects to %s, which cannot be read", scheme)
+	case o.client.CheckRedirect != nil:
+		return o.client.CheckRedirect(req, via)
+	case len(via) >= 10:
+		return errors.New("the server has sent 10 redirects")
+	}
+	return nil
+}
+
+// failed returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
+// refused, the certificate is not accepted, the server does not speak TLS, or the port makes no sense.
+func failed(err error, refused bool) (after time.Duration, _ error) {
+	if e := (*url.Error)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	switch text := err.Error(); {
+	case strings.Contains(text, "://"), strings.Contains(text, "Location header"):
+		return never, errors.New("the server redirects to something that is not a URL")
+	case refused, errors.Is(err, http.ErrSchemeMismatch),
+		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
+		return never, err
+	}
+	return 0, err
 }
 
 // accept checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
@@ -1052,6 +1142,9 @@ type tarIndex struct {
 	members []tarMember
 	ends    []int
 	faults  map[int]error
+
+	// sure[r] says that checkEdges has found no fault of record r. It has only the records of an index that was read.
+	sure []atomic.Bool
 }
 
 // A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
@@ -1070,8 +1163,8 @@ type tarMember struct {
 //
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
 // belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
-// that comes twice, a hard link without a target before it) has its index, and Get returns the error. Errors of both
-// kinds are a TarError.
+// that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxFile of 0) has its index,
+// and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("dataloader: OpenTar: there are no shards")
@@ -1114,6 +1207,7 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
 	}
 	known := len(x.ends)
+	x.sure = make([]atomic.Bool, known)
 	if known == 0 {
 		s.links = map[string]tarEntry{}
 	}
@@ -1209,11 +1303,16 @@ func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) 
 	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
 		x.ends = append(x.ends, 0)
 		clear(s.fields)
+		s.loaded = 0
 	}
 	if s.fields[field] {
 		return end, fmt.Errorf("record %q has another field %q", key, field)
 	}
 	s.fields[field] = true
+	s.at = tarEntry{name: name, head: m.head} // for the error
+	if err := s.hold(name, size); err != nil {
+		x.faults[len(x.ends)-1] = err
+	}
 	x.members = append(x.members, m)
 	x.ends[len(x.ends)-1] = len(x.members)
 	return data + size + -(data+size)&(tarBlock-1), nil
@@ -1251,6 +1350,9 @@ func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
 		}
 		at, s.links[name] = target, target
 	}
+	if item.Err = s.hold(name, at.size); item.Err != nil {
+		return nil
+	}
 	x.members = append(x.members, tarMember{
 		name: name, stored: at.name, head: at.head, data: at.data, size: at.size, sparse: at.sparse != nil, key: int32(len(s.key)),
 	})
@@ -1272,11 +1374,14 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.faults[i]; err != nil {
 		return Record{}, err
 	}
+	if err := x.checkEdges(i); err != nil {
+		return Record{}, err
+	}
 	members := x.membersOf(i)
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
-		rec.Key, rec.Files[j].Name = m.name[:m.key], strings.ToLower(m.name[m.key+1:])
+		rec.Key, rec.Files[j].Name = m.name[:m.key], lower(m.name[m.key+1:])
 	}
 	for files := rec.Files; len(members) > 0; {
 		n := adjacent(members)
@@ -1295,6 +1400,23 @@ func (x *tarIndex) membersOf(i int) []tarMember {
 		first = x.ends[i-1]
 	}
 	return x.members[first:x.ends[i]]
+}
+
+// checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
+// name in an index can move a file of the record into the record beside it, and what is left has no fault of its own.
+func (x *tarIndex) checkEdges(i int) error {
+	if i >= len(x.sure) || x.sure[i].Load() {
+		return nil
+	}
+	next := x.ends[i]
+	first := next - len(x.membersOf(i))
+	for _, m := range slices.Concat(x.members[max(first-1, 0):first], x.members[next:min(next+1, len(x.members))]) {
+		if _, err := x.find(&m); err != nil {
+			return err
+		}
+	}
+	x.sure[i].Store(true)
+	return nil
 }
 
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
@@ -1348,17 +1470,27 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 }
 
 // readAnew reads a member with a tarReader: one whose last header does not say everything, because its name is long or
-// the file is sparse. It is an error if the member is not there.
-func (x *tarIndex) readAnew(file *File, m *tarMember) (err error) {
-	r := &tarReader{pos: m.head, max: max(m.size, defaultMaxFile)}
-	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	if err := r.entry(); err != nil || r.at.name != m.stored || r.at.size != m.size || r.at.data != m.data {
-		return x.fault(m, x.stale())
+// the file is sparse.
+func (x *tarIndex) readAnew(file *File, m *tarMember) error {
+	r, err := x.find(m)
+	if err != nil {
+		return err
 	}
 	if file.Data, err = r.content(); err != nil {
 		return x.fault(m, err)
 	}
 	return nil
+}
+
+// find returns a tarReader that has read the headers of a member. It is an error if the member is not there.
+func (x *tarIndex) find(m *tarMember) (*tarReader, error) {
+	r := &tarReader{pos: m.head, max: m.size}
+	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
+	err := r.entry()
+	if at := &r.at; err != nil || at.kind != tar.TypeReg || at.name != m.stored || at.size != m.size || at.data != m.data {
+		return nil, x.fault(m, x.stale())
+	}
+	return r, nil
 }
 
 // fault returns err as a TarError at a member of the shard.
@@ -1451,11 +1583,12 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // Write writes a record; its Shard does not matter. If the record would not be the same when it is read, Write returns
 // an error and writes nothing. A record must have files, and a key that no other record of the shard has. The key must
 // be a relative path without a dot in its last element. Each field must be in lower case, not empty, without a slash,
-// and there once.
+// and there once; it must begin neither with a dot, as the extensions of filepath.Ext do, nor with the key. Key and field
+// together must have fewer than a million bytes.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	if err := w.check(r.Key, files); err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %q: %w", r.Key, err)
+		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
 	}
 	for _, f := range files {
 		err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
@@ -1470,6 +1603,9 @@ func (w *TarWriter) Write(r Record) error {
 	return nil
 }
 
+// maxName is the length of the longest name. archive/tar neither reads nor writes headers of more than 1 MiB.
+const maxName = 1_000_000
+
 // check says why a record, with its files sorted, would not be the same when it is read.
 func (w *TarWriter) check(key string, files []File) error {
 	switch {
@@ -1480,10 +1616,16 @@ func (w *TarWriter) check(key string, files []File) error {
 	case strings.HasPrefix(key, "/") || slices.Contains(strings.Split(key, "/"), ".."):
 		return errors.New(`the key must be a relative path without ".."`)
 	}
+	base := path.Base(key)
 	for i, f := range files {
 		name := key + "." + f.Name
 		k, field, ok := splitName(name)
+		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
 		switch {
+		case len(name) > maxName: // the message leaves out the name
+			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d", i, len(name), maxName)
+		case ok && dotted:
+			return fmt.Errorf("field %q must be %q", f.Name, short)
 		case !ok:
 			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__", name)
 		case k != key || field != f.Name:
