@@ -81,6 +81,9 @@ func letters(s string) Stream[string] {
 // quick returns i.
 func quick(_ context.Context, i int) (int, error) { return i, nil }
 
+// head returns the first element of a batch.
+func head(_ context.Context, b []int) (int, error) { return b[0], nil }
+
 // double returns twice i, slowly, with some random noise. Every 17th number fails, with a value beside the error.
 func double(ctx context.Context, i int) (int, error) {
 	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
@@ -123,6 +126,31 @@ func own(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
 			}
 		}
 	}
+}
+
+// cursors are the cursors of epoch 0 of a stream: the start, and the one after each item.
+func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
+	t.Helper()
+	all := []Cursor{{}}
+	for item, err := range s(t.Context(), Cursor{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, item.Next)
+	}
+	return all
+}
+
+// ending is the error of a sequence that begins and ends with it, or nil.
+func ending[T any](seq iter.Seq2[T, error]) (err error) {
+	pairs := 0
+	for _, err = range seq {
+		pairs++
+	}
+	if pairs != 1 {
+		return nil
+	}
+	return err
 }
 
 // stages are all stages, made of a stream and, if they join streams, of another one. n varies their other arguments; there
@@ -475,82 +503,82 @@ func TestHealedStreams(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				want := outcomes(s.Epoch(t.Context(), 0))
 				source.bad = []int{1, 5, 9, 13, 17, 21, 25, 29}
-				var cursors []Cursor
-				failed := false
-				for item, err := range s(t.Context(), Cursor{}) {
-					if err != nil {
-						t.Fatal(err)
-					}
-					failed = failed || item.Err != nil
-					cursors = append(cursors, throughJSON(t, item.Next))
-				}
+				sick, all := fmt.Sprint(outcomes(s.Epoch(t.Context(), 0))), cursors(t, s)
 				source.bad = nil
-				equal(t, name+": items, and whether one failed", fmt.Sprint(len(cursors), failed), fmt.Sprint(len(want), true))
-				for k, at := range cursors {
-					equal(t, fmt.Sprintf("%s: after %d", name, k+1), outcomes(s.Run(t.Context(), &at)), want[k+1:])
+				equal(t, name+": items, and whether one failed", fmt.Sprint(len(all)-1, strings.Contains(sick, "bad")), fmt.Sprint(len(want), true))
+				for k, at := range all {
+					equal(t, fmt.Sprintf("%s: after %d", name, k), outcomes(s.Run(t.Context(), ptr(throughJSON(t, at)))), want[k:])
 				}
 			})
 		}
 	}
 }
 
-// TestRefusedCursors: a cursor that another pipeline has made is refused, and so is one that no pipeline can have made. The
-// error says what does not fit, alone and behind stages that pass cursors on.
+// TestRefusedCursors: a cursor is refused if another pipeline has made it, if the source has other items now that a stage
+// reads again, or if no pipeline can have made it. The error says what does not fit, alone and behind stages that pass
+// cursors on.
 func TestRefusedCursors(t *testing.T) {
 	s, indices := counting(9), Indices(Sequential(9))
-	after := func(s ints) Cursor {
-		for item := range s(t.Context(), Cursor{}) {
-			return item.Next
-		}
-		panic("empty")
-	}
-	first := func(_ context.Context, b []int) (int, error) { return b[0], nil }
+	after := func(s ints) Cursor { return cursors(t, s)[1] }
+	loader := Map(newLoader(t, numbers(9), Options{}).Stream(), 0, head)
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
-	third := after(Unbatch(Batch(s, 4, List[int])).Filter(func(i int) bool { return i == 2 }))
+	four := Batch(s, 4, List[int])
+	three := Map(four, 0, func(_ context.Context, b []int) ([]int, error) { return b[:min(3, len(b))], nil })
+	third := cursors(t, Unbatch(four))[3]
+	odd := func(i int) bool { return i%2 == 1 }
+	ends := cursors(t, counting(20).Shuffle(40, 1))[3]
+	healed := cursors(t, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1))[3]
 	two, flags := make([]Cursor, 2), make([]bool, 2)
 	state := func(state stage) Cursor { return Cursor{Pos: 1, State: state} }
 	const take, mix = "Take(3)", "Mix(2 in turn, stop 0)"
 	for _, c := range []struct {
 		s    ints
 		from Cursor
-		says []string
+		says string // between dots
 	}{
-		{s.Take(4), after(s.Take(3)), []string{"Take(3)", "Take(4)"}},
-		{s.Take(4), after(s.Repeat(2)), []string{"Repeat(2)", "Take(4)"}},
-		{s.Shuffle(3, 2), after(s.Shuffle(3, 1)), []string{"Shuffle(3, seed 1)", "Shuffle(3, seed 2)"}},
-		{Chain(s, s, s), after(Chain(s, s)), []string{"Chain(2)", "Chain(3)"}},
-		{weighted(2, 1), after(weighted(1, 2)), []string{"Mix(seed 3, weights [1 2]", "Mix(seed 3, weights [2 1]"}},
-		{Mix(MixOptions{}, s), after(Mix(MixOptions{}, s, s)), []string{"Mix(2 in turn", "Mix(1 in turn"}},
-		{Indices(Random(8, 1)), after(Indices(Random(9, 1))), []string{"Random(9, seed 1)", "Random(8, seed 1)"}},
-		{s, after(Indices(Random(9, 1))), []string{"Random(9, seed 1)", "FromSeq"}},
-		{s.Take(5).Repeat(2), after(Indices(Random(9, 1)).Take(5).Repeat(2)), []string{"Random(9, seed 1)", "FromSeq"}},
-		{counting(3), after(s.Filter(func(i int) bool { return i > 5 })), []string{"pos 7", "only 3 items"}},
-		{Unbatch(Batch(s, 2, List[int])), third, []string{"the source has changed", "a batch of 4 elements", "has 2 elements"}},
-		{Unbatch(Batch(s.Filter(func(i int) bool { return i > 0 }), 4, List[int])), third, []string{"the source has changed", `"pos":4`, `"pos":5`}},
+		{s.Take(4), after(s.Take(3)), "Take(3) … Take(4)"},
+		{s.Take(4), after(s.Repeat(2)), "Repeat(2) … Take(4)"},
+		{s.Shuffle(3, 2), after(s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
+		{Chain(s, s, s), after(Chain(s, s)), "Chain(2) … Chain(3)"},
+		{weighted(2, 1), after(weighted(1, 2)), "Mix(seed 3, weights [1 2] … Mix(seed 3, weights [2 1]"},
+		{Mix(MixOptions{}, s), after(Mix(MixOptions{}, s, s)), "Mix(2 in turn … Mix(1 in turn"},
+		{Indices(Random(8, 1)), after(Indices(Random(9, 1))), "Random(9, seed 1) … Random(8, seed 1)"},
+		{s, after(Indices(Random(9, 1))), "Random(9, seed 1) … FromSeq"},
+		{s.Take(5).Repeat(2), after(Indices(Random(9, 1)).Take(5).Repeat(2)), "Random(9, seed 1) … FromSeq"},
+		{indices, after(loader), "made by Sequential(9), this is Indices(Sequential(9))"},
+		{loader, after(indices), "made by Indices(Sequential(9)), this is Sequential(9)"},
 
-		{s.Take(3), Cursor{Pos: -1}, []string{"must not be negative"}},
-		{s.Take(3), Cursor{Epoch: -1}, []string{"must not be negative"}},
-		{s.Take(3), Cursor{Pos: 1}, []string{"it was made by another stream, this is Take(3)"}},
-		{s.Take(3), Cursor{Pos: 1, State: 7}, []string{"does not fit"}},
-		{s.Take(3), state(stage{By: take, N: -1}), []string{"damaged"}},
-		{s.Take(3), state(stage{By: take, M: -1}), []string{"damaged"}},
-		{s.Take(3), state(stage{By: take, Sources: two}), []string{"damaged"}},
-		{s.Take(3), state(stage{By: take, Ended: flags}), []string{"damaged"}},
-		{Mix(MixOptions{}, s, s), state(stage{By: mix, Ended: flags}), []string{"damaged"}},
-		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two[:1], Ended: flags}), []string{"damaged"}},
-		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two, Ended: flags[:1]}), []string{"damaged"}},
-		{indices, Cursor{Pos: 10, State: stage{By: "Indices(Sequential(9))"}}, []string{"pos must be at most 9"}},
+		{counting(3), after(s.Filter(func(i int) bool { return i > 5 })), "pos 7 … only 3 items"},
+		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed … a batch of 4 elements … has 2 elements"},
+		{Unbatch(three), third, "the source has changed … a batch of 4 elements … has 3 elements"},
+		{Unbatch(Batch(s.Filter(func(i int) bool { return i > 0 }), 4, List[int])), third, `the source has changed … "pos":4 … "pos":5`},
+		{counting(0).Shuffle(40, 1), ends, "the source has changed: a window that ended at"},
+		{counting(22).Shuffle(40, 1), ends, "the source has changed: a window that ended at"},
+		{counting(20).Filter(odd).Shuffle(9, 1), healed, "the source has changed: a window that ended at"},
+
+		{s.Take(3), Cursor{Pos: -1}, "must not be negative"},
+		{s.Take(3), Cursor{Epoch: -1}, "must not be negative"},
+		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "Repeat: epoch … of 7 epochs is too far"},
+		{s.Take(3), Cursor{Pos: 1}, "it was made by another stream, this is Take(3)"},
+		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
+		{s.Take(3), state(stage{By: take, N: -1}), "damaged"},
+		{s.Take(3), state(stage{By: take, M: -1}), "damaged"},
+		{s.Take(3), state(stage{By: take, Sources: two}), "damaged"},
+		{s.Take(3), state(stage{By: take, Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two[:1], Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two, Ended: flags[:1]}), "damaged"},
+		{Chain(s, s), state(stage{By: "Chain(2)", N: 2}), "damaged: 2 is not one of 2 parts"},
+		{s.Shuffle(4, 1), state(stage{By: "Shuffle(4, seed 1)", N: 4}), "the source has changed"},
+		{Unbatch(four), state(stage{By: "Unbatch", N: 4, M: 4}), "the source has changed"},
+		{indices, Cursor{Pos: 10, State: stage{By: "Indices(Sequential(9))"}}, "pos must be at most 9"},
 	} {
 		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
-			for _, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, first)} {
-				at, n := from, 0
-				for _, err := range s.Run(t.Context(), &at) {
-					saysAll(t, err, c.says...)
-					if failed := (*SampleError)(nil); !errors.As(err, &failed) {
-						n++
-					}
-				}
-				equal(t, fmt.Sprint(c.says, ": pairs and cursor"), fmt.Sprint(n, at), fmt.Sprint(1, from))
+			for _, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head)} {
+				at := from
+				err := ending(s.Run(t.Context(), &at))
+				saysAll(t, err, strings.Split(c.says, " … ")...)
+				equal(t, c.says+": is a SampleError, and the cursor", fmt.Sprint(errors.As(err, new(*SampleError)), at), fmt.Sprint(false, from))
 			}
 		}
 	}
@@ -568,7 +596,8 @@ func TestBadStreams(t *testing.T) {
 		{func() { s.Take(-1) }, "Take: n is -1, must not be negative"},
 		{func() { s.Shard(Shard{2, 2}) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
 		{func() { s.Shuffle(0, 1) }, "Shuffle: the window is 0, must be at least 1"},
-		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to"},
+		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to 16777216"},
+		{func() { s.Prefetch(math.MaxInt) }, "Prefetch: n is"},
 		{func() { FromSeq[int](nil) }, "FromSeq: seq is nil"},
 		{func() { Indices(nil) }, "Indices: the sampler is nil"},
 		{func() { Map(s, -1, quick) }, "Map: workers is -1, must be 0 to"},
@@ -594,20 +623,27 @@ func TestBadStreams(t *testing.T) {
 	}
 }
 
-// TestEndlessWithoutItems: an endless stage whose source is empty cannot be continued. Stages behind it pass that error on.
-func TestEndlessWithoutItems(t *testing.T) {
+// TestStreamsWithoutItems: an endless stage whose source is empty cannot be continued, nor can an Unordered loader. Stages
+// behind them pass that error on. A context ends what yields nothing: empty epochs, and items that a resume skips.
+func TestStreamsWithoutItems(t *testing.T) {
 	empty, three := counting(0), counting(3)
+	const unordered = "a loader with Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave Unordered unset"
 	for says, s := range map[string]ints{
 		"Repeat(0): the stream has no items in epoch 2": empty.Repeat(0),
 		"Mix: source 0 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever}, empty, three),
 		"Mix: source 1 has no items in epoch 2":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
 		"Mix: source 2 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever, Weights: []float64{1, 1, 1}}, three, three, empty),
+		unordered:                                       Unbatch(newLoader(t, numbers(6), Options{Unordered: true, Workers: 2}).Stream()),
 	} {
 		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
 			got := outcomes(s.Epoch(t.Context(), 2))
 			equal(t, "the last", got[len(got)-1], "error dataloader: "+says)
 		}
 	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBad)
+	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt32).Epoch(ctx, 0)), "[error bad sample]")
+	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &Cursor{Pos: math.MaxInt, State: stage{By: "FromSeq"}})), "[error bad sample]")
 }
 
 // TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
@@ -730,7 +766,7 @@ func TestShuffleStream(t *testing.T) {
 }
 
 // TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before the window or the next batch is
-// full. live counts the items that are still in memory.
+// full, and so can what Map has used, before the loop has the result. live counts the items that are still in memory.
 func TestItemsAreForgotten(t *testing.T) {
 	var all []weak.Pointer[[4096]byte]
 	items := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
@@ -760,20 +796,33 @@ func TestItemsAreForgotten(t *testing.T) {
 			t.Fatalf("with a batch in hand %d of its samples are in memory", n)
 		}
 	}
+	synctest.Test(t, func(t *testing.T) {
+		for range Map(items, 1, func(context.Context, *[4096]byte) (int, error) { return 0, nil }).Epoch(t.Context(), 0) {
+			synctest.Wait() // for a window of results
+			if n := live(); n > 1 {
+				t.Fatalf("with a window of results %d of their items are in memory", n)
+			}
+		}
+	})
 }
 
-// TestShuffleResumes: a resume reads a window again, and perhaps the window after it.
-func TestShuffleResumes(t *testing.T) {
-	const window = 8
-	read := 0
-	s := Map(Indices(Sequential(100)), 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(window, 1)
-	for item := range s(t.Context(), Cursor{}) {
-		read = 0
-		for range s.Run(t.Context(), ptr(item.Next)) {
-			break
-		}
-		if read > 2*window {
-			t.Fatalf("after a resume %d items are read", read)
+// TestResumes: a resume fetches each item after the cursor once, and no item before it. Only Shuffle needs those of its
+// window again.
+func TestResumes(t *testing.T) {
+	const n, window = 40, 8
+	var fetched atomic.Int64
+	fetch := func(_ context.Context, i int) (int, error) { fetched.Add(1); return i, nil }
+	for workers := range 3 {
+		items := Map(Indices(Random(n, 1)).Prefetch(3), workers, fetch)
+		for again, s := range map[int]ints{0: Map(Batch(items, 4, List[int]), 0, head), window - 1: items.Shuffle(window, 1)} {
+			for _, at := range cursors(t, s) {
+				fetched.Store(0)
+				rest := n - at.Pos
+				collect(t, s.Run(t.Context(), &at))
+				if more := int(fetched.Load()) - rest; more < 0 || more > again {
+					t.Errorf("a resume fetches %d items and %d more, want at most %d more", rest, more, again)
+				}
+			}
 		}
 	}
 }
@@ -896,17 +945,17 @@ func TestPipelineIsLoader(t *testing.T) {
 	})
 }
 
-// TestBatchEndsWithCause: an ended context is not hidden by an item that failed before it in the same batch.
-func TestBatchEndsWithCause(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	s := Map(counting(5), 0, func(_ context.Context, i int) (int, error) {
-		if i == 4 {
-			cancel(io.ErrNoProgress)
-		}
-		return i, errBad
-	})
-	got := outcomes(Batch(s, 3, List[int]).Epoch(ctx, 0))
-	equal(t, "outcomes", got, "[error Map: bad sample error "+io.ErrNoProgress.Error()+"]")
+// TestUnbatchErrorAtResume: a batch that fails at a resume in its middle is a failed item, whatever the position, and the
+// batches after it follow.
+func TestUnbatchErrorAtResume(t *testing.T) {
+	source := &feed{n: 12}
+	s := Unbatch(Batch(source.stream(), 4, List[int]))
+	all := cursors(t, s)
+	source.bad = []int{5}
+	want := []string{"0", "1", "2", "3", "error item 5 is bad", "8", "9", "10", "11"}
+	for k, at := range all {
+		equal(t, fmt.Sprint("after ", k), outcomes(s.Run(t.Context(), ptr(throughJSON(t, at)))), want[max(min(k, 4), k-3):])
+	}
 }
 
 // worker.go: Map, Prefetch, and functions and readers that die.
@@ -914,27 +963,21 @@ func TestBatchEndsWithCause(t *testing.T) {
 // TestScopeInMap: what f is told depends on the place of the item and on the seed of the context, and not on the number
 // of workers. Only Worker tells in which of them f runs: 0 to workers-1, or -1 in the goroutine of the loop.
 func TestScopeInMap(t *testing.T) {
-	draw := func(s ints, workers int) Stream[uint64] {
-		return Map(s, workers, func(ctx context.Context, _ int) (uint64, error) { return Rand(ctx).Uint64(), nil })
+	draw := func(ctx context.Context, s ints, workers, epoch int) []int {
+		return collect(t, Map(s, workers, func(ctx context.Context, _ int) (int, error) { return Rand(ctx).Int(), nil }).Epoch(ctx, epoch))
 	}
-	want := collect(t, draw(counting(20), 0).Epoch(t.Context(), 1))
-	equal(t, "3 workers", collect(t, draw(counting(20), 3).Epoch(t.Context(), 1)), want)
-	seen := map[uint64]bool{}
-	for _, ctx := range []context.Context{t.Context(), WithSeed(t.Context(), 1)} {
-		for epoch := range 3 {
-			for _, v := range collect(t, draw(counting(20), 2).Epoch(ctx, epoch)) {
-				seen[v] = true
-			}
-		}
+	s, seeded := counting(20), WithSeed(t.Context(), 1)
+	want := draw(t.Context(), s, 0, 1)
+	equal(t, "3 workers", draw(t.Context(), s, 3, 1), want)
+	var all []int
+	for epoch := range 3 {
+		all = append(all, draw(t.Context(), s, 2, epoch)...)
+		all = append(all, draw(seeded, s, 2, epoch)...)
 	}
-	equal(t, "different numbers", len(seen), 2*3*20)
-	var ranks []uint64 // not the same numbers on each rank
-	for rank := range 2 {
-		ranks = append(ranks, collect(t, draw(counting(20).Shard(Shard{rank, 2}), 0).Epoch(t.Context(), 1))...)
-	}
-	slices.Sort(ranks)
-	slices.Sort(want)
-	equal(t, "ranks", ranks, want)
+	equal(t, "different numbers", len(slices.Compact(sorted(all))), 2*3*20)
+	ranks := append(draw(t.Context(), s.Shard(Shard{0, 2}), 0, 1), draw(t.Context(), s.Shard(Shard{1, 2}), 0, 1)...)
+	equal(t, "ranks, which do not draw the same numbers", sorted(ranks), sorted(want))
+	equal(t, "WithSeed alone", Rand(seeded).Int(), Rand(WithSeed(t.Context(), 1)).Int())
 
 	for workers, want := range []string{"[-1]", "[0]", "[0 1]", "[0 1 2]"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -942,29 +985,26 @@ func TestScopeInMap(t *testing.T) {
 				time.Sleep(time.Second) // so that all workers are needed
 				return Worker(ctx), nil
 			}).Epoch(t.Context(), 0))
-			slices.Sort(seen)
-			equal(t, "Worker", slices.Compact(seen), want)
+			equal(t, "Worker", slices.Compact(sorted(seen)), want)
 		})
 	}
 }
 
-// TestMapResumes: a resume calls f once for each item after the cursor, and not for the items before it.
-func TestMapResumes(t *testing.T) {
+// TestRandSalts: two augmentations of one sample draw different numbers: a Map and the Map before it, and what is inside
+// and outside a Cache, in every epoch.
+func TestRandSalts(t *testing.T) {
+	draw := func(ctx context.Context, drawn []int) ([]int, error) {
+		return append(slices.Clone(drawn), Rand(ctx).Int()), nil
+	}
+	nothing := Func(5, func(context.Context, int) ([]int, error) { return nil, nil })
+	cached := Transform(Cache(Transform(Cache(Transform(nothing, draw)), draw)), draw)
 	for workers := range 3 {
-		var calls atomic.Int64
-		s := Batch(Map(Indices(Random(40, 1)).Prefetch(3), workers, func(_ context.Context, i int) (int, error) {
-			calls.Add(1)
-			return i, nil
-		}), 4, List[int])
-		var at Cursor
-		for range s.Run(t.Context(), &at) {
-			if at.Pos == 20 {
-				break
-			}
+		loader := newLoader(t, cached, Options{Workers: workers})
+		mapped := Map(Map(Map(Map(Indices(Sequential(5)), 0, nothing.Get), workers, draw), workers, draw), workers, draw)
+		for epoch := range 2 {
+			all := append(samples(t, loader, epoch), collect(t, mapped.Epoch(WithSeed(t.Context(), 1), epoch))...)
+			equal(t, "different numbers", len(slices.Compact(sorted(slices.Concat(all...)))), 2*3*5)
 		}
-		calls.Store(0)
-		collect(t, s.Run(t.Context(), &at))
-		equal(t, "calls for the last 20 items", calls.Load(), 20)
 	}
 }
 
@@ -1011,6 +1051,7 @@ func TestStreamsThatDie(t *testing.T) {
 		}
 		f := func(_ context.Context, i int) (int, error) { check(i); return i, nil }
 		source := (&feed{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
+		failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
 		broken, alone, failed := "[300 error dataloader: the stream: "+what+"]", "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
 		type dying struct {
 			s    ints
@@ -1019,8 +1060,9 @@ func TestStreamsThatDie(t *testing.T) {
 		cases := []dying{
 			{source.Prefetch(1), broken},
 			{source.Prefetch(3), broken},
-			{Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone}, // no short batch
-			{source.Prefetch(3).Shuffle(1000, 1), alone},              // no short window
+			{Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone},  // no short batch
+			{Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone}, // not even a failed one
+			{source.Prefetch(3).Shuffle(1000, 1), alone},               // no short window
 			{Map(source, 1, quick), broken},
 			{Map(source, 2, quick), broken},
 			{Map(counting(3), 1, f), failed},
@@ -1042,7 +1084,9 @@ func TestStreamsThatDie(t *testing.T) {
 	}
 }
 
-// TestPanicsOfTheLoop: a panic in the loop body is the caller's, and so is a panic in a source that is being left.
+// TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
+// cleanup or because it goes on; behind a goroutine nobody is left to hear of it. A Mix leaves its other sources all the
+// same. (The bubble would report their goroutines.)
 func TestPanicsOfTheLoop(t *testing.T) {
 	for name, s := range behind(counting(3), 5) {
 		mustPanic(t, func() {
@@ -1051,15 +1095,36 @@ func TestPanicsOfTheLoop(t *testing.T) {
 			}
 		}, "behind "+name)
 	}
-	leaving := func(yield func(int, error) bool) {
-		defer panic("on leaving")
-		yield(1, nil)
-	}
-	mustPanic(t, func() {
-		for range FromSeq(func(context.Context, int) iter.Seq2[int, error] { return leaving }).Epoch(t.Context(), 0) {
-			break
+	leave := func(t *testing.T, s ints, items int) {
+		for _, err := range s.Epoch(t.Context(), 0) {
+			equal(t, "error", err, nil)
+			if items--; items == 0 {
+				break
+			}
 		}
-	}, "on leaving")
+	}
+	for says, seq := range map[string]iter.Seq2[int, error]{
+		"on leaving": func(yield func(int, error) bool) {
+			defer panic("on leaving")
+			yield(1, nil)
+		},
+		"continued iteration": func(yield func(int, error) bool) {
+			for range 3 {
+				yield(1, nil)
+			}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
+			mustPanic(t, func() { leave(t, s, 1) }, says)
+			mustPanic(t, func() { leave(t, Map(s, 0, quick), 1) }, says)
+			mustPanic(t, func() { leave(t, Mix(MixOptions{}, other, s, other, s, other), 5) }, says)
+			for workers := 1; workers < 4; workers++ {
+				leave(t, Map(s, workers, quick), 1)
+				leave(t, s.Prefetch(workers), 1)
+			}
+		})
+	}
 }
 
 // dataloader.go: where the time goes.
@@ -1349,4 +1414,76 @@ func lanes(name string, columns int, timings []Timing, span func(Timing) (from, 
 		lines = append(lines, fmt.Sprintf("%-9s %s", label, row))
 	}
 	return lines
+}
+
+// The classic loader, under attack.
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader, grown := newLoader(t, numbers(20), Options{}), newLoader(t, numbers(21), Options{})
+	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20), BatchSize: 20})
+	drawing := newLoader(t, Func(1, func(context.Context, int) (int, error) { return Rand(context.Background()).Int(), nil }), Options{Workers: 2})
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	pair := func(data ...int) error {
+		return errorOf(pairs(Pair[Tensor[int], int]{}, []Pair[Tensor[int], int]{{First: Tensor[int]{Data: data}}}))
+	}
+	_, _, folder := Folder(os.DirFS("nowhere"))
+	for _, r := range []refusal{
+		{panicOf(func() { loader.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
+		{ending(grown.Run(t.Context(), ptr(cursors(t, loader.Stream())[1]))), "this is Sequential(21); use the same data and options, or start at Cursor{Epoch: 0}"},
+		{ending(resized.Run(t.Context(), &Cursor{Epoch: math.MaxInt / 3})), "Resize: epoch … too far"},
+		{panicOf(func() { Rand(t.Context()) }), "Rand: the context is from no loader … WithSeed"},
+		{ending(drawing.Epoch(t.Context(), 0)), "sample 0 … pass on the context that Get was given"},
+		{errorOf(Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})), "shape [] … 2 elements … set Shape"},
+		{pair(1, 2), "the first of each pair: Stack"},
+		{pair(1), "the second of each pair: bad sample"},
+		{errorOf(Files(os.DirFS("nowhere"))), "dataloader: Files: nowhere: … open ."},
+		{folder, "dataloader: Folder: nowhere: … open ."},
+	} {
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+	}
+}
+
+// TestDescriptions: batch samplers that differ describe themselves differently, and a description that is not UTF-8
+// survives a trip through JSON.
+func TestDescriptions(t *testing.T) {
+	if a, b := describe(Batches(Sequential(7), 3, false)), describe(Batches(Sequential(7), 3, true)); a == b {
+		t.Errorf("%s and %s", a, b)
+	}
+	loader := newLoader(t, numbers(4), Options{Sampler: sampler{4, "caf\xe9", Sequential(4).Order}})
+	at := throughJSON(t, cursors(t, loader.Stream())[1])
+	equal(t, "the rest", collect(t, loader.Run(t.Context(), &at)), "[[1] [2] [3]]")
+}
+
+// TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
+func TestCursorsOutOfOrder(t *testing.T) {
+	first, second := Shard{0, 2}, Shard{1, 2}
+	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: first}).items)[1]
+	run := func(opts Options) iter.Seq2[[]int, error] {
+		return newLoader(t, numbers(20), opts).Run(t.Context(), ptr(throughJSON(t, made)))
+	}
+	for _, other := range []Options{
+		{BatchSize: 2, Unordered: true, Shard: second},
+		{BatchSize: 2, Shard: second},
+		{BatchSize: 4, Unordered: true},
+		{BatchSize: 4, Shard: first},
+	} {
+		saysAll(t, ending(run(other)), "made out of order by shard {0 2} with batches of 2")
+	}
+	for _, own := range []Options{{BatchSize: 2, Unordered: true, Shard: first}, {BatchSize: 2, Shard: first, Workers: 2}} {
+		equal(t, "the rest", len(collect(t, run(own))), 4)
+	}
+}
+
+// TestFreeMemory: New takes no memory for batches that are not there yet.
+func TestFreeMemory(t *testing.T) {
+	type large [100 << 10]byte
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	loader := must(New(numbers(1<<20), func(dst large, _ []int) (large, error) { return dst, nil }, Options{Workers: 64, Prefetch: 16}))
+	runtime.ReadMemStats(&after)
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
+		t.Errorf("New took %d bytes", taken)
+	}
+	equal(t, "batches", loader.Len(), 1<<20)
 }
