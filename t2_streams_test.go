@@ -25,17 +25,7 @@ import (
 	"weak"
 )
 
-// Second reading: streams, and where the time goes. Which tests prove what:
-//
-//	all rooms         checkStream, by TestStreams and FuzzStreams: what every stream promises; TestSkippingLoop,
-//	                  TestLastItemHandedOver, TestHealedStreams: errors and ends; TestRefusedCursors, TestBadStreams,
-//	                  TestEndlessWithoutItems: what can never be right; TestReadAhead: how far a stage reads, and when
-//	dataset.go        TestFromSeq
-//	sampler.go        TestShuffleStream, TestItemsAreForgotten, TestShuffleResumes, TestMixCounts, TestMixWeights,
-//	                  TestStreamRanks
-//	batch.go          TestPipelineIsLoader, TestBatchEndsWithCause
-//	worker.go         TestScopeInMap, TestMapResumes, TestPrefetchQueue, TestStreamsThatDie, TestPanicsOfTheLoop
-//	dataloader.go     TestStats, TestProgress, TestProfiles, TestTimeline
+// The tests of the second reading: streams and where the time goes, in the order of the rooms.
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
 type feed struct {
@@ -256,8 +246,8 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want []string) {
 }
 
 // checkStop ends the context while the loop has item k, or before the first, possibly because of a *SampleError. The ended
-// context is the last pair, and no *SampleError. What has not come comes after a resume. After the last item the epoch is complete; if not exact, it may be stopped then too:
-// FromSeq cannot know whether its sequence has stopped early.
+// context is the last pair, and no *SampleError. What has not come comes after a resume. After the last item the epoch is
+// complete; if not exact, it may be stopped then too: FromSeq cannot know whether its sequence has stopped early.
 func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
 	t.Helper()
 	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
@@ -302,18 +292,9 @@ func of[T any](s Stream[T]) func(*testing.T, int) []string {
 // TestStreams: each stage, alone and deep in others, keeps every promise of a stream, in epoch 0, whose cursors are nearly
 // zero, and in epoch 2. What it yields in epoch 2 tells which epochs it has read.
 func TestStreams(t *testing.T) {
-	sum := func(dst int, samples []int) (int, error) {
-		for _, s := range samples {
-			dst += s
-		}
-		return dst, nil
-	}
-	more := func(_ context.Context, b []int) ([]int, error) { return append(b, -1), nil }
 	spoiled := func([]int, []int) ([]int, error) { return []int{7}, errBad }
 	odd := func(i int) bool { return i%2 == 1 }
 	empty := counting(0)
-	oneOf := func(n int) Stream[[]int] { return Batch(counting(n), n, List[int]) }
-	loader := newLoader(t, numbers(11), Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2}).Stream()
 	deep := func(workers int) Stream[[]int] {
 		last := Mix(MixOptions{Stop: StopAtLast}, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8))
 		mixed := Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, Map(last.Shuffle(4, 1), workers, double), counting(7))
@@ -338,7 +319,6 @@ func TestStreams(t *testing.T) {
 		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
 		{"Shuffle", of(counting(23, 7).Shuffle(5, 1)), ""},
 		{"Shuffle 1", of(counting(4).Shuffle(1, 1)), "[200 201 202 203]"},
-		{"Shuffle all", of(counting(9).Shuffle(100, 1)), ""},
 		{"Mix first", of(Mix(MixOptions{}, letters("a"), letters("bB"), letters("cCc"))), "[a b c]"},
 		{"Mix last", of(Mix(MixOptions{Stop: StopAtLast}, letters("a"), letters("bB"), letters("cCx"))), "[a b c B C x]"},
 		{"Mix last, one empty", of(Mix(MixOptions{Stop: StopAtLast}, empty, counting(2))), "[200 201]"},
@@ -350,27 +330,17 @@ func TestStreams(t *testing.T) {
 		{"Shard, zero", of(counting(3).Shard(Shard{})), "[200 201 202]"},
 
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
-		{"Batch, even", of(Batch(counting(4), 2, sum)), "[401 405]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
 		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }))), "[0 0 0 0 0]"},
 
-		{"Map", of(Map(counting(20, 5), 0, double)), ""},
 		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 2)))},
 		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
 
 		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
-		{"by hand, prefetched", of(Stream[[]int](own).Prefetch(2)), ""},
-		{"loader", of(loader), ""},
-		{"loader, spoiled", of(must(New(numbers(2), spoiled, Options{Workers: 1})).Stream()), ""},
-		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3), empty.Shuffle(5, 1),
-			empty.Shard(Shard{1, 2}), Unbatch(Batch(empty, 2, List[int])), Map(empty, 0, quick), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
-		{"one batch from each source", of(Mix(MixOptions{Stop: StopAtLast}, oneOf(1), oneOf(2), oneOf(3))), "[[200] [200 201] [200 201 202]]"},
-		{"batch, map, unbatch, batch", of(Batch(Unbatch(Map(oneOf(8), 2, more)), 4, List[int])), "[[200 201 202 203] [204 205 206 207] [-1]]"},
-		{"mix of two loaders", of(Mix(MixOptions{Stop: StopAtLast}, loader, newLoader(t, failing(5, 2), Options{}).Stream())), ""},
-		{"mix of repeats", of(Mix(MixOptions{Weights: []float64{1, 1}}, counting(2, 1).Repeat(0), counting(3).Repeat(4)).Prefetch(4)), ""},
-		{"deep", of(deep(0)), ""},
-		{"deep, 2 workers", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
+		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3),
+			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
+		{"deep", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.check(t, 0)
@@ -427,10 +397,28 @@ func FuzzStreams(f *testing.F) {
 	})
 }
 
-// TestSkippingLoop: the loop of the package comment, which skips every *SampleError and returns any other error, ends when
+// TestSkippingLoop: a loop that skips every *SampleError and leaves at any other error, as in the package comment, ends when
 // its context is cancelled and when its cursor is refused, for loaders and streams and any number of workers. (checkStop
 // cancels all other streams.)
 func TestSkippingLoop(t *testing.T) {
+	const summary = "%d batches, %d skipped, epoch %d, pos %d, complete %t, cancelled %t"
+	loop := func(run func(context.Context, *Cursor) iter.Seq2[[]int, error], at Cursor, stop int) string {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		batches, skipped, err := 0, 0, error(nil)
+		for at.Epoch < 2 && err == nil {
+			for _, err = range run(ctx, &at) {
+				if errors.As(err, new(*SampleError)) {
+					skipped, err = skipped+1, nil
+				} else if err != nil {
+					break
+				} else if batches++; batches == stop {
+					cancel(io.ErrNoProgress)
+				}
+			}
+		}
+		return fmt.Sprintf(summary, batches, skipped, at.Epoch, at.Pos, err == nil, errors.Is(err, io.ErrNoProgress))
+	}
 	for workers := range 3 {
 		data := failing(10, 1, 4, 7)
 		for name, run := range map[string]func(context.Context, *Cursor) iter.Seq2[[]int, error]{
@@ -438,40 +426,9 @@ func TestSkippingLoop(t *testing.T) {
 			"stream":  Batch(Map(Indices(Sequential(10)), workers, data.Get), 1, List[int]).Run,
 			"by hand": Stream[[]int](own).Run,
 		} {
-			for _, c := range []struct {
-				at        Cursor
-				stop      int // after so many batches
-				want      string
-				completed bool
-			}{
-				{Cursor{}, 0, "14 batches, 6 skipped, epoch 2, pos 0", true},
-				{Cursor{}, 4, "4 batches, 2 skipped, epoch 0, pos 6", false},
-				{Cursor{Pos: 3, State: "another"}, 0, "0 batches, 0 skipped, epoch 0, pos 3", false},
-			} {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				at, batches, skipped := c.at, 0, 0
-				err := func() error {
-					for at.Epoch < 2 {
-						for _, err := range run(ctx, &at) {
-							if failed := (*SampleError)(nil); errors.As(err, &failed) {
-								skipped++
-								continue
-							} else if err != nil {
-								return err
-							}
-							if batches++; batches == c.stop {
-								cancel(io.ErrNoProgress)
-							}
-						}
-					}
-					return nil
-				}()
-				cancel(nil)
-				equal(t, name, fmt.Sprintf("%d batches, %d skipped, epoch %d, pos %d", batches, skipped, at.Epoch, at.Pos), c.want)
-				if (err == nil) != c.completed || errors.Is(err, io.ErrNoProgress) != (c.stop > 0) {
-					t.Errorf("%s: %s, and then %v", name, c.want, err)
-				}
-			}
+			equal(t, name, loop(run, Cursor{}, 0), fmt.Sprintf(summary, 14, 6, 2, 0, true, false))
+			equal(t, name, loop(run, Cursor{}, 4), fmt.Sprintf(summary, 4, 2, 0, 6, false, true))
+			equal(t, name, loop(run, Cursor{Pos: 3, State: "another"}, 0), fmt.Sprintf(summary, 0, 0, 0, 3, false, false))
 		}
 	}
 }
@@ -723,30 +680,29 @@ func TestFromSeq(t *testing.T) {
 // TestShuffleStream: each item comes once, in its window. The windows have many orders, the epochs and seeds have orders
 // of their own, and the first windows many lengths. Never are more than a window of items in memory.
 func TestShuffleStream(t *testing.T) {
-	const n, window = 100, 8
+	const n, window, epochs = 100, 8, 20
 	source := &feed{n: n}
 	orders, firsts := map[string]bool{}, map[int]bool{}
-	read := func(seed uint64, epoch int) {
+	for k := range epochs + 1 { // the last one is epoch 0 of another seed
 		source.read.Store(0)
 		var got []int
 		start, windows := 0, map[string]bool{}
-		for i := range source.stream().Shuffle(window, seed).Epoch(t.Context(), epoch) {
-			got = append(got, i-100*epoch)
+		for i := range source.stream().Shuffle(window, uint64(k/epochs)).Epoch(t.Context(), k%epochs) {
+			got = append(got, i-100*(k%epochs))
 			if ahead := int(source.read.Load()) - len(got); ahead >= window {
 				t.Fatalf("%d items in memory", ahead+1)
 			} else if ahead > 0 {
 				continue
 			}
-			w := slices.Clone(got[start:]) // a window in full
-			for j := range w {
-				w[j] -= start
+			var w []int // a window in full
+			for _, i := range got[start:] {
+				w = append(w, i-start)
 			}
+			equal(t, "a window", sorted(w), upTo(len(w)))
 			windows[fmt.Sprint(w)] = true
 			if start == 0 {
 				firsts[len(w)] = true
 			}
-			slices.Sort(w)
-			equal(t, "a window", w, positions(Sequential(len(w)), 0))
 			start = len(got)
 		}
 		equal(t, "items", start, n)
@@ -755,11 +711,7 @@ func TestShuffleStream(t *testing.T) {
 		}
 		orders[fmt.Sprint(got)] = true
 	}
-	for epoch := range 20 {
-		read(1, epoch)
-	}
-	read(2, 0)
-	equal(t, "different orders", len(orders), 21)
+	equal(t, "different orders", len(orders), epochs+1)
 	if len(firsts) < window/2 {
 		t.Errorf("the first window has only the lengths %v", firsts)
 	}
@@ -874,10 +826,11 @@ func TestMixWeights(t *testing.T) {
 	if a, b := float64(each[1])/float64(each[0]), float64(each[2])/float64(each[0]); math.Abs(a-2) > .2 || math.Abs(b-5) > .5 {
 		t.Errorf("weights 1, 2, 5 gave %v", each)
 	}
-	orders := map[string]bool{}
+	a, b, orders := letters("abcdefghijklmnopqrst"), letters("ABCDEFGHIJKLMNOPQRST"), map[string]bool{}
 	for epoch := range 3 {
 		for seed := range uint64(3) {
-			orders[fmt.Sprint(outcomes(Mix(MixOptions{Weights: []float64{1, 1}, Seed: seed}, letters("abcdefghijklmnopqrst"), letters("ABCDEFGHIJKLMNOPQRST")).Epoch(t.Context(), epoch)))] = true
+			mix := Mix(MixOptions{Weights: []float64{1, 1}, Seed: seed}, a, b)
+			orders[fmt.Sprint(outcomes(mix.Epoch(t.Context(), epoch)))] = true
 		}
 	}
 	equal(t, "orders", len(orders), 9)
@@ -894,20 +847,16 @@ func TestStreamRanks(t *testing.T) {
 		for _, after := range []int{1, 2, 3, 4, 12} {
 			for steps := 1; steps <= n/global; steps++ {
 				var at Cursor // of any rank
-				var got []int
+				var got [][]int
 				for rank := range before {
-					at = Cursor{}
-					for batch := range part(rank, before).Run(t.Context(), &at) {
-						if got = append(got, batch...); len(got) == (rank+1)*steps*len(batch) {
-							break
-						}
-					}
+					got = append(got, collect(t, part(rank, before).Epoch(t.Context(), 0))[:steps]...)
+					at = throughJSON(t, cursors(t, part(rank, before))[steps])
 				}
 				for rank := range after {
-					got = append(got, slices.Concat(collect(t, part(rank, after).Run(t.Context(), ptr(throughJSON(t, at))))...)...)
+					got = append(got, collect(t, part(rank, after).Run(t.Context(), ptr(at)))...)
 				}
-				slices.Sort(got)
-				equal(t, fmt.Sprintf("%d ranks, after %d steps %d ranks", before, steps, after), got, positions(Sequential(n), 0))
+				what := fmt.Sprintf("%d ranks, after %d steps %d ranks", before, steps, after)
+				equal(t, what, sorted(slices.Concat(got...)), upTo(n))
 			}
 		}
 	}
@@ -932,16 +881,15 @@ func TestPipelineIsLoader(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		slow := func(_ context.Context, i int) (int, error) { time.Sleep(time.Second); return i, nil }
-		first := func(seq iter.Seq2[[]int, error]) time.Duration {
+		slow := &probe{n: 64, takes: always(time.Second)}
+		pipeline, loader := Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]), newLoader(t, slow, Options{BatchSize: 16, Workers: 8})
+		for want, first := range map[time.Duration]Stream[[]int]{2 * time.Second: pipeline, 16 * time.Second: loader.Stream()} {
 			start := time.Now()
-			for range seq {
-				return time.Since(start)
+			for range first.Epoch(t.Context(), 0) {
+				equal(t, "the first batch comes after", time.Since(start), want)
+				break
 			}
-			panic("no batch")
 		}
-		equal(t, "pipeline's first batch", first(Batch(Map(Indices(Sequential(64)), 8, slow), 16, List[int]).Epoch(t.Context(), 0)), 2*time.Second)
-		equal(t, "loader's first batch", first(newLoader(t, Func(64, slow), Options{BatchSize: 16, Workers: 8}).Epoch(t.Context(), 0)), 16*time.Second)
 	})
 }
 
@@ -1053,34 +1001,28 @@ func TestStreamsThatDie(t *testing.T) {
 		source := (&feed{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
 		failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
 		broken, alone, failed := "[300 error dataloader: the stream: "+what+"]", "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
-		type dying struct {
-			s    ints
-			want string
+		dies := func(s ints, want string) {
+			synctest.Test(t, func(t *testing.T) { equal(t, "outcomes", outcomes(s.Epoch(t.Context(), 3)), want) })
 		}
-		cases := []dying{
-			{source.Prefetch(1), broken},
-			{source.Prefetch(3), broken},
-			{Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone},  // no short batch
-			{Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone}, // not even a failed one
-			{source.Prefetch(3).Shuffle(1000, 1), alone},               // no short window
-			{Map(source, 1, quick), broken},
-			{Map(source, 2, quick), broken},
-			{Map(counting(3), 1, f), failed},
-			{Map(counting(3), 2, f), failed},
+		dies(source.Prefetch(1), broken)
+		dies(source.Prefetch(3), broken)
+		dies(Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone)  // no short batch
+		dies(Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone) // not even a failed one
+		dies(source.Prefetch(3).Shuffle(1000, 1), alone)               // no short window
+		dies(Map(source, 1, quick), broken)
+		dies(Map(source, 2, quick), broken)
+		dies(Map(counting(3), 1, f), failed)
+		dies(Map(counting(3), 2, f), failed)
+		if what != "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
+			continue
 		}
-		if what == "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
-			each := func(_ []int, samples []int) ([]int, error) { check(samples[0]); return List(nil, samples) }
-			cases = append(cases,
-				dying{source, "[300 error dataloader: epoch 3: panic: ouch]"},
-				dying{FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }), "[error dataloader: epoch 3: panic: ouch]"},
-				dying{counting(3).Filter(func(i int) bool { check(i); return true }), "[300 error Filter: panic: ouch 302]"},
-				dying{Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]"},
-				dying{Unbatch(Batch(counting(3), 1, each)), "[300 error Batch: panic: ouch 302]"},
-				dying{Map(counting(3), 0, f), failed})
-		}
-		for _, c := range cases {
-			synctest.Test(t, func(t *testing.T) { equal(t, "outcomes", outcomes(c.s.Epoch(t.Context(), 3)), c.want) })
-		}
+		each := func(_ []int, samples []int) ([]int, error) { check(samples[0]); return List(nil, samples) }
+		dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
+		dies(FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }), "[error dataloader: epoch 3: panic: ouch]")
+		dies(counting(3).Filter(func(i int) bool { check(i); return true }), "[300 error Filter: panic: ouch 302]")
+		dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
+		dies(Unbatch(Batch(counting(3), 1, each)), "[300 error Batch: panic: ouch 302]")
+		dies(Map(counting(3), 0, f), failed)
 	}
 }
 
@@ -1095,9 +1037,8 @@ func TestPanicsOfTheLoop(t *testing.T) {
 			}
 		}, "behind "+name)
 	}
-	leave := func(t *testing.T, s ints, items int) {
-		for _, err := range s.Epoch(t.Context(), 0) {
-			equal(t, "error", err, nil)
+	leave := func(s ints, items int) {
+		for range s.Epoch(t.Context(), 0) {
 			if items--; items == 0 {
 				break
 			}
@@ -1116,12 +1057,12 @@ func TestPanicsOfTheLoop(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
-			mustPanic(t, func() { leave(t, s, 1) }, says)
-			mustPanic(t, func() { leave(t, Map(s, 0, quick), 1) }, says)
-			mustPanic(t, func() { leave(t, Mix(MixOptions{}, other, s, other, s, other), 5) }, says)
+			mustPanic(t, func() { leave(s, 1) }, says)
+			mustPanic(t, func() { leave(Map(s, 0, quick), 1) }, says)
+			mustPanic(t, func() { leave(Mix(MixOptions{}, other, s, other, s, other), 5) }, says)
 			for workers := 1; workers < 4; workers++ {
-				leave(t, Map(s, workers, quick), 1)
-				leave(t, s.Prefetch(workers), 1)
+				leave(Map(s, workers, quick), 1)
+				leave(s.Prefetch(workers), 1)
 			}
 		})
 	}
@@ -1327,11 +1268,11 @@ func TestProfiles(t *testing.T) {
 	var reader string
 	source := &feed{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
 	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
-	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
-	equal(t, "who reads for Map", reader, "reader")
-	reader = ""
-	collect(t, source.stream().Prefetch(2).Epoch(t.Context(), 0))
-	equal(t, "who reads for Prefetch", reader, "reader")
+	for name, s := range map[string]ints{"Map": Map(source.stream(), 1, get), "Prefetch": source.stream().Prefetch(2)} {
+		reader = ""
+		collect(t, s.Epoch(t.Context(), 0))
+		equal(t, "who reads for "+name, reader, "reader")
+	}
 	if running {
 		trace.Stop()
 		for _, name := range []string{"batch", "epoch 0, batch 1", "fetch", "collate"} {
@@ -1374,7 +1315,7 @@ func TestTimeline(t *testing.T) {
 			at := func(x time.Time) int { return int(x.Sub(start) / column) }
 			last := at(timings[11].Received) + 1
 			// Which of the workers that are free at the same moment takes a task is up to the scheduler; here, the first.
-			lines := lanes("worker %d", last, timings, func(tm Timing) (int, int) { return at(tm.Start), at(tm.Done) })
+			lines := lanes("worker #", last, timings, func(tm Timing) (int, int) { return at(tm.Start), at(tm.Done) })
 			lines = append(lines, lanes(c.ready, last, timings, func(tm Timing) (int, int) { return at(tm.Done), at(tm.Received) })...)
 			lines = append(lines, lanes("caller", last, timings, func(tm Timing) (int, int) { return at(tm.Received), at(tm.Received) + 1 })...)
 			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n%s\n\n", c.title, 10*last, 10*(last-12), strings.Join(lines, "\n"))
@@ -1385,8 +1326,8 @@ func TestTimeline(t *testing.T) {
 	goldenFile(t, "timeline.svg", pic.bytes("What three loaders do with the same twelve batches, of which batch 2 is slow"))
 }
 
-// lanes draws where the batches are in time, in as few lines as there are batches at most at once, each with its name. A
-// batch is its number, in base 12, in each of the columns that span returns.
+// lanes draws where the batches are in time, in as few lines as there are batches at most at once, each with its name,
+// in which # is the number of the line. A batch is its number, in base 12, in each of the columns that span returns.
 func lanes(name string, columns int, timings []Timing, span func(Timing) (from, to int)) (lines []string) {
 	timings = slices.SortedFunc(slices.Values(timings), func(a, b Timing) int {
 		x, _ := span(a)
@@ -1407,11 +1348,7 @@ func lanes(name string, columns int, timings []Timing, span func(Timing) (from, 
 		copy(rows[free][from:], strings.Repeat(strconv.FormatInt(int64(tm.Batch), 12), to-from))
 	}
 	for i, row := range rows {
-		label := name
-		if strings.Contains(name, "%d") {
-			label = fmt.Sprintf(name, i)
-		}
-		lines = append(lines, fmt.Sprintf("%-9s %s", label, row))
+		lines = append(lines, fmt.Sprintf("%-9s %s", strings.Replace(name, "#", strconv.Itoa(i), 1), row))
 	}
 	return lines
 }
@@ -1457,21 +1394,16 @@ func TestDescriptions(t *testing.T) {
 
 // TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
 func TestCursorsOutOfOrder(t *testing.T) {
-	first, second := Shard{0, 2}, Shard{1, 2}
-	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: first}).items)[1]
-	run := func(opts Options) iter.Seq2[[]int, error] {
-		return newLoader(t, numbers(20), opts).Run(t.Context(), ptr(throughJSON(t, made)))
-	}
-	for _, other := range []Options{
-		{BatchSize: 2, Unordered: true, Shard: second},
-		{BatchSize: 2, Shard: second},
-		{BatchSize: 4, Unordered: true},
-		{BatchSize: 4, Shard: first},
-	} {
-		saysAll(t, ending(run(other)), "made out of order by shard {0 2} with batches of 2")
-	}
-	for _, own := range []Options{{BatchSize: 2, Unordered: true, Shard: first}, {BatchSize: 2, Shard: first, Workers: 2}} {
-		equal(t, "the rest", len(collect(t, run(own))), 4)
+	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}).items)[1]
+	for _, unordered := range []bool{true, false} {
+		run := func(size int, shard Shard) iter.Seq2[[]int, error] {
+			loader := newLoader(t, numbers(20), Options{BatchSize: size, Unordered: unordered, Shard: shard, Workers: 2})
+			return loader.Run(t.Context(), ptr(throughJSON(t, made)))
+		}
+		equal(t, "the rest", len(collect(t, run(2, Shard{0, 2}))), 4)
+		for _, other := range []iter.Seq2[[]int, error]{run(2, Shard{1, 2}), run(4, Shard{0, 2}), run(4, Shard{})} {
+			saysAll(t, ending(other), "made out of order by shard {0 2} with batches of 2")
+		}
 	}
 }
 
