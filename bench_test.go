@@ -3,6 +3,7 @@ package dataloader
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -202,6 +204,109 @@ func BenchmarkThroughput(b *testing.B) {
 	if *update {
 		goldenFile(b, "throughput.svg", pic.bytes("How many times as fast as a plain loop, against the number of workers"))
 	}
+}
+
+// goldenFile compares data with a file of testdata, which -update rewrites.
+func goldenFile(t testing.TB, name string, data []byte) {
+	t.Helper()
+	name = filepath.Join("testdata", name)
+	if *update {
+		must(0, os.WriteFile(name, data, 0o644))
+	}
+	if want, err := os.ReadFile(name); err != nil || !bytes.Equal(data, want) {
+		t.Errorf("%s is not what it was; go test -update writes it", name)
+	}
+}
+
+// An svg is a picture that is written from top to bottom. Its colours have a light and a dark form.
+type svg struct {
+	body   strings.Builder
+	height int
+}
+
+const svgWidth = 760
+
+func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
+
+// panel draws lanes, with the time below them. A bar is what is the same in several columns.
+func (p *svg) panel(title string, lanes []string) {
+	const left, column, row, name = 74, 9, 20, 10
+	p.height += 24
+	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height, title)
+	p.height += 8
+	for x := 0; x <= len(lanes[0])-name; x += 10 {
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left+x*column, p.height, left+x*column, p.height+row*len(lanes)+4)
+		p.add(`<text class="time" x="%d" y="%d">%d</text>`, left+x*column, p.height+row*len(lanes)+16, 10*x)
+	}
+	for _, lane := range lanes {
+		where, columns := strings.TrimSpace(lane[:name]), lane[name:]
+		p.add(`<text x="8" y="%d">%s</text>`, p.height+14, where)
+		for from := 0; from < len(columns); {
+			bar := columns[from:]
+			bar = bar[:len(bar)-len(strings.TrimLeft(bar, bar[:1]))]
+			if bar[0] != '.' {
+				p.bar(where, bar, left+from*column, p.height, len(bar)*column-1, row)
+			}
+			from += len(bar)
+		}
+		p.height += row
+	}
+	p.height += 24
+}
+
+// bar draws a batch as a bar: its number, as often as it has columns, says which one.
+func (p *svg) bar(where, columns string, x, y, width, height int) {
+	kind := map[string]string{"worker": "load", "queue": "wait", "cache": "wait", "caller": "train"}[strings.Fields(where)[0]]
+	batch := must(strconv.ParseInt(columns[:1], 12, 0))
+	if batch == 2 {
+		kind += " slow"
+	}
+	if batch > 9 && width < 12 {
+		kind += " small"
+	}
+	p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, x, y+2, width, height-4)
+	p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, x+width/2, y+14, batch)
+}
+
+// bytes ends the picture.
+func (p *svg) bytes(title string) []byte {
+	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
+<title>%s</title>
+<style>
+svg { background: #ffffff; }
+text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
+.title { font-weight: 600; }
+.time, .batch { text-anchor: middle; font-size: 10px; }
+.batch.small { font-size: 7px; }
+.time { fill: #59636e; }
+.grid { stroke: #d1d9e0; }
+.load { fill: #2a78d6; }
+.wait { fill: #b9d3f2; }
+.train { fill: #5d6670; }
+.slow { fill: #c2571a; }
+.wait.slow { fill: #f0c3a5; }
+.ideal { stroke: #59636e; stroke-dasharray: 4 4; fill: none; }
+.line { stroke: #2a78d6; stroke-width: 2; fill: none; }
+.line.slow { stroke: #c2571a; }
+.batch.load, .batch.train, .batch.slow { fill: #ffffff; }
+.batch.wait { fill: #1f2328; }
+@media (prefers-color-scheme: dark) {
+svg { background: #0d1117; }
+text { fill: #e6edf3; }
+.time { fill: #9198a1; }
+.grid { stroke: #30363d; }
+.wait { fill: #1c3d66; }
+.train { fill: #8b949e; }
+.wait.slow { fill: #5c2e12; }
+.ideal { stroke: #9198a1; }
+.line { stroke: #58a6ff; }
+.line.slow { stroke: #f0883e; }
+.batch.wait { fill: #e6edf3; }
+.batch.train { fill: #0d1117; }
+}
+</style>
+%s</svg>
+`, svgWidth, p.height, title, p.body.String())
 }
 
 // BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace.
