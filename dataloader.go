@@ -323,6 +323,9 @@ func (l *DataLoader[B]) setOrder(n int) error {
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
+	if o.DropLast && o.BatchSize > count && count > 0 {
+		return fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
+	}
 	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
 	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	l.name = describe(positions)

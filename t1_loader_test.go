@@ -653,6 +653,9 @@ func FuzzDeal(f *testing.F) {
 	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
 		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
 		from = int(uint(from) % uint(n+1))
+		if dropLast {
+			size = min(size, max(1, n)) // a larger one is refused
+		}
 		steps, after := map[int][]int{}, map[int]Cursor{} // of all ranks, by their number
 		for rank := range count {
 			opts := Options{BatchSize: size, DropLast: dropLast, Shard: Shard{rank, count}, Tail: Tail(tail)}
@@ -1300,6 +1303,9 @@ func TestResumeExhaustive(t *testing.T) {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for o := range 8 {
 					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Shard: shard, Tail: tail}
+					if opts.DropLast && opts.BatchSize > n && n > 0 {
+						continue // refused, since there would be no batch
+					}
 					want := fmt.Sprint(expect(positions(Random(n, 7), 2), 0, opts))
 					for workers := range 4 {
 						loading{"exhaustive", numbers(n), nil, opts, want}.checkWith(t, workers, 0, (workers+o+n)%4)
@@ -1490,6 +1496,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
 		{loader(Options{Shard: Shard{0, 1<<20 + 1}}), "Options.Shard … Count: 1048577 … must be 0 to 1048576"},
 		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
+		{loader(Options{BatchSize: 4, DropLast: true}), "Options.DropLast leaves no batch: BatchSize is 4, and there are 3 samples"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},

@@ -501,9 +501,9 @@ func TestRefusedCursors(t *testing.T) {
 		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed … a batch of 4 elements … has 2 elements"},
 		{Unbatch(three), third, "the source has changed … a batch of 4 elements … has 3 elements"},
 		{Unbatch(Batch(s.Filter(func(i int) bool { return i > 0 }), 4, List[int])), third, `the source has changed … "pos":4 … "pos":5`},
-		{counting(0).Shuffle(40, 1), ends, "the source has changed: a window that ended at"},
-		{counting(22).Shuffle(40, 1), ends, "the source has changed: a window that ended at"},
-		{counting(20).Filter(odd).Shuffle(9, 1), healed, "the source has changed: a window that ended at"},
+		{counting(0).Shuffle(40, 1), ends, "the source has changed: a window of"},
+		{counting(22).Shuffle(40, 1), ends, "the source has changed: a window of"},
+		{counting(20).Filter(odd).Shuffle(9, 1), healed, "the source has changed: a window of"},
 
 		{s.Take(3), Cursor{Pos: -1}, "must not be negative"},
 		{s.Take(3), Cursor{Epoch: -1}, "must not be negative"},
