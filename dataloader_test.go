@@ -1,0 +1,7559 @@
+package dataloader
+
+// Tests are half of the package. This file has five parts, each with an index of its own at its head:
+//
+//	Helpers         data sets, samplers and sequences under observation, and how results are compared
+//	Examples        the documentation: what a reader wants to do, compiled and run
+//	First reading   the classic loader, in the order of the rooms: dataset.go, sampler.go, batch.go, worker.go, dataloader.go
+//	Second reading  streams, in the same order; Stats, Progress, profiles, the timeline
+//	Tar shards      the stream, the web, the index, the writer
+//
+// Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a
+// stream through everything that its cursors promise. Time and goroutines are tested in bubbles of testing/synctest, where
+// time is exact and a goroutine that is left over fails the test. Files in testdata are written again by go test -update.
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"hash/crc32"
+	"image"
+	"image/color"
+	"image/png"
+	"io"
+	"io/fs"
+	"iter"
+	"log"
+	"maps"
+	"math"
+	"math/bits"
+	"math/cmplx"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+	"weak"
+)
+
+// Helpers.
+
+// numbers is the data set 0, 1, …, n-1.
+func numbers(n int) Dataset[int] {
+	return Func(n, func(_ context.Context, i int) (int, error) { return i, nil })
+}
+
+var errBad = errors.New("bad sample")
+
+// failing is numbers(n), except that the bad ones fail with errBad.
+func failing(n int, bad ...int) Dataset[int] { return &probe{n: n, bad: bad} }
+
+// A probe is the data set 0, 1, …, n-1 under observation. It may be changed between loops.
+type probe struct {
+	n     int
+	bad   []int                     // the samples that fail, with errBad
+	takes func(i int) time.Duration // how long Get takes for sample i; nil means no time
+	deaf  bool                      // Get does not look at its context meanwhile
+
+	begun, running atomic.Int64 // the calls of Get so far, and those that have not returned
+}
+
+func (p *probe) Len() int { return p.n }
+
+func (p *probe) Get(ctx context.Context, i int) (int, error) {
+	p.begun.Add(1)
+	p.running.Add(1)
+	defer p.running.Add(-1)
+	if p.takes != nil {
+		if p.deaf {
+			ctx = context.WithoutCancel(ctx)
+		}
+		select {
+		case <-time.After(p.takes(i)):
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	if slices.Contains(p.bad, i) {
+		return 0, errBad
+	}
+	return i, nil
+}
+
+// always is the probe's time d for every sample.
+func always(d time.Duration) func(int) time.Duration {
+	return func(int) time.Duration { return d }
+}
+
+// once is the probe's time d for sample 0, and no time for the others.
+func once(d time.Duration) func(int) time.Duration {
+	return func(i int) time.Duration { return d * time.Duration(max(0, 1-i)) }
+}
+
+// jitter is a random time of less than a microsecond for each sample, from a seed.
+func jitter(seed uint64) func(int) time.Duration {
+	return func(i int) time.Duration { return time.Duration(counter(seed, uint64(i)) % 1000) }
+}
+
+// dropBad is an OnError that drops what fails.
+func dropBad(*SampleError) error { return nil }
+
+// A batchGetter is a data set of n samples that only fetches batches.
+type batchGetter[T any] struct {
+	n   int
+	get func(ctx context.Context, indices []int) ([]T, error)
+}
+
+func (b batchGetter[T]) Len() int                            { return b.n }
+func (b batchGetter[T]) Get(context.Context, int) (T, error) { panic("Get is not to be called") }
+func (b batchGetter[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
+	return b.get(ctx, indices)
+}
+
+// fixed is a sampler with the same order in every epoch.
+func fixed(indices ...int) Sampler {
+	return OrderFunc(len(indices), func(int) []int { return indices })
+}
+
+// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch and without a String.
+type fixedBatches [][]int
+
+func (f fixedBatches) Len() int                      { return len(f) }
+func (f fixedBatches) Batches(int) func(k int) []int { return func(k int) []int { return f[k] } }
+
+// positions is an epoch of a sampler as a list.
+func positions(s Sampler, epoch int) []int {
+	order := s.Order(epoch)
+	all := make([]int, s.Len())
+	for pos := range all {
+		all[pos] = order(pos)
+	}
+	return all
+}
+
+// upTo is the list 0, 1, …, n-1.
+func upTo(n int) []int { return positions(Sequential(n), 0) }
+
+// must returns v of a call that cannot fail.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// newLoader makes a loader of lists.
+func newLoader[T any](t testing.TB, data Dataset[T], opts Options) *DataLoader[[]T] {
+	t.Helper()
+	l, err := New(data, List[T], opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// collect reads a sequence in which nothing may fail.
+func collect[T any](t testing.TB, seq iter.Seq2[T, error]) []T {
+	t.Helper()
+	all := []T{}
+	for v, err := range seq {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// batches is an epoch of a loader in which nothing may fail.
+func batches[T any](t testing.TB, l *DataLoader[T], epoch int) []T {
+	t.Helper()
+	return collect(t, l.Epoch(t.Context(), epoch))
+}
+
+// samples is an epoch of a loader of lists, in one list.
+func samples[T any](t testing.TB, l *DataLoader[[]T], epoch int) []T {
+	t.Helper()
+	return slices.Concat(batches(t, l, epoch)...)
+}
+
+// values is a whole data set in one list.
+func values[T any](t testing.TB, data Dataset[T]) []T {
+	t.Helper()
+	return samples(t, newLoader(t, data, Options{}), 0)
+}
+
+// sorted is a sorted copy.
+func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
+
+// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause.
+func outcomes[T any](seq iter.Seq2[T, error]) []string {
+	all := []string{}
+	for v, err := range seq {
+		if failed := (*SampleError)(nil); errors.As(err, &failed) && failed.Batch < 0 {
+			err = failed.Err
+		}
+		if err != nil {
+			text, _, _ := strings.Cut(err.Error(), "\n")
+			all = append(all, "error "+text)
+		} else {
+			all = append(all, fmt.Sprint(v))
+		}
+	}
+	return all
+}
+
+// equal fails the test if got is not want, in words.
+func equal(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		t.Fatalf("%s:\n got %s\nwant %s", what, g, w)
+	}
+}
+
+// throughJSON is a cursor that was saved and loaded.
+func throughJSON(t testing.TB, c Cursor) Cursor {
+	t.Helper()
+	return fromJSON(t, string(must(json.Marshal(c))))
+}
+
+// fromJSON is a cursor that was saved.
+func fromJSON(t testing.TB, text string) (c Cursor) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// saysAll checks that err is there and names everything that it should.
+func saysAll(t testing.TB, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one that says %q", parts)
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %q does not say %q", err, part)
+		}
+	}
+}
+
+// mustPanic checks that f panics with a message that says everything it should.
+func mustPanic(t testing.TB, f func(), parts ...string) {
+	t.Helper()
+	saysAll(t, panicOf(f), parts...)
+}
+
+// errorOf is the error of a call.
+func errorOf[T any](_ T, err error) error { return err }
+
+// panicOf is what f panics with, as an error, or nil.
+func panicOf(f func()) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic %v", r)
+		}
+	}()
+	f()
+	return nil
+}
+
+// eachWorkers runs a test for each number of workers, in a bubble of testing/synctest, which a goroutine that is left fails.
+func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
+	t.Helper()
+	for _, workers := range numbers {
+		t.Run(fmt.Sprint(workers, " workers"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, workers) })
+		})
+	}
+}
+
+// A refusal is what became of a call with arguments that make no sense, and what the error should say, between dots.
+type refusal struct {
+	err  error
+	want string
+}
+
+// refused checks refusals. Each has the package's prefix once.
+func refused(t *testing.T, all []refusal) {
+	t.Helper()
+	for _, r := range all {
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+		equal(t, fmt.Sprint("prefixes of ", r.err), strings.Count(r.err.Error(), "dataloader: "), 1)
+	}
+}
+
+// A loading is a loader, and what it gives in epoch 2, in words.
+type loading struct {
+	name    string
+	data    Dataset[int]
+	collate Collate[int, []int] // nil means List
+	opts    Options
+	want    string
+}
+
+// check checks what comes with 0 to 3 workers, or from least on, and several windows.
+func (l loading) check(t *testing.T, least int) {
+	t.Helper()
+	for _, engine := range [][2]int{{0, 0}, {1, 1}, {1, 3}, {2, 0}, {3, 1}, {4, 2}} {
+		if engine[0] >= least {
+			l.checkWith(t, engine[0], engine[1], max(least, 3-engine[0]))
+		}
+	}
+}
+
+// loader returns the loader with so many workers.
+func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
+	if l.collate == nil {
+		l.collate = List[int]
+	}
+	l.opts.Workers, l.opts.Prefetch = workers, prefetch
+	return must(New(l.data, l.collate, l.opts))
+}
+
+// checkWith checks what comes with so many workers: as a stream, resumed everywhere with other workers, and by Batch.
+func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
+	t.Helper()
+	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
+	what := fmt.Sprintf("%s: %+v, workers %d, prefetch %d", l.name, l.opts, workers, prefetch)
+	got := checkStream(t, loader.Stream(), 2)
+	equal(t, what, got, l.want)
+	synctest.Test(t, func(t *testing.T) {
+		k := 0
+		for item, err := range loader.Stream()(t.Context(), Cursor{Epoch: 2}) {
+			if failed := item.Err; err != nil || failed != nil && !errors.As(failed, new(*SampleError)) {
+				t.Errorf("%s: %v, or %v is no SampleError", what, err, failed)
+			}
+			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
+				equal(t, what+": Batch", outcomes(one(loader.Batch(t.Context(), 2, k))), got[k:k+1])
+			}
+			k++
+			equal(t, fmt.Sprint(what, ": after ", k, " with workers ", other), outcomes(resumed.Run(t.Context(), ptr(throughJSON(t, item.Next)))), got[k:])
+		}
+		if l.opts.OnError == nil { // which leaves out whole batches
+			equal(t, what+": Len", loader.Len(), k)
+		}
+	})
+}
+
+// expect is what a loader has to give from a position on, as DistributedSampler's documentation describes it.
+func expect(order []int, from int, o Options) [][]int {
+	count, rest := max(o.Shard.Count, 1), order[from:]
+	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
+		rest = append(slices.Clip(rest), order[i%len(order)])
+	}
+	if o.Tail == DropTail {
+		rest = rest[:len(rest)/count*count]
+	}
+	var mine []int
+	for i := o.Shard.Index; i < len(rest); i += count {
+		mine = append(mine, rest[i])
+	}
+	batches := slices.Collect(slices.Chunk(mine, max(o.BatchSize, 1)))
+	if k := len(batches) - 1; k >= 0 && o.DropLast && len(batches[k]) < o.BatchSize {
+		batches = batches[:k]
+	}
+	return batches
+}
+
+// zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
+// proportion to its weight; without weights all should be equal. What has weight 0 must not occur.
+func zScore(t testing.TB, counts []int, weights ...float64) float64 {
+	t.Helper()
+	if weights == nil {
+		weights = slices.Repeat([]float64{1}, len(counts))
+	}
+	draws, total, largest := 0.0, 0.0, slices.Max(weights)
+	for i, c := range counts {
+		draws, total = draws+float64(c), total+weights[i]/largest // which is finite
+	}
+	chi, freedom := 0.0, -1.0
+	for i, c := range counts {
+		if mean := draws * (weights[i] / largest) / total; mean > 0 {
+			chi += (float64(c) - mean) * (float64(c) - mean) / mean
+			freedom++
+		} else if c > 0 {
+			t.Error("something has occurred that cannot")
+		}
+	}
+	return (chi - freedom) / math.Sqrt(2*max(1, freedom))
+}
+
+// tree is a file system with folders at several depths.
+func tree() fs.FS {
+	files := fstest.MapFS{}
+	for _, name := range []string{"a.txt", "b.png", "cat/1.png", "cat/2.png", "cat/old/0.png", "cat/.hidden", "dog/1.png", "dog/x/y/z.txt", ".git/config"} {
+		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
+	}
+	return files
+}
+
+// closedFS is a file system of which the folder dog cannot be read.
+type closedFS struct{ fs.FS }
+
+func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	if name == "dog" {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+	}
+	return fs.ReadDir(c.FS, name)
+}
+
+// augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
+func augmented() Dataset[int] {
+	return Func(24, func(ctx context.Context, i int) (int, error) {
+		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
+	})
+}
+
+// undo is the inverse of feistel.at: the rounds in reverse, subtracting.
+func undo(f *feistel, x uint64) uint64 {
+	for {
+		left, right := x>>f.k, x&(1<<f.k-1)
+		for j := len(f.keys) - 2; j >= 0; j -= 2 {
+			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
+			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
+			left = (left + f.a - add) % f.a
+		}
+		if x = left<<f.k | right; x < f.n {
+			return x
+		}
+	}
+}
+
+// The Examples are the documentation. By what a reader wants to do:
+//
+//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder
+//	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError
+//	save and resume    ExampleCursor, Example_checkpoint; train a model: Example_training, Example_trainingFromTar
+//	have a data set    Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
+//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: Example_imageFolder
+//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets
+//	share an epoch     ExampleShardFromEnv, ExampleTail
+//	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle; evaluate: ExampleDataLoader, ExampleDataLoader_Batch
+//	see what happens   ExampleStats, ExampleProgress, ExampleTiming, ExampleOptions_onError, ExamplePanicError
+//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleStream_Filter,
+//	                   ExampleStream_Prefetch, ExampleDataLoader_Stream; with a stream of your own: ExampleCursor_Load
+//	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
+//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleOpener, ExampleExpand
+
+// A data set, a loader and the training loop, with a checkpoint after every step.
+func Example() {
+	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
+		return float64(i * i), nil // open, read, decode
+	})
+	loader, err := New(squares, List[float64], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var at Cursor
+	for at.Epoch < 2 {
+		for batch, err := range loader.Run(context.Background(), &at) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			checkpoint, err := json.Marshal(at)
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println(batch, string(checkpoint))
+		}
+	}
+	// Output:
+	// [4 0 81 49] {"epoch":0,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [1 25 16 36] {"epoch":0,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [64 9] {"epoch":0,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [36 25 49 1] {"epoch":1,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [81 4 64 0] {"epoch":1,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [16 9] {"epoch":1,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
+}
+
+// The classic loader's first stage: the calling goroutine loads each batch when the loop asks for it.
+func ExampleNew_oneProcess() {
+	features := make(Slice[Tensor[float32]], 20)
+	for i := range features {
+		features[i] = Tensor[float32]{Data: make([]float32, 100), Shape: []int{100}}
+	}
+	labels := Func(20, func(ctx context.Context, i int) (int, error) { return i % 3, nil })
+	data, err := Pairs(features, labels)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, CollatePair(Stack[float32], List[int]), Options{BatchSize: 8})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(loader.Len(), "batches")
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.Second)
+	}
+	// Output:
+	// 3 batches
+	// [8 100] [0 1 2 0 1 2 0 1]
+	// [8 100] [2 0 1 2 0 1 2 0]
+	// [4 100] [1 2 0 1]
+}
+
+// The second stage: workers load, and a batch is handed over as soon as it is ready. Batch 0 is slow and comes last.
+func ExampleNew_outOfOrder() {
+	others := make(chan bool)
+	slow := Func(6, func(ctx context.Context, i int) (int, error) {
+		if i == 0 {
+			<-others // sample 0 takes as long as all the others
+		}
+		return i, nil
+	})
+	loader, err := New(slow, List[int], Options{Workers: 2, Unordered: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	received := 0
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(batch)
+		if received++; received == 5 {
+			close(others)
+		}
+	}
+	// Output: [1][2][3][4][5][0]
+}
+
+// The third stage, the default: workers load in any order, and batches are handed over in the sampler's order.
+func ExampleNew_inOrder() {
+	others := make(chan bool, 3)
+	slow := Func(6, func(ctx context.Context, i int) (int, error) {
+		switch i {
+		case 0: // waits for the three batches that may be loaded ahead of it
+			<-others
+			<-others
+			<-others
+		case 1, 2, 3:
+			others <- true
+		}
+		return i, nil
+	})
+	loader, err := New(slow, List[int], Options{Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(batch)
+	}
+	// Output: [0][1][2][3][4][5]
+}
+
+// The loop.
+
+// An epoch has the same order each time, and the next epoch has another. There is nothing to reset.
+func ExampleDataLoader_Epoch() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 6, Shuffle: true, Seed: 42})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, epoch := range []int{0, 0, 1} {
+		for batch, err := range loader.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println("epoch", epoch, batch)
+		}
+	}
+	// Output:
+	// epoch 0 [5 4 0 2 3 1]
+	// epoch 0 [5 4 0 2 3 1]
+	// epoch 1 [1 2 0 4 3 5]
+}
+
+// The cursor is the position after the batch in hand, so the number of that batch follows from it.
+func ExampleDataLoader_Run() {
+	const batchSize = 2
+	loader, err := New(Slice[string]{"a", "b", "c", "d", "e"}, List[string], Options{BatchSize: batchSize})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var at Cursor
+	for batch, err := range loader.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("epoch", at.Epoch, "batch", (at.Pos-1)/batchSize, "of", loader.Len(), batch)
+	}
+	// Output:
+	// epoch 0 batch 0 of 3 [a b]
+	// epoch 0 batch 1 of 3 [c d]
+	// epoch 0 batch 2 of 3 [e]
+}
+
+// Epoch starts over in each new loop, as PyTorch's DataLoader does. Run continues at its cursor, as an iterator does.
+func ExampleStream_Run_restartOrContinue() {
+	loader, err := New(Slice[string]{"a", "b", "c", "d"}, List[string], Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var at Cursor
+	untilB := func(seq iter.Seq2[[]string, error]) {
+		for batch, err := range seq {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Print(batch)
+			if batch[0] == "b" {
+				break
+			}
+		}
+	}
+	ctx := context.Background()
+	untilB(loader.Epoch(ctx, 0))
+	untilB(loader.Epoch(ctx, 0))
+	fmt.Println(" starts over")
+	untilB(loader.Run(ctx, &at))
+	untilB(loader.Run(ctx, &at))
+	fmt.Println(" continues; the next epoch is", at.Epoch)
+	// Output:
+	// [a][b][a][b] starts over
+	// [a][b][c][d] continues; the next epoch is 1
+}
+
+// A batch that cannot be loaded is a *SampleError in its place, and the loop may skip it. Any other error is the last:
+// the context has ended, or the cursor does not fit.
+func ExampleSampleError() {
+	data := Func(12, func(ctx context.Context, i int) (int, error) {
+		if i == 5 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 4, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	train := func(ctx context.Context) error {
+		var at Cursor
+		for batch, err := range loader.Run(ctx, &at) {
+			var bad *SampleError
+			if errors.As(err, &bad) {
+				fmt.Println("skipped batch", bad.Batch, "because of sample", bad.Index, "with", bad.Err)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			fmt.Println(batch)
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	fmt.Println(train(ctx))
+	cancel()
+	fmt.Println(train(ctx))
+	// Output:
+	// [0 1 2 3]
+	// skipped batch 1 because of sample 5 with unexpected EOF
+	// [8 9 10 11]
+	// <nil>
+	// context canceled
+}
+
+// Checkpoints and training.
+
+// A cursor that was saved as JSON resumes the epoch in another process, with another number of workers and of ranks.
+func ExampleCursor() {
+	data := Func(24, func(ctx context.Context, i int) (int, error) { return i, nil })
+
+	// load is such a process. It resumes a checkpoint, takes one step and returns the next checkpoint.
+	load := func(rank, ranks, batchSize int, saved []byte) []byte {
+		loader, err := New(data, List[int], Options{BatchSize: batchSize, Workers: ranks, Shard: Shard{Index: rank, Count: ranks}})
+		if err != nil {
+			fmt.Println(err)
+			return nil
+		}
+		var at Cursor
+		if err := json.Unmarshal(saved, &at); err != nil {
+			fmt.Println(err)
+			return nil
+		}
+		for batch, err := range loader.Run(context.Background(), &at) {
+			if err != nil {
+				fmt.Println(err)
+				return nil
+			}
+			fmt.Println("rank", rank, "of", ranks, batch)
+			break
+		}
+		saved, err = json.Marshal(at)
+		if err != nil {
+			fmt.Println(err)
+		}
+		return saved
+	}
+	start := []byte("{}")
+	saved := load(0, 2, 4, start)
+	fmt.Println("all ranks' checkpoints are equal:", bytes.Equal(saved, load(1, 2, 4, start)))
+	fmt.Println(string(saved))
+	load(0, 1, 8, saved)  // 1 rank with batches of 8 resumes 2 with batches of 4,
+	for rank := range 4 { // and so do 4 with batches of 2
+		load(rank, 4, 2, saved)
+	}
+	// Output:
+	// rank 0 of 2 [0 2 4 6]
+	// rank 1 of 2 [1 3 5 7]
+	// all ranks' checkpoints are equal: true
+	// {"epoch":0,"pos":8,"state":{"by":"Sequential(24)"}}
+	// rank 0 of 1 [8 9 10 11 12 13 14 15]
+	// rank 0 of 4 [8 12]
+	// rank 1 of 4 [9 13]
+	// rank 2 of 4 [10 14]
+	// rank 3 of 4 [11 15]
+}
+
+// A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
+// another file and renamed, so that the file is always whole.
+func Example_checkpoint() {
+	dir, err := os.MkdirTemp("", "run")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "checkpoint.json")
+	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Shuffle: true, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	type checkpoint struct {
+		Sum int
+		At  Cursor
+	}
+	save := func(c checkpoint) error {
+		data, err := json.Marshal(c)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(name+".new", data, 0o666); err != nil {
+			return err
+		}
+		return os.Rename(name+".new", name)
+	}
+	load := func() (c checkpoint, err error) {
+		data, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return c, nil // the first process begins with the zero checkpoint
+		}
+		if err != nil {
+			return c, err
+		}
+		return c, json.Unmarshal(data, &c)
+	}
+
+	// train is one process. It is interrupted after a number of steps.
+	train := func(steps int) error {
+		c, err := load()
+		if err != nil {
+			return err
+		}
+		for c.At.Epoch < 2 {
+			for batch, err := range loader.Run(context.Background(), &c.At) {
+				if err != nil {
+					return err
+				}
+				for _, x := range batch {
+					c.Sum += x
+				}
+				if err := save(c); err != nil {
+					return err
+				}
+				if steps--; steps == 0 {
+					return errors.New("interrupted")
+				}
+			}
+		}
+		fmt.Println("the sum of two epochs:", c.Sum)
+		return nil
+	}
+	fmt.Println(train(2))
+	fmt.Println(train(-1))
+	// Output:
+	// interrupted
+	// the sum of two epochs: 30
+	// <nil>
+}
+
+// A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
+// of workers resumes it: the images come in the same order, are shifted at random by the same pixels, and make the same
+// weights.
+func Example_training() {
+	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer archive.Close()
+
+	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
+	type digit = Pair[Tensor[float32], int]
+
+	// decode makes a digit of a file and the number of its class.
+	decode := func(_ context.Context, file Pair[File, int]) (digit, error) {
+		img, err := png.Decode(bytes.NewReader(file.First.Data))
+		if err != nil {
+			return digit{}, fmt.Errorf("%s: %w", file.First.Name, err)
+		}
+		gray, ok := img.(*image.Gray)
+		if !ok {
+			return digit{}, fmt.Errorf("%s: %T, want %T", file.First.Name, img, gray)
+		}
+		pixels := make([]float32, len(gray.Pix))
+		for i, p := range gray.Pix {
+			pixels[i] = float32(p) / 255
+		}
+		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, file.Second}, nil
+	}
+
+	// shift moves an image at random by up to a pixel in each direction. What leaves it on one side enters on the other.
+	shift := func(ctx context.Context, d digit) (digit, error) {
+		rng, width, pixels := Rand(ctx), d.First.Shape[1], d.First.Data
+		k := (rng.IntN(3)-1)*width + rng.IntN(3) - 1
+		k = (k + len(pixels)) % len(pixels)
+		d.First.Data = slices.Concat(pixels[k:], pixels[:k]) // a copy, because the Cache keeps pixels
+		return d, nil
+	}
+
+	// open returns the digits in a folder of the archive. Each is decoded once, by a worker.
+	open := func(folder string) (Dataset[digit], error) {
+		sub, err := fs.Sub(archive, folder)
+		if err != nil {
+			return nil, err
+		}
+		files, _, err := Folder(sub) // the classes are "0" to "9", so their numbers are the digits
+		if err != nil {
+			return nil, err
+		}
+		return Cache(Transform(files, decode)), nil
+	}
+
+	// The model is a softmax regression: a weight for each digit and pixel.
+	type model [10][16 * 16]float64
+
+	// predict returns the probability of each digit.
+	predict := func(m *model, pixels []float32) (p [10]float64) {
+		sum := 0.0
+		for d := range p {
+			for j, x := range pixels {
+				p[d] += m[d][j] * float64(x)
+			}
+			p[d] = math.Exp(p[d])
+			sum += p[d]
+		}
+		for d := range p {
+			p[d] /= sum
+		}
+		return p
+	}
+
+	// learn takes a step down the gradient of the cross-entropy for each image of a batch.
+	learn := func(m *model, images Tensor[float32], labels []int) {
+		for i, label := range labels {
+			pixels := images.Data[i*16*16 : (i+1)*16*16]
+			p := predict(m, pixels)
+			p[label]--
+			for d := range p {
+				for j, x := range pixels {
+					m[d][j] -= 0.01 * p[d] * float64(x)
+				}
+			}
+		}
+	}
+
+	// A checkpoint is all that a training process must know of the processes before it.
+	type checkpoint struct {
+		Model model
+		At    Cursor
+	}
+
+	// train is such a process. It resumes a checkpoint, runs until epoch 30 or until it is interrupted after a number of
+	// batches, and returns the next checkpoint.
+	train := func(saved []byte, workers, batches int) ([]byte, error) {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			return nil, err
+		}
+		digits, err := open("train")
+		if err != nil {
+			return nil, err
+		}
+		loader, err := New(Transform(digits, shift), CollatePair(Stack[float32], List[int]), Options{
+			BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
+		})
+		if err != nil {
+			return nil, err
+		}
+		for c.At.Epoch < 30 {
+			for batch, err := range loader.Run(context.Background(), &c.At) {
+				if err != nil {
+					return nil, err
+				}
+				learn(&c.Model, batch.First, batch.Second)
+				loader.Recycle(batch)
+				if batches--; batches == 0 {
+					return json.Marshal(c)
+				}
+			}
+		}
+		return json.Marshal(c)
+	}
+
+	// accuracy is the share of the test images that a saved model recognizes.
+	accuracy := func(saved []byte) (float64, error) {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			return 0, err
+		}
+		digits, err := open("test")
+		if err != nil {
+			return 0, err
+		}
+		loader, err := New(digits, CollatePair(Stack[float32], List[int]), Options{
+			BatchSize: 32, Workers: 2, Tail: UnevenTail, // each image once, on any number of ranks
+		})
+		if err != nil {
+			return 0, err
+		}
+		recognized := 0
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				return 0, err
+			}
+			for i, label := range batch.Second {
+				p := predict(&c.Model, batch.First.Data[i*16*16:(i+1)*16*16])
+				if p[label] == slices.Max(p[:]) {
+					recognized++
+				}
+			}
+			loader.Recycle(batch)
+		}
+		return float64(recognized) / float64(digits.Len()), nil
+	}
+
+	whole, err := train([]byte("{}"), 2, -1) // never interrupted
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	half, err := train([]byte("{}"), 2, 260) // interrupted in epoch 14, after 8 of 18 batches
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	rest, err := train(half, 3, -1) // resumes there
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
+	share, err := accuracy(rest)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("more than 9 of 10 test images recognized:", share > 0.9)
+	// Output:
+	// the same weights as without the interruption: true
+	// more than 9 of 10 test images recognized: true
+}
+
+// dataset.go: what the samples are.
+
+// squares is the data set of the points (i, i²) for 0 <= i < n.
+type squares struct{ n int }
+
+func (s squares) Len() int { return s.n }
+
+func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error) {
+	x := float32(i)
+	return Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, nil
+}
+
+// A data set of your own is a type with two methods: here squares, with
+//
+//	func (s squares) Len() int
+//	func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error)
+func Example_datasetOfYourOwn() {
+	var data Dataset[Tensor[float32]] = squares{n: 5}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.Shape, batch.Data)
+	}
+	// Output:
+	// [2 2] [0 0 1 1]
+	// [2 2] [2 4 3 9]
+	// [1 2] [4 16]
+}
+
+// table is a data set with a query for the samples of a whole batch.
+type table struct {
+	Dataset[string]
+	query func(ids []int) ([]string, error)
+}
+
+func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
+
+// A data set with one more method fetches a batch in one call, as from a data base: here table, with
+//
+//	func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
+func ExampleBatchGetter() {
+	rows := Slice[string]{"a", "b", "c"}
+	data := table{rows, func(ids []int) (samples []string, err error) {
+		fmt.Println("SELECT … WHERE id IN", ids)
+		for _, id := range ids {
+			samples = append(samples, rows[id])
+		}
+		return samples, nil
+	}}
+	var _ BatchGetter[string] = data // so the loader never calls Get
+	loader, err := New(data, List[string], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// SELECT … WHERE id IN [0 1]
+	// [a b]
+	// SELECT … WHERE id IN [2]
+	// [c]
+}
+
+// Files reads the files of any file system, here one in memory. Transform decodes each as it is fetched.
+func ExampleFiles() {
+	fsys := fstest.MapFS{
+		"a.txt":     {Data: []byte("one")},
+		"b/c.txt":   {Data: []byte("two")},
+		"b/d.jpg":   {Data: []byte("not text")},
+		"b/e/f.txt": {Data: []byte("three")},
+	}
+	files, err := Files(fsys, "**/*.txt")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	words := Transform(files, func(ctx context.Context, f File) (string, error) {
+		return f.Name + ": " + strings.ToUpper(string(f.Data)), nil
+	})
+	loader, err := New(words, List[string], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [a.txt: ONE b/c.txt: TWO]
+	// [b/e/f.txt: THREE]
+}
+
+// Folder reads a tree with a folder for each class. A sample is a file and the number of its class.
+func ExampleFolder() {
+	data, classes, err := Folder(fstest.MapFS{
+		"cat/1.png": {Data: []byte("meow")},
+		"cat/2.png": {Data: []byte("purr")},
+		"dog/1.png": {Data: []byte("woof")},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, List[Pair[File, int]], Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		file, class := batch[0].First, batch[0].Second
+		fmt.Println(file.Name, classes[class], string(file.Data))
+	}
+	// Output:
+	// cat/1.png cat meow
+	// cat/2.png cat purr
+	// dog/1.png dog woof
+}
+
+// Rows are the samples of an arena loader: the features of all samples are one array, and a batch is a copy of some of
+// its rows. Data without labels needs no Pair.
+func ExampleRows() {
+	features := Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, Shape: []int{5, 2}}
+	data, err := Rows(features)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("size", batch.Shape[0], "shape", batch.Shape, "dimensions", len(batch.Shape), batch.Data)
+	}
+	// Output:
+	// size 2 shape [2 2] dimensions 2 [0 0 1 1]
+	// size 2 shape [2 2] dimensions 2 [2 2 3 3]
+	// size 1 shape [1 2] dimensions 2 [4 4]
+}
+
+// Pairs joins features and labels, which are two arrays. Their numbers of samples must be equal.
+func ExamplePairs() {
+	features, err1 := Rows(Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}})
+	labels, err2 := Rows(Tensor[int64]{Data: []int64{7, 8, 9}, Shape: []int{3}})
+	data, err3 := Pairs(features, labels)
+	loader, err4 := New(data, CollatePair(Stack[float32], Stack[int64]), Options{BatchSize: 3})
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Shape, batch.Second.Data)
+	}
+	_, err := Pairs(features, Slice[int]{1, 2})
+	fmt.Println(err)
+	// Output:
+	// [3 2] [0 0 1 1 2 2] [3] [7 8 9]
+	// dataloader: Pairs: the first data set has 3 samples, the second 2; they must be equal
+}
+
+// Rand draws the same numbers for augmentation with any number of workers.
+func ExampleRand() {
+	data := Func(4, func(ctx context.Context, i int) (string, error) {
+		flip := Rand(ctx).IntN(2) == 1
+		angle := Rand(WithSeed(ctx, 2)).IntN(10) // from a second generator
+		onWorker := Worker(ctx) >= 0
+		return fmt.Sprint("image ", i, " flip ", flip, " angle ", angle, " on a worker ", onWorker), nil
+	})
+	for _, workers := range []int{0, 3} {
+		loader, err := New(data, List[string], Options{Seed: 7, Workers: workers})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println(batch[0])
+		}
+	}
+	// Output:
+	// image 0 flip true angle 8 on a worker false
+	// image 1 flip true angle 6 on a worker false
+	// image 2 flip false angle 9 on a worker false
+	// image 3 flip false angle 3 on a worker false
+	// image 0 flip true angle 8 on a worker true
+	// image 1 flip true angle 6 on a worker true
+	// image 2 flip false angle 9 on a worker true
+	// image 3 flip false angle 3 on a worker true
+}
+
+// Retry calls Get again when it fails, up to three times in all. Cache keeps each sample, so later epochs call nothing.
+func ExampleCache() {
+	calls := 0
+	remote := Func(2, func(ctx context.Context, i int) (string, error) {
+		if calls++; calls == 1 {
+			return "", io.ErrUnexpectedEOF
+		}
+		return fmt.Sprint("sample ", i), nil
+	})
+	loader, err := New(Cache(Retry(remote, 3, time.Millisecond)), List[string], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for epoch := range 3 {
+		for batch, err := range loader.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println("epoch", epoch, batch, "after", calls, "calls")
+		}
+	}
+	// Output:
+	// epoch 0 [sample 0 sample 1] after 3 calls
+	// epoch 1 [sample 0 sample 1] after 3 calls
+	// epoch 2 [sample 0 sample 1] after 3 calls
+}
+
+// Split deals a data set out at random, with the numbers of torch's random_split. Subset takes the samples with given
+// indices. Concat puts data sets one after the other.
+func ExampleSplit() {
+	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	parts, err := Split(data, 1, 7, 3)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	few, err := Subset(data, []int{9, 0})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, part := range []Dataset[int]{parts[0], parts[1], Concat(few, parts[1])} {
+		loader, err := New(part, List[int], Options{BatchSize: 10})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println(batch)
+		}
+	}
+	// Output:
+	// [5 6 1 2 0 8 9]
+	// [3 7 4]
+	// [9 0 3 7 4]
+}
+
+// sampler.go: in which order they come, and to whom.
+
+// A sampler is a function of the epoch and the position. OrderFunc makes a sampler of any order that you compute.
+func ExampleSampler() {
+	weighted, err := Weighted([]float64{0, 1, 0, 3}, 8, true, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, s := range []Sampler{
+		Sequential(5),
+		Random(5, 1),
+		RandomWithReplacement(5, 8, 1),
+		weighted,
+		Resize(Random(5, 1), 8),
+		OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 4} }),
+	} {
+		order := s.Order(0)
+		for pos := range s.Len() {
+			fmt.Print(order(pos), " ")
+		}
+		fmt.Println(s)
+	}
+	// Output:
+	// 0 1 2 3 4 Sequential(5)
+	// 2 1 0 4 3 Random(5, seed 1)
+	// 0 3 0 4 3 2 0 0 RandomWithReplacement(8 of 5, seed 1)
+	// 3 3 3 1 3 1 3 3 Weighted(8 of 4, weights #7af97336fcf7129f, replace true, seed 1)
+	// 2 1 0 4 3 1 3 0 Resize(Random(5, seed 1), 8)
+	// 0 1 4 OrderFunc(3)
+}
+
+// TorchRandom gives each rank the samples of DistributedSampler, so that Go and Python jobs can share an epoch.
+func ExampleTorchRandom() {
+	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	for rank := range 3 {
+		loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: TorchRandom(10, 0), Shard: Shard{Index: rank, Count: 3}})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println("rank", rank, batch)
+		}
+	}
+	// Output:
+	// rank 0 [4 5 0 2]
+	// rank 1 [1 3 8 4]
+	// rank 2 [7 9 6 1]
+}
+
+// Batches cuts a sampler's order into batches, for batch samplers of your own. This loop takes every other batch.
+func ExampleBatches() {
+	all := Batches(Sequential(10), 3, false)
+	batches := all.Batches(0)
+	for k := 0; k < all.Len(); k += 2 {
+		fmt.Println(batches(k))
+	}
+	// Output:
+	// [0 1 2]
+	// [6 7 8]
+}
+
+// Buckets makes batches of sequences of similar length, for Pad to fill. A padded batch here takes at most 12 runes.
+func ExampleBuckets() {
+	var sentences Slice[[]rune]
+	var lengths []int
+	for _, s := range []string{"hello", "I", "go", "world", "a", "of", "loaders"} {
+		sentences = append(sentences, []rune(s))
+		lengths = append(lengths, len([]rune(s)))
+	}
+	var sampler BatchSampler
+	sampler, err := Buckets(lengths, 12, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(sentences, Pad('.'), Options{BatchSampler: sampler})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		var ragged Ragged[rune] = batch
+		fmt.Printf("%v %v %q\n", ragged.Shape, ragged.Lengths, string(ragged.Data))
+	}
+	// Output:
+	// [1 7] [7] "loaders"
+	// [2 5] [5 5] "worldhello"
+	// [2 2] [2 2] "goof"
+	// [2 1] [1 1] "aI"
+}
+
+// ShardFromEnv reads the shard that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment.
+func ExampleShardFromEnv() {
+	os.Setenv("RANK", "1") // as torchrun does
+	os.Setenv("WORLD_SIZE", "4")
+	defer os.Unsetenv("RANK")
+	defer os.Unsetenv("WORLD_SIZE")
+	shard, err := ShardFromEnv()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	data := Slice[string]{"a", "b", "c", "d", "e", "f", "g", "h"}
+	loader, err := New(data, List[string], Options{BatchSize: 2, Shard: shard})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("rank", shard.Index, "of", shard.Count, batch)
+	}
+	// Output: rank 1 of 4 [b f]
+}
+
+// Tail says how four ranks share an epoch of ten samples. PadTail repeats the first samples and DropTail leaves out the
+// last, so that all ranks take the same number of steps: train with one of them. UnevenTail counts every sample once:
+// evaluate with it.
+func ExampleTail() {
+	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
+	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+		var steps [][]int
+		for rank := range 4 {
+			loader, err := New(data, List[int], Options{BatchSize: 3, Shard: Shard{Index: rank, Count: 4}, Tail: tail})
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			for batch, err := range loader.Epoch(context.Background(), 0) {
+				if err != nil {
+					fmt.Println(err)
+					return
+				}
+				steps = append(steps, batch)
+			}
+		}
+		fmt.Println(names[tail], steps)
+	}
+	// Output:
+	// pad [[0 4 8] [1 5 9] [2 6 0] [3 7 1]]
+	// drop [[0 4] [1 5] [2 6] [3 7]]
+	// uneven [[0 4 8] [1 5 9] [2 6] [3 7]]
+}
+
+// batch.go: what shape a batch has.
+
+// A Collate of your own makes batches of any type, here sums.
+func ExampleCollate() {
+	var sum Collate[int, int] = func(_ int, samples []int) (int, error) {
+		total := 0
+		for _, s := range samples {
+			total += s
+		}
+		return total, nil
+	}
+	loader, err := New(Slice[int]{1, 2, 3, 4, 5, 6}, sum, Options{BatchSize: 3})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// 6
+	// 15
+}
+
+// Frameworks take the Data and the Shape of a Tensor:
+//
+//	GoMLX            tensors.FromFlatDataAndDimensions(batch.Data, batch.Shape...)
+//	Gorgonia         tensor.New(tensor.WithShape(batch.Shape...), tensor.WithBacking(batch.Data))
+//	onnxruntime_go   ort.NewTensor(ort.NewShape(shape...), batch.Data), with the shape as int64
+//
+// The model here is a function of the same arguments. Some frameworks copy Data and others do not, so recycle a batch when
+// its tensor has been used.
+func ExampleTensor() {
+	model := func(data []float32, shape ...int64) {
+		fmt.Println(shape, data)
+	}
+	data := Slice[Tensor[float32]]{
+		{Data: []float32{1, 2, 3, 4}, Shape: []int{2, 2}},
+		{Data: []float32{5, 6, 7, 8}, Shape: []int{2, 2}},
+	}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		var shape []int64
+		for _, n := range batch.Shape {
+			shape = append(shape, int64(n))
+		}
+		model(batch.Data, shape...)
+		loader.Recycle(batch) // the model is done with it
+	}
+	// Output: [2 2 2] [1 2 3 4 5 6 7 8]
+}
+
+// worker.go: which goroutine loads.
+
+// A panic in a worker is the error of its batch, with the stack.
+func ExamplePanicError() {
+	data := Func(3, func(ctx context.Context, i int) (string, error) {
+		return []string{"a"}[i%2], nil // panics for sample 1
+	})
+	loader, err := New(data, List[string], Options{Workers: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		var bad *SampleError
+		var bug *PanicError
+		if errors.As(err, &bad) && errors.As(err, &bug) {
+			fmt.Println(bug.Value, "in ExamplePanicError:", bytes.Contains(bug.Stack, []byte("ExamplePanicError")))
+			continue
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [a]
+	// runtime error: index out of range [1] with length 1 in ExamplePanicError: true
+	// [a]
+}
+
+// dataloader.go: all of it together.
+
+// A DataLoader has the type of its batches only. A function that takes one works with data sets of all types.
+func ExampleDataLoader() {
+	evaluate := func(loader *DataLoader[[]int]) (sum int, err error) {
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				return 0, err
+			}
+			for _, v := range batch {
+				sum += v
+			}
+		}
+		return sum, nil
+	}
+	loader, err := New(Slice[int]{1, 2, 3, 4}, List[int], Options{BatchSize: 3})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(evaluate(loader))
+	// Output: 10 <nil>
+}
+
+// Batch loads a batch by its number. It disturbs no training loop, so an evaluation may use it in the middle of one.
+func ExampleDataLoader_Batch() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	for batch, err := range loader.Epoch(ctx, 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		last, err := loader.Batch(ctx, 0, loader.Len()-1)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("train", batch, "evaluate", last)
+	}
+	// Output:
+	// train [0 1] evaluate [4 5]
+	// train [2 3] evaluate [4 5]
+	// train [4 5] evaluate [4 5]
+}
+
+// Recycle gives a batch's memory back after the step, as popping an arena does. One piece of memory serves all batches.
+func ExampleDataLoader_Recycle() {
+	data, err := Rows(Tensor[float32]{Data: make([]float32, 1000*784), Shape: []int{1000, 784}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 50})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	memory := map[*float32]bool{}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		memory[&batch.Data[0]] = true
+		loader.Recycle(batch)
+	}
+	fmt.Println(loader.Len(), "batches in", len(memory), "place")
+	// Output: 20 batches in 1 place
+}
+
+// OnError drops bad samples from their batches, here two at most. A third one fails its batch and ends the loop.
+func ExampleOptions_onError() {
+	data := Func(12, func(ctx context.Context, i int) (int, error) {
+		if i%4 == 3 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	budget := 2
+	loader, err := New(data, List[int], Options{BatchSize: 4, Workers: 2, OnError: func(bad *SampleError) error {
+		if budget--; budget < 0 {
+			return bad
+		}
+		fmt.Println("dropped sample", bad.Index)
+		return nil
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// dropped sample 3
+	// [0 1 2]
+	// dropped sample 7
+	// [4 5 6]
+	// dataloader: epoch 0, batch 2, sample 11: unexpected EOF
+}
+
+// Trace sees every batch: who loaded it, when, and how long the loop waited for it.
+func ExampleTiming() {
+	var waited time.Duration
+	trace := func(t Timing) {
+		fmt.Println("batch", t.Batch, "worker", t.Worker, "samples", t.Samples, "dropped", t.Dropped, "in time", !t.Done.Before(t.Start))
+		waited += t.Wait
+	}
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2, Trace: trace})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println(waited > 0)
+	// Output:
+	// batch 0 worker -1 samples 2 dropped 0 in time true
+	// [0 1]
+	// batch 1 worker -1 samples 2 dropped 0 in time true
+	// [2 3]
+	// batch 2 worker -1 samples 1 dropped 0 in time true
+	// [4]
+	// true
+}
+
+// Stats says where the time goes. Loading takes five times as long as training here, so five workers would keep up.
+func ExampleStats() {
+	data := Func(100, func(ctx context.Context, i int) (int, error) {
+		time.Sleep(500 * time.Microsecond) // load
+		return i, nil
+	})
+	stats := new(Stats)
+	loader, err := New(data, List[int], Options{BatchSize: 10, Workers: 1, Trace: stats.Observe})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		time.Sleep(time.Millisecond) // train
+	}
+	line := stats.String() // here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck, workers needed: 5"
+	fmt.Println(line[:strings.Index(line, " (")])
+	// Output: 10 batches, 100 samples
+}
+
+// Progress(os.Stderr, …) shows a bar on a terminal. Anywhere else it writes a line every ten seconds, and a last line.
+func ExampleProgress() {
+	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var shown strings.Builder
+	for batch, err := range Progress(&shown, loader.Len(), loader.Epoch(context.Background(), 0)) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println(strings.Fields(shown.String())[:2])
+	// Output:
+	// [1 2]
+	// [3 4]
+	// [5]
+	// [3/3 100%]
+}
+
+// Streams: what has no indices, or needs stages of its own.
+
+// FromSeq makes a stream of any sequence, here of lines. The lines are shuffled, filtered, mapped and read ahead, and a
+// checkpoint in the middle of all that resumes.
+func ExampleFromSeq() {
+	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { // open the file here, and close it when this returns
+			for line := range strings.FieldsSeq("one two three four five six seven eight") {
+				if !yield(line, nil) {
+					return
+				}
+			}
+		}
+	})
+	long := lines.Shuffle(4, 1).Filter(func(s string) bool { return len(s) > 3 })
+	upper := Map(long, 2, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil }).Prefetch(3)
+
+	var at Cursor
+	for s, err := range upper.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(s, " ")
+		if at.Pos >= 5 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("|", string(saved))
+
+	var resumed Cursor
+	if err := json.Unmarshal(saved, &resumed); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for s, err := range upper.Run(context.Background(), &resumed) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(s, " ")
+	}
+	fmt.Println("| then epoch", resumed.Epoch)
+	// Output:
+	// THREE FIVE FOUR | {"epoch":0,"pos":5,"state":{"by":"Shuffle(4, seed 1)","n":2,"m":1,"source":{"epoch":0,"pos":3,"state":{"by":"FromSeq"}},"again":4,"end":{"epoch":0,"pos":7,"state":{"by":"FromSeq"}}}}
+	// SEVEN EIGHT | then epoch 1
+}
+
+// Map makes small stages: list files, load them in two workers, ahead of the next stage, and decode them.
+func ExampleMap() {
+	fsys := fstest.MapFS{"a.txt": {Data: []byte("7")}, "b.txt": {Data: []byte("8")}, "c.txt": {Data: []byte("9")}}
+	names, err := fs.Glob(fsys, "*.txt")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	list := Map(Indices(Sequential(len(names))), 0, func(_ context.Context, i int) (string, error) { return names[i], nil })
+	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) { return fs.ReadFile(fsys, name) }).Prefetch(10)
+	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) { return strconv.Atoi(string(data)) })
+	for number, err := range decode.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(number)
+	}
+	// Output:
+	// 7
+	// 8
+	// 9
+}
+
+// Indices, Map and Batch make a loader's batches. The first comes sooner, because all workers fetch its samples.
+func ExampleBatch() {
+	data := Slice[string]{"a", "b", "c", "d", "e"}
+	sampler := Random(data.Len(), 1)
+	pipeline := Batch(Map(Indices(sampler), 8, data.Get), 2, List[string])
+	loader, err := New(data, List[string], Options{Sampler: sampler, BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for both, err := range Zip(pipeline, loader.Stream()).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(both.First, both.Second)
+	}
+	// Output:
+	// [c b] [c b]
+	// [a e] [a e]
+	// [d] [d]
+}
+
+// Batch takes any Collate, here Pad. A slow collate function may be a Map over lists, here in two workers.
+func ExampleBatch_collate() {
+	words := Map(Indices(Sequential(3)), 0, func(_ context.Context, i int) ([]rune, error) {
+		return []rune([]string{"pad", "to", "longest"}[i]), nil
+	})
+	for padded, err := range Batch(words, 2, Pad('.')).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(padded.Shape, padded.Lengths, string(padded.Data))
+	}
+	lists := Batch(words, 2, List[[]rune])
+	joined := Map(lists, 2, func(_ context.Context, list [][]rune) (string, error) {
+		return string(slices.Concat(list...)), nil
+	})
+	for text, err := range joined.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(text)
+	}
+	// Output:
+	// [2 3] [3 2] padto.
+	// [1 7] [7] longest
+	// padto
+	// longest
+}
+
+// Unbatch lets batch sizes differ between stages: fetch in batches of 4, train in batches of 3.
+func ExampleUnbatch() {
+	fetched := Map(Batch(Indices(Sequential(10)), 4, List[int]), 2, func(_ context.Context, ids []int) ([]string, error) {
+		rows := make([]string, len(ids)) // one query for all of them
+		for j, id := range ids {
+			rows[j] = fmt.Sprint("row ", id)
+		}
+		return rows, nil
+	})
+	for batch, err := range Batch(Unbatch(fetched), 3, List[string]).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [row 0 row 1 row 2]
+	// [row 3 row 4 row 5]
+	// [row 6 row 7 row 8]
+	// [row 9]
+}
+
+// Filter keeps the items for which its function is true. An item that failed stays, as an error in its place.
+func ExampleStream_Filter() {
+	parsed := Map(Indices(Sequential(4)), 2, func(_ context.Context, i int) (int, error) {
+		return strconv.Atoi([]string{"7", "8", "nine", "10"}[i])
+	})
+	for n, err := range parsed.Filter(func(n int) bool { return n != 8 }).Epoch(context.Background(), 0) {
+		var bad *SampleError
+		if errors.As(err, &bad) {
+			fmt.Println(err)
+			continue
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(n)
+	}
+	// Output:
+	// 7
+	// dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
+	// 10
+}
+
+// Shard deals a source out to ranks, and Prefetch reads it in its own goroutine. Only the loop opens the source.
+func ExampleStream_Prefetch() {
+	source := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			fmt.Println("opened")
+			for i := range 6 {
+				if !yield(i, nil) {
+					return
+				}
+			}
+		}
+	})
+	part := source.Shard(Shard{Index: 0, Count: 2}).Prefetch(2)
+	fmt.Println("defined")
+	for i, err := range part.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(i)
+	}
+	// Output:
+	// defined
+	// opened
+	// 0
+	// 2
+	// 4
+}
+
+// Mix takes items from three streams in turn. A stream is a definition, so all three may read the same source.
+func ExampleMix() {
+	numbers := Indices(Sequential(3))
+	times := func(factor int) Stream[int] {
+		return Map(numbers, 0, func(_ context.Context, i int) (int, error) { return i * factor, nil })
+	}
+	mix := Mix(MixOptions{Stop: StopAtLast}, numbers, times(100), times(111))
+	for i, err := range mix.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(i, " ")
+	}
+	// Output: 0 0 0 1 100 111 2 200 222
+}
+
+// MixOptions mix data sets by weight. A mix ends by one of four rules.
+func ExampleMixOptions() {
+	letters := func(text string) Stream[string] {
+		return Map(Indices(Sequential(len(text))), 0, func(_ context.Context, i int) (string, error) { return text[i : i+1], nil })
+	}
+	for _, stop := range []Stop{StopAtFirst, StopAtLast, CycleUntilLast, CycleForever} {
+		mix := Mix(MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, letters("abcdef"), letters("XYZ")).Take(24)
+		for letter, err := range mix.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Print(letter)
+		}
+		fmt.Println()
+	}
+	// Output:
+	// abXcdef
+	// abXcdefYZ
+	// abXcdefabcYdefaZ
+	// abXcdefabcYdefaZXbcdefaY
+}
+
+// Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
+func ExampleChain() {
+	low := Indices(Sequential(3))
+	high := Map(low, 0, func(_ context.Context, i int) (int, error) { return 10 + i, nil })
+	for _, s := range []Stream[int]{
+		Chain(low, high),
+		low.Repeat(2),
+		low.Repeat(0).Take(8), // endless without Take
+		Chain(low, high).Shard(Shard{Index: 1, Count: 2}),
+	} {
+		var all []int
+		for i, err := range s.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			all = append(all, i)
+		}
+		fmt.Println(all)
+	}
+	for pair, err := range Zip(low, high).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Print(pair, " ")
+	}
+	// Output:
+	// [0 1 2 10 11 12]
+	// [0 1 2 0 1 2]
+	// [0 1 2 0 1 2 0 1]
+	// [1 10 12]
+	// {0 10} {1 11} {2 12}
+}
+
+// Stream makes a stream of a loader. Its items carry the cursor that follows them, failed items too.
+func ExampleDataLoader_Stream() {
+	data := Func(5, func(ctx context.Context, i int) (int, error) {
+		if i == 3 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var stream Stream[[]int] = loader.Stream()
+	var last Item[[]int]
+	for item, err := range stream(context.Background(), Cursor{Epoch: 7}) {
+		if err != nil { // the stream cannot be continued
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(item.Value, item.Err, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
+		last = item
+	}
+	for item, err := range stream(context.Background(), last.Next) {
+		fmt.Println("nothing follows the last item, but here is", item, err)
+	}
+	// Output:
+	// [0 1] <nil> then epoch 7 pos 2
+	// [] dataloader: epoch 7, batch 1, sample 3: unexpected EOF then epoch 7 pos 4
+	// [4] <nil> then epoch 7 pos 5
+}
+
+// A stream of your own keeps what it needs in the cursor's State, and loads it from there.
+func ExampleCursor_Load() {
+	type state struct{ Line int64 }
+	at := Cursor{Epoch: 2, Pos: 100, State: state{Line: 1 << 60}}
+	saved, err := json.Marshal(at)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var back Cursor
+	if err := json.Unmarshal(saved, &back); err != nil {
+		fmt.Println(err)
+		return
+	}
+	var s state
+	if err := back.Load(&s); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(s.Line == 1<<60)
+	// Output: true
+}
+
+// tar.go: shards.
+
+// packShard writes records to a tar shard in a temporary folder of its own.
+func packShard(name string, records ...Record) (path string, err error) {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		return "", err
+	}
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	for _, r := range records {
+		err = errors.Join(err, w.Write(r))
+	}
+	path = filepath.Join(dir, name)
+	return path, errors.Join(err, w.Close(), os.WriteFile(path, shard.Bytes(), 0o666))
+}
+
+// Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
+// follows.
+func ExampleTar() {
+	shard, err := packShard("train-0.tar",
+		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}, {"cls", []byte("0")}}},
+		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}, {"cls", []byte("1")}}},
+	)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(filepath.Dir(shard))
+	whole, err := os.ReadFile(shard)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	truncated := filepath.Join(filepath.Dir(shard), "train-1.tar")
+	if err := os.WriteFile(truncated, whole[:3000], 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	records, err := Tar([]string{truncated, shard}, TarOptions{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		var bad *SampleError
+		var damage *TarError
+		if errors.As(err, &bad) && errors.As(err, &damage) {
+			fmt.Println("skipped the rest of", filepath.Base(damage.Shard), "from", damage.Entry, "on")
+			continue
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
+	}
+	// Output:
+	// cat: 0 meow
+	// skipped the rest of train-1.tar from dog.cls on
+	// cat: 0 meow
+	// dog: 1 woof
+}
+
+// OpenTar reads the records of shards by index, so a loader can shuffle all of them. WriteIndex writes an index beside
+// each shard, and the next OpenTar need not read the shard's headers.
+func ExampleOpenTar() {
+	shard, err := packShard("train.tar",
+		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}}},
+		Record{Key: "cow", Files: []File{{"txt", []byte("moo")}}},
+		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}}},
+	)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(filepath.Dir(shard))
+
+	var data *TarDataset
+	data, err = OpenTar(shard)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer data.Close()
+	if err := data.WriteIndex(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, List[Record], Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for _, r := range batch {
+			fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
+		}
+	}
+	// Output:
+	// dog: woof
+	// cow: moo
+	// cat: meow
+}
+
+// A TarWriter writes records to a shard. It refuses a record that would be read back as another.
+func ExampleTarWriter() {
+	var shard bytes.Buffer
+	var w *TarWriter = NewTarWriter(&shard)
+	files := []File{{"txt", []byte("meow")}, {"cls", []byte("0")}}
+	fmt.Println(w.Write(Record{Key: "pets/cat", Files: files}))
+	fmt.Println(w.Write(Record{Key: "pets/cat.2", Files: files}))
+	if err := w.Close(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r := tar.NewReader(&shard); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(h.Name, h.Size)
+	}
+	// Output:
+	// <nil>
+	// dataloader: TarWriter: record "pets/cat.2": file "pets/cat.2.cls" would be read as field "2.cls" of record "pets/cat"
+	// pets/cat.cls 1
+	// pets/cat.txt 4
+}
+
+// An Opener reads shards from any other store, here a file system in memory. It may also add headers to requests.
+func ExampleOpener() {
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	if err := errors.Join(w.Write(Record{Key: "cat", Files: []File{{"txt", []byte("meow")}}}), w.Close()); err != nil {
+		fmt.Println(err)
+		return
+	}
+	store := fstest.MapFS{"bucket/train.tar": {Data: shard.Bytes()}}
+	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		object, ok := strings.CutPrefix(name, "mem://")
+		if !ok {
+			return OpenShard(ctx, name, offset)
+		}
+		file, err := store.Open(object)
+		if err != nil {
+			return nil, err
+		}
+		_, err = file.(io.Seeker).Seek(offset, io.SeekStart)
+		return file, err
+	}
+	records, err := Tar([]string{"mem://bucket/train.tar"}, TarOptions{Open: open})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
+	}
+	// Output: cat: meow
+}
+
+// Expand lists the names of shards.
+func ExampleExpand() {
+	shards, err := Expand("https://example.org/{train,valid}-{08..10}.tar")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, name := range shards {
+		fmt.Println(name)
+	}
+	// Output:
+	// https://example.org/train-08.tar
+	// https://example.org/train-09.tar
+	// https://example.org/train-10.tar
+	// https://example.org/valid-08.tar
+	// https://example.org/valid-09.tar
+	// https://example.org/valid-10.tar
+}
+
+// Recipes.
+
+// Decode makes of each file what its extension says. The files come from a folder or from a tar shard.
+func ExampleDecode() {
+	decode := func(_ context.Context, f File) (any, error) { return Decode(f.Name, f.Data) }
+	open := func(name string) (Stream[any], error) {
+		if strings.HasSuffix(name, ".tar") {
+			records, err := Tar([]string{name}, TarOptions{})
+			if err != nil {
+				return nil, err
+			}
+			files := Unbatch(Map(records, 0, func(_ context.Context, r Record) ([]File, error) { return r.Files, nil }))
+			return Map(files, 2, decode), nil
+		}
+		files, err := Files(os.DirFS(name))
+		if err != nil {
+			return nil, err
+		}
+		return Map(Indices(Sequential(files.Len())), 2, Transform(files, decode).Get), nil
+	}
+
+	files := []File{{"cls", []byte("0")}, {"json", []byte(`{"legs": 4}`)}, {"txt", []byte("meow")}}
+	shard, err := packShard("pets.tar", Record{Key: "cat", Files: files})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(filepath.Dir(shard))
+	folder := filepath.Join(filepath.Dir(shard), "pets")
+	if err := os.Mkdir(folder, 0o777); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, f := range files {
+		if err := os.WriteFile(filepath.Join(folder, "cat."+f.Name), f.Data, 0o666); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	for _, name := range []string{shard, folder} {
+		values, err := open(name)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for value, err := range values.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Printf("%T %v\n", value, value)
+		}
+	}
+	// Output:
+	// int 0
+	// map[string]interface {} map[legs:4]
+	// string meow
+	// int 0
+	// map[string]interface {} map[legs:4]
+	// string meow
+}
+
+// Images in a folder for each class become batches: Folder finds them, Transform decodes them, and Stack puts them into
+// one tensor.
+func Example_imageFolder() {
+	archive, err := zip.OpenReader("testdata/digits.zip")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer archive.Close()
+	fsys, err := fs.Sub(archive, "train") // or os.DirFS("train")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	files, classes, err := Folder(fsys)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	type labelled = Pair[Tensor[float32], int]
+	images := Transform(files, func(ctx context.Context, f Pair[File, int]) (labelled, error) {
+		decoded, err := Decode(f.First.Name, f.First.Data)
+		if err != nil {
+			return labelled{}, err
+		}
+		img, ok := decoded.(image.Image)
+		if !ok {
+			return labelled{}, fmt.Errorf("%s is not an image", f.First.Name)
+		}
+		b := img.Bounds()
+		gray := Tensor[float32]{Shape: []int{b.Dy(), b.Dx()}}
+		for y := b.Min.Y; y < b.Max.Y; y++ {
+			for x := b.Min.X; x < b.Max.X; x++ {
+				pixel := color.GrayModel.Convert(img.At(x, y)).(color.Gray)
+				gray.Data = append(gray.Data, float32(pixel.Y)/255)
+			}
+		}
+		return labelled{gray, f.Second}, nil
+	})
+	loader, err := New(images, CollatePair(Stack[float32], List[int]), Options{
+		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(classes, batch.First.Shape, len(batch.Second))
+		break
+	}
+	// Output: [0 1 2 3 4 5 6 7 8 9] [64 16 16] 64
+}
+
+// Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
+// several goroutines, and batched. Its cursor resumes in the middle of a shard, of the shuffle and of an epoch.
+func Example_trainingFromTar() {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "digits")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+
+	// pack deals the train digits out to shards, in random order, because a shard is read from front to back.
+	pack := func(pattern string, shards int) error {
+		archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
+		if err != nil {
+			return err
+		}
+		defer archive.Close()
+		train, err := fs.Sub(archive, "train")
+		if err != nil {
+			return err
+		}
+		files, classes, err := Folder(train)
+		if err != nil {
+			return err
+		}
+		order := Random(files.Len(), 7).Order(0)
+		for s := range shards {
+			out, err := os.Create(fmt.Sprintf(pattern, s))
+			if err != nil {
+				return err
+			}
+			defer out.Close()
+			w := NewTarWriter(out)
+			for pos := s; pos < files.Len(); pos += shards {
+				file, err := files.Get(ctx, order(pos))
+				if err != nil {
+					return err
+				}
+				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{
+					{"cls", []byte(classes[file.Second])},
+					{"png", file.First.Data},
+				}}
+				if err := w.Write(r); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(w.Close(), out.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := pack(filepath.Join(dir, "train-%02d.tar"), 6); err != nil {
+		fmt.Println(err)
+		return
+	}
+	shards, err := Expand(filepath.Join(dir, "train-{00..05}.tar"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
+	type digit = Pair[Tensor[float32], int]
+	decode := func(_ context.Context, r Record) (digit, error) {
+		label, err := strconv.Atoi(string(r.Get("cls")))
+		if err != nil {
+			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
+		}
+		img, err := png.Decode(bytes.NewReader(r.Get("png")))
+		if err != nil {
+			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
+		}
+		gray, ok := img.(*image.Gray)
+		if !ok {
+			return digit{}, fmt.Errorf("%s of %s: %T, want %T", r.Key, r.Shard, img, gray)
+		}
+		pixels := make([]float32, len(gray.Pix))
+		for i, p := range gray.Pix {
+			pixels[i] = float32(p) / 255
+		}
+		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, label}, nil
+	}
+
+	// The model is a perceptron: a weight for each digit and pixel. The digit with the largest sum is its guess.
+	type model [10][16 * 16]float64
+	guess := func(m *model, pixels []float32) (best int) {
+		top := math.Inf(-1)
+		for d := range m {
+			sum := 0.0
+			for j, x := range pixels {
+				sum += m[d][j] * float64(x)
+			}
+			if sum > top {
+				best, top = d, sum
+			}
+		}
+		return best
+	}
+
+	type checkpoint struct {
+		Model model
+		At    Cursor
+	}
+	// train resumes a checkpoint, runs until epoch 10 or until it is interrupted after a number of batches, and returns the
+	// next checkpoint.
+	train := func(saved []byte, workers, batches int) ([]byte, error) {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			return nil, err
+		}
+		records, err := Tar(shards, TarOptions{Shuffle: true, Seed: 1})
+		if err != nil {
+			return nil, err
+		}
+		digits := Map(records.Shuffle(200, 2), workers, decode)
+		stream := Batch(digits, 32, CollatePair(Stack[float32], List[int])).Prefetch(2)
+		for c.At.Epoch < 10 {
+			for batch, err := range stream.Run(ctx, &c.At) {
+				if err != nil {
+					return nil, err
+				}
+				for i, label := range batch.Second {
+					pixels := batch.First.Data[i*16*16 : (i+1)*16*16]
+					wrong := guess(&c.Model, pixels)
+					if wrong == label {
+						continue
+					}
+					for j, x := range pixels {
+						c.Model[label][j] += float64(x)
+						c.Model[wrong][j] -= float64(x)
+					}
+				}
+				if batches--; batches == 0 {
+					return json.Marshal(c)
+				}
+			}
+		}
+		return json.Marshal(c)
+	}
+	whole, err := train([]byte("{}"), 2, -1) // never interrupted
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	half, err := train([]byte("{}"), 0, 80) // interrupted in epoch 4, after 8 of 18 batches
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	rest, err := train(half, 3, -1) // resumes there
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
+
+	// The same shards are a data set too, whose records are read by index.
+	data, err := OpenTar(shards...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer data.Close()
+	var c checkpoint
+	if err := json.Unmarshal(rest, &c); err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(Transform(data, decode), List[digit], Options{BatchSize: 32, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	recognized := 0
+	for batch, err := range loader.Epoch(ctx, 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for _, d := range batch {
+			if guess(&c.Model, d.First.Data) == d.Second {
+				recognized++
+			}
+		}
+	}
+	fmt.Println("more than 9 of 10 training images recognized:", 10*recognized > 9*data.Len())
+	// Output:
+	// the same weights as without the interruption: true
+	// more than 9 of 10 training images recognized: true
+}
+
+// The files that the Examples and the README need.
+
+var update = flag.Bool("update", false, "rewrite the files in testdata")
+
+// digitFonts has the ways to write each digit. A way is strokes, a stroke is points, and a point is its column, 0 to 7 from
+// the left, and its row, 0 to 9 from the top. A stroke after "~" is a curve inside the corners of its points.
+var digitFonts = [10][]string{
+	{"~30 00 09 69 60 30", "~30 10 19 59 50 30, 51 18", "~40 10 03 07 29 49 66 62 40"},
+	{"30 39", "12 30 39", "12 30 39, 19 59", "~50 40 29"},
+	{"~02 00 60 64 09, 09 69", "00 60 64 05 09 69", "~02 10 60 63 28 09 07 27 59 68"},
+	{"~01 10 60 64 24, ~24 64 69 19 08", "00 60 24, ~24 64 69 19 08", "~01 00 60 54 14, ~14 75 69 09 07"},
+	{"10 06 66, 43 49", "49 40 06 66", "00 04 64, 60 69", "~10 02 06 24 65, ~61 54 49"},
+	{"60 10 04, ~04 63 69 09 08", "60 00 04 64 69 09", "~60 10 11 04, ~04 53 65 69 29 07"},
+	{"~50 00 09 69 64 04 06", "~41 15 09 69 64 24 06", "~61 60 00 09 69 65 14 06", "~30 04 09 59 65 25 18"},
+	{"00 60 29", "00 60 29, 15 55", "02 00 60, ~60 34 39", "~01 10 50 60, 60 19, 25 64"},
+	{"~34 04 00 60 64 34, ~34 04 09 69 64 34", "~61 50 00 03 66 69 09 06 62 60", "~34 14 10 50 54 34, ~34 04 09 69 64 34"},
+	{"~62 60 00 05 65 62, 62 69", "~63 60 00 05 65 63, ~62 69 29 08", "~62 50 00 04 35 62, 62 39"},
+}
+
+// drawDigit draws a digit as a hand does: off centre, leaning, turned, in any size, with any pen and ink, on paper with
+// spots. Points are complex numbers, in pixels.
+func drawDigit(strokes string, rng *rand.Rand) *image.Gray {
+	between := func(low, high float64) float64 { return low + (high-low)*rng.Float64() }
+	wide, high := between(0.95, 1.35), between(1, 1.35) // a column and a row
+	lean, turn := between(-0.2, 0.3), cmplx.Rect(1, between(-0.1, 0.1))
+	centre := complex(between(6.5, 8.5), between(6.5, 8.5))
+	pen, ink := between(0.5, 1.1), between(150, 255) // pen is half the width of a stroke
+	img := image.NewGray(image.Rect(0, 0, 16, 16))
+	for stroke := range strings.SplitSeq(strokes, ", ") {
+		points, curved := strings.CutPrefix(stroke, "~")
+		var line []complex128
+		for p := range strings.FieldsSeq(points) {
+			x, y := wide*(float64(p[0]-'0')-3), high*(float64(p[1]-'0')-4.5)
+			line = append(line, centre+turn*complex(x-lean*y, y))
+		}
+		for round := 0; curved && round < 3; round++ { // cut the corners, as Chaikin does; the ends stay
+			cut := line[:1:1]
+			for i, b := range line[1:] {
+				cut = append(cut, 0.75*line[i]+0.25*b, 0.25*line[i]+0.75*b)
+			}
+			line = append(cut, line[len(line)-1])
+		}
+		for i, end := range line[1:] {
+			for k := range img.Pix { // p is the pixel and b the end of the segment, both from its start
+				p, b := complex(float64(k%16), float64(k/16))-line[i], end-line[i]
+				along := (real(p)*real(b) + imag(p)*imag(b)) / (real(b)*real(b) + imag(b)*imag(b))
+				distance := cmplx.Abs(p - complex(min(max(along, 0), 1), 0)*b)
+				img.Pix[k] = max(img.Pix[k], uint8(math.Round(ink*min(max(pen-distance+0.5, 0), 1))))
+			}
+		}
+	}
+	for range rng.IntN(8) {
+		img.Pix[rng.IntN(len(img.Pix))] = uint8(rng.IntN(256))
+	}
+	return img
+}
+
+// TestDigits draws digits.zip again and compares the pixels. The compressed bytes may differ between versions of Go.
+func TestDigits(t *testing.T) {
+	images := map[string]*image.Gray{}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for digit, font := range digitFonts {
+		for i := range 55 + 25 {
+			name := fmt.Sprintf("train/%d/%03d.png", digit, i)
+			if i >= 55 {
+				name = fmt.Sprintf("test/%d/%03d.png", digit, i-55)
+			}
+			images[name] = drawDigit(font[rng.IntN(len(font))], rng)
+		}
+	}
+	if *update {
+		var packed bytes.Buffer
+		w := zip.NewWriter(&packed)
+		encoder := png.Encoder{CompressionLevel: png.BestCompression}
+		for _, name := range slices.Sorted(maps.Keys(images)) {
+			if err := encoder.Encode(must(w.Create(name)), images[name]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(w.Close(), os.WriteFile("testdata/digits.zip", packed.Bytes(), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archive, err := zip.OpenReader("testdata/digits.zip")
+	if err != nil {
+		t.Fatalf("copy the folder testdata too: %v", err)
+	}
+	defer archive.Close()
+	if len(archive.File) != len(images) {
+		t.Errorf("%d files, want %d", len(archive.File), len(images))
+	}
+	for name, want := range images {
+		data, err := fs.ReadFile(archive, name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		img, err := png.Decode(bytes.NewReader(data))
+		got, ok := img.(*image.Gray)
+		if err != nil || !ok || got.Rect != want.Rect {
+			t.Errorf("%s: %T, %v, want %T of %v", name, img, err, want, want.Rect)
+			continue
+		}
+		for i := range want.Pix {
+			// Machines that fuse multiplication and addition round less often. That may be the difference between
+			// 99.4999… and 99.5, hence one level, but never two.
+			if d := int(got.Pix[i]) - int(want.Pix[i]); d < -1 || d > 1 {
+				t.Errorf("%s: pixel %d is %d, want %d", name, i, got.Pix[i], want.Pix[i])
+				break
+			}
+		}
+	}
+}
+
+// TestReadme runs every program of README.md in a module with a copy of this package. The names in README.md and the
+// index of the Examples must exist.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatalf("copy README.md and testdata too: %v", err)
+	}
+	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
+	var source []byte
+	for _, name := range must(filepath.Glob("*.go")) {
+		data := must(os.ReadFile(name))
+		source = append(source, data...)
+		module["dataloader/"+name] = &fstest.MapFile{Data: data}
+	}
+	programs := strings.Split(string(readme), "```go\n")[1:]
+	for i, block := range programs {
+		program, _, _ := strings.Cut(block, "```")
+		module[fmt.Sprintf("program%d/main.go", i)] = &fstest.MapFile{Data: []byte(program)}
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, module); err != nil {
+		t.Fatal(err)
+	}
+	for i := range programs {
+		cmd := exec.Command("go", "run", fmt.Sprintf("./program%d", i))
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) == 0 {
+			t.Errorf("program %d: %v\n%s", i, err, out)
+		}
+	}
+	if lines := bytes.Count(readme, []byte("\n")); len(programs) < 3 || lines > 280 {
+		t.Errorf("%d programs in %d lines, want 3 or more in at most 280", len(programs), lines)
+	}
+	names := regexp.MustCompile("`(?:Example|Test|Fuzz|Benchmark)\\w+`").FindAll(readme, -1)
+	names = append(names, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAll(source, -1)...)
+	for _, name := range names {
+		if name = bytes.Trim(name, "`"); !bytes.Contains(source, fmt.Appendf(nil, "func %s(", name)) {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllSubmatch(readme, -1) {
+		if _, err := os.Stat(string(link[1])); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The classic loader's tests, in the order of the rooms: data sets, orders, batches, workers, and then the loader itself,
+// which begins with the classic notebook's tests by their names.
+
+// dataset.go: data sets, the random numbers of a sample, files.
+
+// TestDatasets checks what each adapter makes of small data sets, and that all of them refuse an index outside.
+func TestDatasets(t *testing.T) {
+	letters := Slice[string]{"a", "b", "c", "d", "e"}
+	indices := []int{4, 0, 0}
+	subset := must(Subset(letters, indices))
+	indices[0] = 1 // Subset has a copy
+	equal(t, "Subset", values(t, subset), "[e a a]")
+	equal(t, "Pairs", values(t, must(Pairs(letters, numbers(5)))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
+	equal(t, "Concat", values(t, Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})), letters)
+	equal(t, "Concat of nothing", values(t, Concat[int]()), "[]")
+	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
+	equal(t, "Transform", values(t, Transform(numbers(3), square)), "[0 1 4]")
+	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
+	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
+	for _, i := range []int{-1, 3} {
+		part := must(Subset(numbers(9), []int{1, 2, 3}))
+		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
+			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
+		}
+		batch := must(Subset[int](batchGetter[int]{n: 9}, upTo(3))).(BatchGetter[int])
+		saysAll(t, errorOf(batch.GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
+	}
+}
+
+// TestCache checks that each sample is fetched once. A fetch that failed or died is not kept, and leaves nobody waiting.
+func TestCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls [7]atomic.Int64
+		fails := map[int]func() error{
+			3: func() error { return errBad },
+			4: func() error { panic("ouch") },
+			5: func() error { runtime.Goexit(); return nil },
+		}
+		data := Cache(Func(7, func(_ context.Context, i int) (int, error) {
+			time.Sleep(time.Second)
+			if fail := fails[i]; calls[i].Add(1) == 1 && fail != nil {
+				return 0, fail()
+			}
+			return i * i, nil
+		}))
+		var all sync.WaitGroup
+		for k := range 20 * 7 {
+			all.Go(func() {
+				defer func() { recover() }()
+				if v, err := data.Get(t.Context(), k%7); err == nil && v != k%7*(k%7) || err != nil && err != errBad {
+					t.Error(k%7, v, err)
+				}
+			})
+		}
+		all.Wait()
+		for i := range calls {
+			equal(t, fmt.Sprint("fetches of ", i), calls[i].Load(), []int{1, 1, 1, 2, 2, 2, 1}[i])
+		}
+	})
+}
+
+// TestCacheWaiters checks that who waits for another's fetch gives up with its own context, and fetches if the other gives up.
+func TestCacheWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		data := Cache(Dataset[int](&probe{n: 8, takes: always(time.Hour)}))
+		var other sync.WaitGroup
+		other.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			equal(t, "the other", errorOf(data.Get(ctx, 7)), context.DeadlineExceeded)
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+		defer cancel()
+		start := time.Now()
+		equal(t, "impatient", errorOf(data.Get(ctx, 7)), io.ErrNoProgress)
+		equal(t, "its time", time.Since(start), time.Second)
+		equal(t, "patient", must(data.Get(t.Context(), 7)), 7)
+		equal(t, "its time", time.Since(start), time.Hour+time.Minute)
+		other.Wait()
+	})
+}
+
+// TestRetry checks the number of attempts, the time between them, and that each attempt has the same random numbers.
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failures := 0
+		flaky := Func(1, func(ctx context.Context, i int) (int, error) {
+			first := Rand(ctx).IntN(1000)
+			if failures--; failures >= 0 {
+				return 0, errBad
+			}
+			return first, nil
+		})
+		drawn := func(data Dataset[int]) int { // two numbers are drawn before data draws
+			ctx := WithSeed(t.Context(), 1)
+			Rand(ctx).IntN(1000)
+			Rand(ctx).IntN(1000)
+			return must(data.Get(ctx, 0))
+		}
+		want := drawn(flaky)
+		failures = 3
+		start := time.Now()
+		equal(t, "at the fourth attempt", drawn(Retry(flaky, 4, time.Second)), want)
+		if d := time.Since(start); d < 3500*time.Millisecond || d > 7*time.Second {
+			t.Errorf("waited %v, want 1, 2 and 4 seconds less up to a half", d)
+		}
+		hopeless := &probe{n: 1, bad: []int{0}}
+		err := errorOf(Retry[int](hopeless, 3, 0).Get(t.Context(), 0))
+		equal(t, "attempts, error", fmt.Sprint(hopeless.begun.Load(), errors.Is(err, errBad), err), "3 true after 3 attempts: bad sample")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, io.ErrNoProgress)
+		defer cancel()
+		start = time.Now()
+		equal(t, "with the longest wait", errorOf(Retry(failing(1, 0), math.MaxInt, math.MaxInt64).Get(ctx, 0)), io.ErrNoProgress)
+		equal(t, "stops with ctx", time.Since(start), time.Minute)
+	})
+}
+
+// TestRand checks that the random numbers of a sample are its own, and the same for every number of workers, in order or
+// not, after a resume, for any number of ranks, and by Batch.
+func TestRand(t *testing.T) {
+	shuffled := Options{Shuffle: true, Seed: 5, BatchSize: 4}
+	getBatch := batchGetter[int]{10, func(ctx context.Context, indices []int) ([]int, error) {
+		batch := make([]int, len(indices))
+		for j := range batch {
+			batch[j] = Rand(ctx).Int() // one generator for the batch
+		}
+		return batch, nil
+	}}
+	for _, l := range []loading{
+		{"shuffled", augmented(), nil, shuffled, ""},
+		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
+		{"GetBatch", getBatch, nil, Options{BatchSize: 3}, ""},
+	} {
+		want := batches(t, newLoader(t, l.data, l.opts), 2)
+		l.want = fmt.Sprint(want)
+		l.check(t, 0)
+		equal(t, l.name+": different numbers", len(slices.Compact(sorted(slices.Concat(want...)))), l.data.Len())
+		l.opts.Workers, l.opts.Unordered = 3, true
+		equal(t, l.name+": unordered", sorted(samples(t, newLoader(t, l.data, l.opts), 2)), sorted(slices.Concat(want...)))
+	}
+	together := make([]int, 24)
+	for rank := range 2 {
+		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}
+		for k, number := range samples(t, newLoader(t, augmented(), opts), 2) {
+			together[2*k+rank] = number
+		}
+	}
+	equal(t, "two ranks", together, samples(t, newLoader(t, augmented(), shuffled), 2))
+}
+
+// TestRandDiffers checks that every epoch and seed has random numbers of its own, except inside a Cache.
+func TestRandDiffers(t *testing.T) {
+	var all []int
+	for k := range 6 {
+		all = append(all, samples(t, newLoader(t, augmented(), Options{Shuffle: true, Seed: uint64(k % 2)}), k/2)...)
+	}
+	equal(t, "different numbers", len(slices.Compact(sorted(all))), 6*24)
+	opts := Options{Shuffle: true, Seed: 5}
+	cached := newLoader(t, Cache(augmented()), opts)
+	first, third := samples(t, cached, 0), samples(t, cached, 3)
+	equal(t, "fetched before", samples(t, cached, 0), first)
+	opts.Workers = 2
+	equal(t, "first fetched in epoch 3", samples(t, newLoader(t, Cache(augmented()), opts), 3), third)
+}
+
+// TestWorker checks that all workers load, that each knows its number, and that nobody else has one.
+func TestWorker(t *testing.T) {
+	for workers, want := range [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}} {
+		synctest.Test(t, func(t *testing.T) {
+			data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
+				return Worker(WithSeed(ctx, 1)), nil
+			})
+			loader := newLoader(t, data, Options{Workers: workers})
+			equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), want)
+			equal(t, "Batch", must(loader.Batch(t.Context(), 0, 0)), "[-1]")
+		})
+	}
+	equal(t, "outside", Worker(t.Context()), -1)
+}
+
+// TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
+func TestFiles(t *testing.T) {
+	var archive bytes.Buffer
+	w := zip.NewWriter(&archive)
+	if err := errors.Join(w.AddFS(tree()), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	zipped := must(zip.NewReader(bytes.NewReader(archive.Bytes()), int64(archive.Len())))
+	for _, c := range []struct {
+		patterns []string
+		want     string
+	}{
+		{nil, ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt"},
+		{[]string{"*.png"}, "b.png"},
+		{[]string{"*/*.png"}, "cat/1.png cat/2.png dog/1.png"},
+		{[]string{"**/*.png"}, "b.png cat/1.png cat/2.png cat/old/0.png dog/1.png"},
+		{[]string{"cat/**"}, "cat/.hidden cat/1.png cat/2.png cat/old/0.png"},
+		{[]string{"cat/**/*.png"}, "cat/1.png cat/2.png cat/old/0.png"},
+		{[]string{"**/x/**/z.*"}, "dog/x/y/z.txt"},
+		{[]string{"dog/1.png"}, "dog/1.png"},
+		{[]string{"[ab].*", "a.txt", "*/1.png"}, "a.txt b.png cat/1.png dog/1.png"},
+	} {
+		for _, fsys := range []fs.FS{tree(), zipped} {
+			var names []string
+			for _, file := range values(t, must(Files(fsys, c.patterns...))) {
+				equal(t, "content", string(file.Data), "in "+file.Name)
+				names = append(names, file.Name)
+			}
+			equal(t, fmt.Sprint(c.patterns), strings.Join(names, " "), c.want)
+		}
+	}
+	for pattern, reads := range map[string]bool{"*.png": false, "cat/*.png": false, "c*/*.png": false, "*/*.png": true, "**/*.png": true, "dog/*": true} {
+		if err := errorOf(Files(closedFS{tree()}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
+			t.Errorf("%s: %v", pattern, err)
+		}
+	}
+	equal(t, "an empty tree", must(Files(fstest.MapFS{})).Len(), 0)
+}
+
+// TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
+func TestFilesOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	os.CopyFS(dir, fstest.MapFS{"1": {Data: []byte("old")}, "2": {}, "3": {Data: []byte("3")}, "sub/4": {}})
+	links := os.Symlink("1", filepath.Join(dir, "link")) == nil // not everywhere
+	os.Symlink("sub", filepath.Join(dir, "folder"))
+	data := must(Files(os.DirFS(dir), "*"))
+	os.WriteFile(filepath.Join(dir, "1"), []byte("new"), 0o600)
+	os.Remove(filepath.Join(dir, "2"))
+	var got []string
+	for batch, err := range newLoader(t, data, Options{Workers: 2}).Epoch(t.Context(), 0) {
+		if err == nil {
+			got = append(got, batch[0].Name+"="+string(batch[0].Data))
+		} else {
+			got = append(got, fmt.Sprint("missing: ", errors.Is(err, fs.ErrNotExist)))
+		}
+	}
+	equal(t, "files", got, []string{"1=new", "missing: true", "3=3", "link=new"}[:data.Len()])
+	if links {
+		equal(t, "through a link to a folder", values(t, must(Files(os.DirFS(dir), "folder/*", "**/4", "*/4"))), "[{folder/4 []} {sub/4 []}]")
+		os.Symlink("nowhere", filepath.Join(dir, "broken"))
+		equal(t, "a broken link is an error", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
+	}
+}
+
+// TestFolder checks the classes and the labels, that hidden names are left out at every depth, and that a class may be a link.
+func TestFolder(t *testing.T) {
+	folder := func(fsys fs.FS) string {
+		data, classes, err := Folder(fsys)
+		if err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(classes, values(t, data))
+	}
+	names := fstest.MapFS{}
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. dog/x/y/z .git/7") {
+		names[name] = &fstest.MapFile{}
+	}
+	equal(t, "samples", folder(names), "[cat dog] [{{cat/2 []} 0} {{cat/a/6. []} 0} {{dog/x/y/z []} 1}]")
+	dir := t.TempDir()
+	os.CopyFS(dir, fstest.MapFS{"root/cat/1": {}, "elsewhere/2": {}})
+	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // not everywhere
+		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] [{{cat/1 []} 0} {{dog/2 []} 1}]")
+	}
+}
+
+// TestBadDatasets checks that arguments that can never be right are refused, also by what makes batches.
+func TestBadDatasets(t *testing.T) {
+	const wraps = (4*math.MaxInt + 7) / 5 // 5 × wraps is 3 in the integers of a machine
+	some, none := numbers(3), Dataset[int](nil)
+	split := func(lengths ...int) error { return errorOf(Split(numbers(10), 1, lengths...)) }
+	files := func(pattern string) error { return errorOf(Files(tree(), "a.txt", pattern)) }
+	rows := func(shape ...int) error { return errorOf(Rows(Tensor[int]{make([]int, 3), shape})) }
+	folder := func(fsys fs.FS) error { _, _, err := Folder(fsys); return err }
+	refused(t, []refusal{
+		{panicOf(func() { Func(-1, some.Get) }), "panic … Func … -1"},
+		{panicOf(func() { Func[int](1, nil) }), "panic … Func … nil"},
+		{panicOf(func() { Concat(some, nil) }), "panic … Concat … part 1"},
+		{panicOf(func() { Transform[int, int](some, nil) }), "panic … Transform … nil"},
+		{panicOf(func() { Transform(none, quick) }), "panic … Transform … nil"},
+		{panicOf(func() { Cache(none) }), "panic … Cache … nil"},
+		{panicOf(func() { Retry(none, 1, 0) }), "panic … Retry … nil"},
+		{panicOf(func() { Retry(some, 0, 0) }), "panic … Retry … attempts is 0 … at least 1"},
+		{panicOf(func() { Retry(some, 1, -time.Second) }), "panic … Retry … backoff is -1s"},
+		{panicOf(func() { Rand(t.Context()) }), "panic … Rand … from no loader"},
+		{panicOf(func() { CollatePair[int, int, []int, []int](List[int], nil) }), "panic … CollatePair … nil"},
+		{panicOf(func() { CollatePair[int, int, []int, []int](nil, List[int]) }), "panic … CollatePair … nil"},
+		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
+		{errorOf(Pairs(none, some)), "Pairs … nil"},
+		{errorOf(Pairs(some, none)), "Pairs … nil"},
+		{errorOf(Subset(some, []int{0, 3})), "Subset … indices[1] … index 3 … 3 samples"},
+		{errorOf(Subset(some, []int{-1})), "Subset … indices[0] … index -1 … 3 samples"},
+		{errorOf(Subset(none, nil)), "Subset … nil"},
+		{split(-1, 11), "Split … lengths[0] is -1 … 0 to 10"},
+		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
+		{split(3, 6), "Split … sum to 9 … 10"},
+		{errorOf(Split(none, 1)), "Split … nil"},
+		{rows(), "Rows … no dimension"},
+		{rows(2, 2), "Rows … 3 elements … [2 2]"},
+		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
+		{rows(5, wraps), "Rows … 3 elements … [5 "},
+		{errorOf(Files(nil)), "Files … nil"},
+		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
+		{files(""), `Files: … pattern "": it matches no file`},
+		{files("a/["), "Files: … syntax error in pattern"},
+		{files("../x"), "Files: … matches no file"},
+		{folder(nil), "Folder … nil"},
+		{folder(os.DirFS("testdata/missing")), "Folder: testdata/missing: "},
+		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
+		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: … class "dog" has no file`},
+	})
+}
+
+// sampler.go: orders, draws, batches of similar length, shards.
+
+// TestRandomIsBijection checks that every index comes once, for all small lengths and around powers of two and four, where
+// others have lost samples. For huge lengths it undoes the network.
+func TestRandomIsBijection(t *testing.T) {
+	lengths := append(upTo(301), maxTable-1, maxTable+2, 1<<20+1, 1281167)
+	for k := 9; k <= 18; k++ {
+		lengths = append(lengths, 1<<k-1, 1<<k, 1<<k+1)
+	}
+	for _, n := range lengths {
+		for key := range 3 {
+			seen := make([]bool, n)
+			for pos, i := range positions(Random(n, uint64(key)), 2-key) {
+				if i < 0 || i >= n || seen[i] {
+					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
+				}
+				seen[i] = true
+			}
+		}
+	}
+	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
+	if strconv.IntSize == 64 {
+		huge = append(huge, 1<<32-1, 1<<32, 1<<32+1, 1e12, 1<<40+1, 1<<62-1, 1<<62)
+	}
+	for _, n := range huge {
+		f := newFeistel(n, n)
+		if domain := f.a << f.k; domain < n || domain-n > 1<<(f.k+1) {
+			t.Errorf("n %d: the domain is %d", n, domain)
+		}
+		for k := range uint64(1000) {
+			pos := counter(n, k) % n
+			i := uint64(f.at(int(pos)))
+			if back := undo(f, i); i >= n || back != pos {
+				t.Fatalf("n %d: position %d has %d, which is position %d's", n, pos, i, back)
+			}
+		}
+	}
+}
+
+// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is a good shuffle. Weak networks fail it.
+func TestRandomIsUniform(t *testing.T) {
+	bySeed := func(n, key int) func(pos int) int { return Random(n, uint64(key)).Order(0) }
+	byEpoch := func(n, key int) func(pos int) int { return Random(n, 0).Order(key) }
+	pairs := func(n int) [][]int { return [][]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} }
+	few, lengths := []int{3, 4, 5}, []int{10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167}
+	for _, c := range []struct {
+		what    string
+		lengths []int
+		most    float64 // standard deviations
+		misses  func(n int) float64
+	}{
+		{"permutations by seed", few, 4, func(n int) float64 { return missed(t, n, 60000, bySeed, upTo(n)) }},
+		{"permutations by epoch", few, 4, func(n int) float64 { return missed(t, n, 60000, byEpoch, upTo(n)) }},
+		{"pairs by seed", lengths, 4, func(n int) float64 { return missed(t, n, 20000, bySeed, pairs(n)...) }},
+		{"pairs by epoch", lengths, 4, func(n int) float64 { return missed(t, n, 20000, byEpoch, pairs(n)...) }},
+		{"classes in batches, if sorted by class,", []int{50000, 1281167, 1 << 20, 1 << 30}, 1.8, func(n int) float64 { // a trainer would notice
+			squares := 0.0
+			for seed := range uint64(12) {
+				order, z := Random(n, seed).Order(0), 0.0
+				for b := range 150 {
+					counts := make([]int, 32)
+					for pos := b * 128; pos < (b+1)*128; pos++ {
+						counts[uint64(order(pos))*32/uint64(n)]++
+					}
+					z += zScore(t, counts)
+				}
+				squares += z * z / 150
+			}
+			return math.Sqrt(squares / 12)
+		}},
+		{"agreements of (seed, epoch) and (seed+1, epoch-1)", []int{1000, 100000}, 4, func(n int) float64 {
+			agree := 0 // one position in each pair of orders
+			for seed := range uint64(100) {
+				a, b := Random(n, seed).Order(5), Random(n, seed+1).Order(4)
+				for pos := range n {
+					if a(pos) == b(pos) {
+						agree++
+					}
+				}
+			}
+			return float64(agree-100) / math.Sqrt(100)
+		}},
+	} {
+		for _, n := range c.lengths {
+			if z := c.misses(n); math.Abs(z) > c.most {
+				t.Errorf("n %d: the %s miss by %.1f standard deviations", n, c.what, z)
+			}
+		}
+	}
+}
+
+// missed says how far the values, in bins, at the worst of some sets of positions are from chance, over so many keys.
+func missed(t *testing.T, n, keys int, order func(n, key int) func(pos int) int, sets ...[]int) (worst float64) {
+	bins := min(n, 16)
+	bin := func(value int) int { return ((value+1)*bins - 1) / n }
+	weights := slices.Repeat([]float64{1}, int(math.Pow(float64(bins), float64(len(sets[0])))))
+	for cell := range weights { // a digit for each position, its bin
+		taken, rest := make([]int, bins), cell // a value does not come twice
+		for range sets[0] {
+			b := rest % bins
+			weights[cell] *= float64((b+1)*n/bins - b*n/bins - taken[b])
+			taken[b]++
+			rest /= bins
+		}
+	}
+	counts := make([]int, len(sets)*len(weights))
+	for key := range keys {
+		at := order(n, key)
+		for s, set := range sets {
+			cell := 0
+			for _, pos := range set {
+				cell = cell*bins + bin(at(pos))
+			}
+			counts[s*len(weights)+cell]++
+		}
+	}
+	for each := range slices.Chunk(counts, len(weights)) {
+		worst = max(worst, math.Abs(zScore(t, each, weights...)))
+	}
+	return worst
+}
+
+// TestGoldenOrders pins orders and random numbers. They must not change, because a cursor has only the seed.
+func TestGoldenOrders(t *testing.T) {
+	weights := []float64{.1, .9, .4, .7, 3, .6}
+	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
+	drawn := Func(10, func(ctx context.Context, i int) (string, error) {
+		return fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), nil
+	})
+	for _, c := range []struct {
+		got  any
+		want string
+	}{
+		{positions(Random(10, 0), 0), "[5 0 2 6 3 8 9 4 1 7]"},
+		{positions(Random(10, 0), 1), "[2 6 7 0 9 1 4 5 8 3]"},
+		{positions(Random(10, 1), 0), "[2 0 9 7 1 5 4 6 8 3]"},
+		{positions(Random(5000, 0), 0)[:5], "[2496 3590 4037 2124 4576]"},
+		{positions(Random(131073, 0), 0)[:5], "[70077 24005 18452 1604 34750]"},
+		{positions(RandomWithReplacement(10, 10, 0), 0), "[7 3 6 9 6 1 5 7 5 6]"},
+		{positions(must(Weighted(weights, 6, true, 0)), 0), "[1 1 4 5 4 3]"},
+		{positions(must(Weighted(weights, 6, false, 0)), 0), "[1 4 5 0 2 3]"},
+		{fmt.Sprint(buckets(0), buckets(1), buckets(2), buckets(3)), "[3 2] [0 6] [5] [7 4]"},
+		{batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7], "[553 203]"},
+	} {
+		equal(t, "an order that has changed", c.got, c.want)
+	}
+	if n := int64(1e12); strconv.IntSize == 64 {
+		at := Random(int(n), 7).Order(0)
+		equal(t, "a long order that has changed", fmt.Sprint(at(0), at(1), at(2)), "355048705807 329753703346 644169081424")
+	}
+}
+
+// TestTorch compares randperm, DistributedSampler and random_split with orders that torch has produced.
+func TestTorch(t *testing.T) {
+	type order[Out any] struct {
+		N, World, Epoch int
+		Seed            uint64
+		DropLast        bool `json:"drop_last"`
+		Shuffle         bool
+		Ranks           [][]int
+		Out             Out
+	}
+	var torch struct {
+		Randperm    []order[[]int]
+		Distributed []order[any]
+		RandomSplit []order[[][]int] `json:"random_split"`
+	}
+	err := json.Unmarshal(must(os.ReadFile("testdata/torch_orders.json")), &torch)
+	if err != nil || len(torch.Randperm) == 0 || len(torch.Distributed) == 0 || len(torch.RandomSplit) == 0 {
+		t.Fatalf("something is missing; %v", err)
+	}
+	for _, c := range torch.Randperm {
+		equal(t, fmt.Sprintf("randperm %+v", c), positions(TorchRandom(c.N, c.Seed), 0), c.Out)
+	}
+	for _, c := range torch.Distributed {
+		opts := Options{BatchSize: 3, Tail: map[bool]Tail{false: PadTail, true: DropTail}[c.DropLast]}
+		if c.Shuffle {
+			opts.Sampler = TorchRandom(c.N, c.Seed)
+		}
+		for rank, want := range c.Ranks {
+			opts.Shard, opts.Workers = Shard{rank, c.World}, rank%3
+			equal(t, fmt.Sprintf("%+v rank %d", c, rank), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
+		}
+	}
+	for _, c := range torch.RandomSplit {
+		var lengths []int
+		for _, part := range c.Out {
+			lengths = append(lengths, len(part))
+		}
+		for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
+			equal(t, fmt.Sprintf("split %+v part %d", c, p), values(t, part), c.Out[p])
+		}
+	}
+}
+
+// TestOrderFunc checks that a caller that shuffles one slice in place does not disturb an epoch under way, and that an order
+// that could not be computed is asked for again, but not one that could.
+func TestOrderFunc(t *testing.T) {
+	indices, calls := []int{0, 1, 2}, 0
+	s := OrderFunc(3, func(epoch int) []int {
+		if calls++; calls == 1 {
+			panic("not yet")
+		}
+		slices.Sort(indices)
+		indices[0], indices[epoch] = indices[epoch], indices[0]
+		return indices
+	})
+	loader := newLoader(t, numbers(3), Options{Sampler: s})
+	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 3)
+	order := s.Order(1)
+	equal(t, "again", outcomes(loader.Epoch(t.Context(), 0)), "[[0] [1] [2]]")
+	equal(t, "epoch 1", []int{order(0), order(1), order(2)}, "[1 0 2]")
+	equal(t, "by Batch", must(loader.Batch(t.Context(), 0, 1)), "[1]")
+	equal(t, "calls", calls, 3)
+}
+
+// TestResize checks that a resized sampler walks on through the epochs of the one inside.
+func TestResize(t *testing.T) {
+	for _, s := range []Sampler{Random(7, 1), Sequential(3), RandomWithReplacement(5, 9, 2)} {
+		var endless []int
+		for epoch := range 60 {
+			endless = append(endless, positions(s, epoch)...)
+		}
+		for _, count := range []int{1, 6, 7, 8, 14, 15, 30} {
+			r := Resize(s, count)
+			equal(t, "length", r.Len(), count)
+			equal(t, fmt.Sprint(r), slices.Concat(positions(r, 0), positions(r, 1), positions(r, 5)), slices.Concat(endless[:2*count], endless[5*count:6*count]))
+		}
+	}
+	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
+}
+
+// TestReplacement checks that each draw is by the weights, or by the weights of what is left, however large or small they
+// are, and that weight 0 is never drawn. RandomWithReplacement is uniform in many short epochs.
+func TestReplacement(t *testing.T) {
+	fits := func(drawn []int, weights ...float64) {
+		t.Helper()
+		counts := make([]int, len(weights))
+		for _, i := range drawn {
+			counts[i]++
+		}
+		if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
+			t.Errorf("%.1f standard deviations from %v", z, weights[:min(9, len(weights))])
+		}
+	}
+	same := slices.Repeat([]float64{.1}, 100)
+	fits(positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0), same...)
+	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
+		fits(positions(must(Weighted(weights, 200000, true, 3)), 0), weights...)
+	}
+	var pairs, tiny []int // as one number; tiny weights, by which a waiting time would be infinite
+	for epoch := range 20000 {
+		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
+		pairs = append(pairs, drawn[0]*4+drawn[1])
+		drawn = positions(must(Weighted([]float64{1e-310, 1e-310, 1e-310}, 3, false, 2)), epoch)
+		tiny = append(tiny, drawn[0]*3+drawn[1])
+	}
+	fits(pairs, []float64{2: 2. / 9 * 6 / 7, 3: 2. / 9 * 1 / 7, 8: 6. / 9 * 2 / 3, 11: 6. / 9 * 1 / 3, 12: 1. / 9 * 2 / 8, 14: 1. / 9 * 6 / 8, 15: 0}...)
+	fits(tiny, 0, 1, 1, 1, 0, 1, 1, 1, 0)
+	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), "[0 1 2 3]")
+	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
+	equal(t, "other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
+}
+
+// TestBuckets checks that batches by length keep to the budget, waste little and have every sample once, anew in every epoch.
+func TestBuckets(t *testing.T) {
+	const budget = 1000
+	random := rand.New(rand.NewPCG(1, 2))
+	lengths, total := make([]int, 2000), 0
+	for i := range lengths {
+		lengths[i] = int(random.ExpFloat64() * 50)
+		total += lengths[i]
+	}
+	s := must(Buckets(lengths, budget, 5))
+	contents, shapes := map[string]bool{}, map[string]bool{} // of the epochs
+	for epoch := range 3 {
+		var all []string
+		var seen, longests []int
+		padded := 0
+		for k := range s.Len() {
+			batch := sorted(s.Batches(epoch)(k))
+			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
+			if longest*len(batch) > budget {
+				t.Fatalf("batch %d has %d samples of at most %d", k, len(batch), longest)
+			}
+			padded += longest * len(batch)
+			all, seen, longests = append(all, fmt.Sprint(batch)), append(seen, batch...), append(longests, longest)
+		}
+		equal(t, "all samples", sorted(seen), upTo(len(lengths)))
+		if waste := 1 - float64(total)/float64(padded); waste > .1 {
+			t.Errorf("%.0f %% of the batches is padding", 100*waste)
+		}
+		slices.Sort(all)
+		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
+	}
+	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, "[3 3]")
+	other := must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))
+	equal(t, "other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other), false)
+	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
+	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
+	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
+}
+
+// FuzzDeal checks what each shard gets, from any position, for every length, number of shards and batch size. After each
+// step all ranks have the same cursor; before it are the samples that they have had together, so that their number may change.
+func FuzzDeal(f *testing.F) {
+	for k := range 400 {
+		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
+	}
+	for from := range 18 {
+		f.Add(17, from, 3, from%5, from%2 == 0, from%3)
+	}
+	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
+		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
+		from = int(uint(from) % uint(n+1))
+		if dropLast {
+			size = min(size, max(1, n)) // a larger one is refused
+		}
+		steps, after := map[int][]int{}, map[int]Cursor{} // of all ranks, by their number
+		for rank := range count {
+			opts := Options{BatchSize: size, DropLast: dropLast, Shard: Shard{rank, count}, Tail: Tail(tail)}
+			at, got := Cursor{Pos: from, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}, [][]int{}
+			for item, err := range newLoader(t, numbers(n), opts).Stream()(t.Context(), at) {
+				if err != nil || item.Err != nil || item.Next.Pos <= at.Pos || item.Next.Pos > n {
+					t.Fatalf("%+v: after %d: %d, %v, %v", opts, at.Pos, item.Next.Pos, item.Err, err)
+				}
+				k := len(got)
+				at, got, steps[k] = item.Next, append(got, item.Value), append(steps[k], item.Value...)
+				if other, ok := after[k]; ok {
+					equal(t, "the cursor of another rank", throughJSON(t, at), other)
+				}
+				after[k] = throughJSON(t, at)
+			}
+			equal(t, fmt.Sprintf("%d from %d, %+v", n, from, opts), got, expect(upTo(n), from, opts))
+		}
+		for k, pos := 0, from; k < len(after) && Tail(tail) == UnevenTail && !dropLast; k++ {
+			equal(t, fmt.Sprintf("step %d of %d ranks", k, count), sorted(steps[k]), upTo(n)[pos:after[k].Pos])
+			pos = after[k].Pos
+		}
+	})
+}
+
+// TestHuge checks lengths and batch sizes near the largest int, and a batch that is too large an element for a channel.
+func TestHuge(t *testing.T) {
+	for tail, want := range map[Tail]string{PadTail: "[[1 3 0]]", DropTail: "[[1 3]]", UnevenTail: "[[1 3]]"} {
+		loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}, Tail: tail})
+		equal(t, "one batch of all", batches(t, loader, 0), want)
+	}
+	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
+	const n = math.MaxInt/4 + 1
+	loader := newLoader(t, numbers(n), Options{BatchSize: n / 4, Shard: Shard{2, 3}})
+	equal(t, "batches, positions after one and two", []int{loader.Len(), loader.deal.after(1), loader.deal.after(2)}, []int{2, 3 * (n / 4), n})
+	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
+	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2})
+	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
+	arrays := must(New(numbers(6), func(dst [20000]int, samples []int) ([20000]int, error) {
+		copy(dst[:], samples)
+		return dst, nil
+	}, Options{BatchSize: 2, Workers: 2}))
+	for k, batch := range collect(t, arrays.Stream().Prefetch(2).Epoch(t.Context(), 0)) {
+		equal(t, "array", batch[:2], []int{2 * k, 2*k + 1})
+	}
+}
+
+// TestShardFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
+func TestShardFromEnv(t *testing.T) {
+	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE SLURM_PROCID SLURM_NTASKS PMI_RANK PMI_SIZE JOB_COMPLETION_INDEX")
+	for _, c := range []struct{ env, want string }{
+		{"", "no error, {0 0}"},
+		{"WORLD_SIZE=1", "no error, {0 0}"},
+		{"RANK=2 WORLD_SIZE=4", "no error, {2 4}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "no error, {1 2}"},
+		{"SLURM_PROCID=3 SLURM_NTASKS=8", "no error, {3 8}"},
+		{"PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"},
+		{"SLURM_PROCID=3 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {3 8}"},
+		{"JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
+		{"RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_NTASKS=8", "no error, {0 2}"},
+		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
+		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
+		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
+		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
+		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
+	} {
+		t.Run(c.env, func(t *testing.T) {
+			for _, name := range all {
+				t.Setenv(name, "") // so that it is put back
+				os.Unsetenv(name)
+			}
+			for _, setting := range strings.Fields(c.env) {
+				name, value, _ := strings.Cut(setting, "=")
+				t.Setenv(name, value)
+			}
+			shard, err := ShardFromEnv()
+			if err == nil {
+				err = fmt.Errorf("no error, %v", shard)
+			}
+			saysAll(t, err, c.want)
+		})
+	}
+}
+
+// TestBadSamplers checks that arguments that can never be right are refused.
+func TestBadSamplers(t *testing.T) {
+	weighted := func(count int, replace bool, weights ...float64) error {
+		return errorOf(Weighted(weights, count, replace, 0))
+	}
+	buckets := func(budget int, lengths ...int) error { return errorOf(Buckets(lengths, budget, 0)) }
+	refused(t, []refusal{
+		{panicOf(func() { Sequential(-1) }), "panic … Sequential … -1"},
+		{panicOf(func() { Random(-1, 0) }), "panic … Random … -1"},
+		{panicOf(func() { TorchRandom(-1, 0) }), "panic … TorchRandom … -1"},
+		{panicOf(func() { TorchRandom(1<<30, 0) }), "panic … TorchRandom … 1073741824 … 214748364"},
+		{panicOf(func() { RandomWithReplacement(-1, 1, 0) }), "panic … RandomWithReplacement … -1"},
+		{panicOf(func() { RandomWithReplacement(3, 0, 0) }), "panic … RandomWithReplacement … count is 0 … positive"},
+		{panicOf(func() { RandomWithReplacement(3, -1, 0) }), "panic … count is -1"},
+		{panicOf(func() { RandomWithReplacement(0, 1, 0) }), "panic … count is 1 … no samples"},
+		{panicOf(func() { OrderFunc(1, nil) }), "panic … OrderFunc … nil"},
+		{panicOf(func() { OrderFunc(-1, func(int) []int { return nil }) }), "panic … OrderFunc … -1"},
+		{panicOf(func() { Resize(nil, 1) }), "panic … Resize … nil"},
+		{panicOf(func() { Resize(Sequential(3), 0) }), "panic … Resize … count is 0"},
+		{panicOf(func() { Batches(Sequential(3), 0, false) }), "panic … Batches … size is 0 … positive"},
+		{panicOf(func() { Batches(nil, 1, false) }), "panic … Batches … nil"},
+		{weighted(1, true, 1, -1), "Weighted … weights[1] is -1 … not negative"},
+		{weighted(1, true, 1, math.NaN()), "Weighted … weights[1] is NaN"},
+		{weighted(1, false, math.Inf(1)), "Weighted … weights[0] is +Inf … finite"},
+		{weighted(1, true, 0, 0), "Weighted … none of the 2 weights is positive"},
+		{weighted(0, true, 1), "Weighted … count is 0 … positive"},
+		{weighted(3, false, 1, 2), "Weighted … count is 3 … at most 2"},
+		{weighted(2, false, 1, 0, 0), "Weighted … count is 2 … at most 1"},
+		{buckets(8, 1, 9), "Buckets … lengths[1] is 9 … 8, the budget"},
+		{buckets(8, -1), "Buckets … lengths[0] is -1"},
+		{buckets(0), "Buckets … budget is 0 … positive"},
+	})
+}
+
+// batch.go: what samples become.
+
+// TestRows checks that a row is a view of the tensor's memory, which an append to it leaves alone.
+func TestRows(t *testing.T) {
+	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
+	rows := must(Rows(table))
+	equal(t, "rows", values(t, rows), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
+	row := must(rows.Get(t.Context(), 1))
+	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
+	_ = append(row.Data, 9)
+	equal(t, "after an append to row 1", table.Data, "[1 2 3 4 5 6]")
+	equal(t, "rows of a vector", values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}}))), "[{[1] []} {[2] []}]")
+	equal(t, "empty rows", values(t, must(Rows(Tensor[int]{nil, []int{2, 0}}))), "[{[] [0]} {[] [0]}]")
+}
+
+// TestStackAndPad checks the shape and the memory of the batch. Stack wants samples of one shape; Pad fills up the shorter.
+func TestStackAndPad(t *testing.T) {
+	batch := must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2}, []int{2}}, {[]int{3, 4}, []int{2}}}))
+	equal(t, "two vectors", batch, "{[1 2 3 4] [2 2]}")
+	again := must(Stack(batch, []Tensor[int]{{[]int{5, 6}, []int{1, 2}}}))
+	equal(t, "one matrix", again, "{[5 6] [1 1 2]}")
+	equal(t, "Stack uses the memory of dst", &again.Data[0] == &batch.Data[0], true)
+	equal(t, "numbers", must(Stack(Tensor[int]{}, []Tensor[int]{{[]int{5}, nil}, {[]int{6}, nil}})), "{[5 6] [2]}")
+	two := Tensor[int]{[]int{1, 2}, []int{2}}
+	for _, other := range []Tensor[int]{{[]int{1}, []int{1}}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {[]int{1}, []int{2}}} {
+		saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{two, other})), "sample 1", "shape [2]", fmt.Sprint(other.Shape))
+	}
+	saysAll(t, errorOf(Stack(Tensor[int]{}, []Tensor[int]{{[]int{1, 2, 3}, []int{2}}})), "sample 0", "shape [2]", "3 elements")
+	saysAll(t, errorOf(Stack(Tensor[int]{}, nil)), "no samples")
+	pad := Pad(-1)
+	ragged := must(pad(Ragged[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
+	equal(t, "three", ragged, "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
+	equal(t, "one, in used memory", must(pad(ragged, [][]int{{7, 8}})), "{{[7 8] [1 2]} [2]}")
+	equal(t, "empty ones", must(pad(ragged, [][]int{{}, {}})), "{{[] [2 0]} [0 0]}")
+}
+
+// TestRecycle checks that batches are built in memory that was given back, or that a batch left when all of it was dropped.
+func TestRecycle(t *testing.T) {
+	memory := map[*int]bool{}
+	for _, workers := range []int{0, 3} {
+		clear(memory)
+		table := must(Rows(Tensor[int]{upTo(200), []int{100, 2}}))
+		loader := must(New(table, Stack[int], Options{BatchSize: 5, Workers: workers}))
+		var all, kept [][]int
+		for batch := range loader.Epoch(t.Context(), 0) {
+			memory[&batch.Data[0]] = true
+			if all = append(all, slices.Clone(batch.Data)); len(all)%5 == 1 {
+				kept = append(kept, batch.Data)
+			} else {
+				loader.Recycle(batch)
+			}
+		}
+		equal(t, "batches", slices.Concat(all...), upTo(200))
+		for i, batch := range kept {
+			equal(t, "a batch that was kept", batch, all[5*i])
+		}
+		if most := 4 + workers*2 + 2; len(memory) > most {
+			t.Errorf("%d batches in %d places, want at most %d", len(all), len(memory), most)
+		}
+	}
+	loader := newLoader(t, failing(3, 1), Options{OnError: dropBad})
+	clear(memory)
+	for batch := range loader.Epoch(t.Context(), 0) {
+		memory[&batch[0]] = true
+		loader.Recycle(batch)
+	}
+	equal(t, "places of batches between empty ones", len(memory), 1)
+}
+
+// worker.go: look-ahead, order, time, and every way to stop.
+
+// TestLookAhead checks that nothing is loaded before the range, and then exactly the window while the loop has a batch.
+func TestLookAhead(t *testing.T) {
+	for _, test := range []struct{ workers, prefetch, window int }{{0, 0, 0}, {1, 2, 2}, {2, 2, 4}, {2, 1, 2}, {3, 4, 12}, {2, 0, 4}} {
+		for _, unordered := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				var asked atomic.Int64
+				sampler := sampler{50, "counted", func(int) func(int) int { return func(pos int) int { asked.Add(1); return pos } }}
+				loader := newLoader(t, numbers(50), Options{Sampler: sampler, Workers: test.workers, Prefetch: test.prefetch, Unordered: unordered})
+				seq := loader.Epoch(t.Context(), 0)
+				synctest.Wait()
+				equal(t, "asked for before the range", asked.Load(), 0)
+				taken := 0
+				for range seq {
+					taken++
+					synctest.Wait() // everything that was asked for is loaded now
+					equal(t, fmt.Sprintf("%+v: asked for with batch %d in hand", test, taken), asked.Load(), min(50, taken+test.window))
+				}
+			})
+		}
+	}
+}
+
+// TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it takes up one
+// place, and the others come. When it comes, or fails, all come.
+func TestStuckBatch(t *testing.T) {
+	for unordered, want := range map[bool]string{
+		false: fmt.Sprint([]int{}, "3 1", append([]int{-1}, upTo(20)[1:]...)),
+		true:  fmt.Sprint(upTo(20)[1:], "19 1", []int{-1}),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			data, early, late := &probe{n: 20, bad: []int{0}, takes: once(time.Hour)}, []int{}, []int{}
+			start, stuck := time.Now(), make(chan string, 1)
+			time.AfterFunc(time.Minute, func() {
+				loading := data.running.Load()
+				stuck <- fmt.Sprint(data.begun.Load()-loading, loading)
+			})
+			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: unordered}).Epoch(t.Context(), 0) {
+				if err != nil {
+					batch = []int{-1}
+				}
+				if time.Since(start) < time.Hour {
+					early = append(early, batch...)
+				} else {
+					late = append(late, batch...)
+				}
+			}
+			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, <-stuck, late), want)
+		})
+	}
+}
+
+// TestLoopsDoNotMeet checks that loops over one loader do not disturb each other, or wait for each other's OnError.
+func TestLoopsDoNotMeet(t *testing.T) {
+	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
+		loader := newLoader(t, failing(9, 8), Options{BatchSize: 2, Workers: workers, OnError: func(*SampleError) error {
+			time.Sleep(time.Hour)
+			return nil
+		}})
+		start := time.Now()
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for epoch := range 10 {
+					var got []int
+					for batch := range loader.Epoch(t.Context(), epoch) {
+						got = append(got, batch...)
+						loader.Recycle(batch)
+					}
+					equal(t, "one loop's samples", got, upTo(8))
+				}
+			})
+		}
+		all.Wait()
+		equal(t, "time", time.Since(start), 10*time.Hour)
+	})
+}
+
+// TestCancelWhileWaiting checks that a loop ends as soon as its context, with its cause, and without a question to OnError.
+func TestCancelWhileWaiting(t *testing.T) {
+	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("a minute is over"))
+		defer cancel()
+		start, at, questions := time.Now(), Cursor{Epoch: 2}, 0
+		loader := newLoader(t, &probe{n: 10, takes: always(time.Hour)}, Options{Workers: workers, OnError: func(*SampleError) error { questions++; return nil }})
+		equal(t, "outcome", outcomes(loader.Run(ctx, &at)), "[error a minute is over]")
+		equal(t, "time", time.Since(start), time.Minute)
+		equal(t, "cursor", at, Cursor{Epoch: 2})
+		equal(t, "OnError calls", questions, 0)
+		equal(t, "again", outcomes(loader.Run(ctx, &at)), "[error a minute is over]")
+		equal(t, "Batch", errorOf(loader.Batch(ctx, 0, 0)), "a minute is over")
+	})
+}
+
+// TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
+func TestUserCodeThatDies(t *testing.T) {
+	goexit := "runtime.Goexit was called"
+	for name, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
+		at := func(bad int) func(int) int {
+			return func(i int) int {
+				if i == bad {
+					die()
+				}
+				return i
+			}
+		}
+		get := Func(6, func(_ context.Context, i int) (int, error) { return at(2)(i), nil })
+		collate := func(dst []int, samples []int) ([]int, error) {
+			at(2)(samples[0])
+			return List(dst, samples)
+		}
+		order := sampler{6, "dying", func(int) func(int) int { return at(2) }}
+		batchSampler := batchSampler{3, "dying", func(int) func(int) []int {
+			return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
+		}}
+		noOrder := sampler{4, "dead", func(int) func(int) int { die(); return nil }}
+		inBatch1 := "[[0 1] error dataloader: epoch 2, batch 1: " + name + " [4 5]]"
+		all := []loading{
+			{"Get", get, nil, Options{BatchSize: 2}, "[[0 1] error dataloader: epoch 2, batch 1, sample 2: " + name + " [4 5]]"},
+			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
+			{"sampler", numbers(6), nil, Options{BatchSize: 2, Sampler: order}, inBatch1},
+			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
+		}
+		least := 1 // without workers a Goexit ends the caller
+		if name != goexit {
+			least = 0
+			all = append(all, []loading{ // OnError and Order run in the caller's goroutine; a Goexit in Get ends the whole batch
+				{"dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"},
+				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
+					"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"},
+				{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: noOrder},
+					"[error dataloader: epoch 2, batch 0: " + name + " error dataloader: epoch 2, batch 1: " + name + "]"},
+			}...)
+		}
+		for _, l := range all {
+			l.check(t, least)
+			for _, err := range l.loader(3, 0).Epoch(t.Context(), 0) {
+				var p *PanicError
+				if errors.As(err, &p) && !bytes.Contains(p.Stack, []byte("TestUserCodeThatDies")) {
+					t.Errorf("%s: the stack does not show where: %s", l.name, p.Stack)
+				}
+				if err != nil && errors.Is(err, io.EOF) != (name == "panic: EOF") {
+					t.Errorf("%s: %v is not the value of the panic", l.name, err)
+				}
+			}
+		}
+	}
+}
+
+// TestAllocations checks that with List and Recycle a batch of an epoch under way costs no allocation.
+func TestAllocations(t *testing.T) {
+	for workers := range 3 {
+		loader := newLoader(t, numbers(4000), Options{BatchSize: 4, Shuffle: true, Workers: workers})
+		each := testing.AllocsPerRun(5, func() {
+			for batch := range loader.Epoch(t.Context(), 0) {
+				loader.Recycle(batch)
+			}
+		})
+		if each > 150 { // of the epoch, and of the memory for the first batches
+			t.Errorf("%d workers: an epoch of 1000 batches has %v allocations", workers, each)
+		}
+	}
+}
+
+// dataloader.go: first the classic notebook's tests, by its names.
+
+// testNotebook loads the notebook's data: 20 samples of 2×3×5 numbers, with labels of which each occurs twice, and a tenth of
+// a second to fetch one. Each sample comes once, with its own label, in order unless shuffled, and in time.
+func testNotebook(t *testing.T, opts Options) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, each = 20, 100 * time.Millisecond
+		random := rand.New(rand.NewPCG(0, 0))
+		images, labels := Tensor[float64]{make([]float64, n*30), []int{n, 2, 3, 5}}, make(Slice[int], n)
+		for j := range images.Data {
+			images.Data[j] = random.NormFloat64()
+		}
+		for i := range labels {
+			labels[i] = i * 7 % (n / 2)
+		}
+		type sample = Pair[Tensor[float64], int]
+		slow := Transform(must(Pairs(must(Rows(images)), labels)), func(_ context.Context, s sample) (sample, error) {
+			time.Sleep(each)
+			return s, nil
+		})
+		size, start, found := max(opts.BatchSize, 1), time.Now(), []int{}
+		for _, batch := range batches(t, must(New(slow, CollatePair(Stack[float64], List[int]), opts)), 0) {
+			equal(t, "shape", batch.First.Shape, []int{size, 2, 3, 5})
+			for j, label := range batch.Second {
+				i := slices.Index(images.Data, batch.First.Data[j*30]) / 30
+				equal(t, "sample", batch.First.Data[j*30:(j+1)*30], images.Data[i*30:(i+1)*30])
+				equal(t, "label of its own sample", label, labels[i])
+				found = append(found, i)
+			}
+		}
+		rounds := (n/size + max(opts.Workers, 1) - 1) / max(opts.Workers, 1)
+		equal(t, "time", time.Since(start), time.Duration(rounds*size)*each)
+		equal(t, "in order", slices.IsSorted(found), !opts.Shuffle)
+		equal(t, "found", sorted(found), upTo(n))
+	})
+}
+
+func TestSequential(t *testing.T)             { testNotebook(t, Options{}) }
+func TestSequentialBatch(t *testing.T)        { testNotebook(t, Options{BatchSize: 2}) }
+func TestSequentialWorkers(t *testing.T)      { testNotebook(t, Options{Workers: 4}) }
+func TestSequentialBatchWorkers(t *testing.T) { testNotebook(t, Options{BatchSize: 2, Workers: 2}) }
+func TestShuffle(t *testing.T)                { testNotebook(t, Options{Shuffle: true}) }
+func TestShuffleBatch(t *testing.T)           { testNotebook(t, Options{Shuffle: true, BatchSize: 2}) }
+func TestShuffleWorkers(t *testing.T)         { testNotebook(t, Options{Shuffle: true, Workers: 4}) }
+func TestShuffleBatchWorkers(t *testing.T) {
+	testNotebook(t, Options{Shuffle: true, BatchSize: 2, Workers: 4})
+}
+
+// TestPartialWorkers checks that however a loop is left, at whatever batch, the calls of Get that are under way are waited
+// for, and no other begins, not even for a batch that has begun. A Get that honours its context delays nothing.
+func TestPartialWorkers(t *testing.T) {
+	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
+		eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
+			for stop := range 12 {
+				leave(t, way, stop, workers, false)
+				leave(t, way, stop, workers, true)
+			}
+		})
+	}
+}
+
+// leave leaves a loop at a batch. If deaf, Get does not look at its context.
+func leave(t *testing.T, way string, stop, workers int, deaf bool) {
+	data, enough := &probe{n: 40, takes: always(time.Second), deaf: deaf}, errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var left time.Time
+	var begun, running int64
+	var errs []error
+	body := func() (more bool) {
+		synctest.Wait()
+		left, begun, running = time.Now(), data.begun.Load(), data.running.Load()
+		if stop == 0 {
+			equal(t, "calls of Get during the loop", running, workers)
+		}
+		switch way {
+		case "panic":
+			panic("of the loop body")
+		case "Goexit":
+			runtime.Goexit()
+		case "cancel":
+			cancel(enough)
+		}
+		return way != "break"
+	}
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		defer func() {
+			if r := recover(); r != nil && r != "of the loop body" {
+				panic(r)
+			}
+			equal(t, way+": Gets still running, Gets begun since, whether leaving took time",
+				fmt.Sprint(data.running.Load(), data.begun.Load()-begun, time.Since(left) > 0), fmt.Sprint(0, 0, deaf && running > 0))
+		}()
+		n := 0
+		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3}).Epoch(ctx, 0) {
+			if err != nil {
+				errs = append(errs, err)
+			} else if n == stop && !body() {
+				break
+			}
+			n++
+		}
+	})
+	loop.Wait()
+	if way == "cancel" && (len(errs) != 1 || errs[0] != enough) {
+		t.Fatalf("after cancel: %v, want %v once", errs, enough)
+	}
+}
+
+// TestError is the notebook's test of a data set that has no samples to give: every batch is an error.
+func TestError(t *testing.T) {
+	data, want := Func(41, func(context.Context, int) (int, error) { return 0, errors.New("not implemented") }), []string{}
+	for k := range 21 {
+		want = append(want, fmt.Sprintf("error dataloader: epoch 2, batch %d, sample %d: not implemented", k, 2*k))
+	}
+	loading{"no samples", data, nil, Options{BatchSize: 2}, fmt.Sprint(want)}.check(t, 0)
+}
+
+// The loader's conformance: what PyTorch's own tests and its behaviour say.
+
+// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches. (In one Go peer it never was.)
+func TestSamplerOrderIsBatchOrder(t *testing.T) {
+	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
+	data := &probe{n: 50, takes: jitter(1)}
+	for _, test := range []struct {
+		opts Options
+		want Sampler
+	}{
+		{Options{}, Sequential(50)},
+		{Options{Shuffle: true, Seed: 42}, Random(50, 42)},
+		{Options{Sampler: TorchRandom(50, 3)}, TorchRandom(50, 3)},
+		{Options{Sampler: RandomWithReplacement(50, 60, 3)}, RandomWithReplacement(50, 60, 3)},
+		{Options{Sampler: own}, own},
+	} {
+		for epoch := range 4 {
+			equal(t, fmt.Sprintf("%+v, epoch %d", test, epoch), samples(t, newLoader(t, data, test.opts), epoch), positions(test.want, epoch))
+		}
+		test.opts.BatchSize = 7
+		loading{"order", data, nil, test.opts, fmt.Sprint(slices.Collect(slices.Chunk(positions(test.want, 2), 7)))}.check(t, 0)
+	}
+	for _, l := range []loading{
+		{"batches", nil, nil, Options{BatchSampler: fixedBatches{{0, 1}, {2, 3, 4}, {2}, {7, 8, 9}}}, "[[0 1] [2 3 4] [2] [7 8 9]]"},
+		{"batches of a sampler, dropping", nil, nil, Options{BatchSampler: Batches(Sequential(10), 3, true)}, "[[0 1 2] [3 4 5] [6 7 8]]"},
+		{"no batches", nil, nil, Options{BatchSampler: Batches(Sequential(0), 2, false)}, "[]"},
+		{"resized", nil, nil, Options{BatchSize: 2, Sampler: Resize(Sequential(3), 5)}, "[[1 2] [0 1] [2]]"},
+	} {
+		l.data = data
+		l.check(t, 0)
+	}
+}
+
+// The loader's errors.
+
+// TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. GetBatch is
+// never asked for no samples, or for an index outside.
+func TestFailures(t *testing.T) {
+	at, outside := "error dataloader: epoch 2, batch ", "is outside the data set, which has 3 samples"
+	length := "OrderFunc: the order of epoch 2 has 4 positions, must have 3"
+	fails := func([]int, []int) ([]int, error) { return nil, errBad }
+	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
+	short := OrderFunc(3, func(epoch int) []int { return make([]int, 2+epoch) })
+	dies := sampler{3, "dying", func(int) func(int) int {
+		return func(pos int) int {
+			if pos == 1 {
+				panic("ouch")
+			}
+			return pos
+		}
+	}}
+	getBatch := func(err error, answer ...int) Dataset[int] { // if no answer, the indices
+		return batchGetter[int]{3, func(_ context.Context, indices []int) ([]int, error) {
+			if len(indices) == 0 {
+				return nil, errors.New("asked for nothing")
+			}
+			if len(answer) > 0 {
+				return answer, err
+			}
+			return indices, err
+		}}
+	}
+	for _, l := range []loading{
+		{"a bad sample", failing(10, 3), nil, Options{BatchSize: 2}, "[[0 1] " + at + "1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
+		{"behind a slow one", &probe{n: 3, bad: []int{1}, takes: once(time.Second)}, nil, Options{}, "[[0] " + at + "1, sample 1: bad sample [2]]"},
+		{"bad ones dropped", failing(8, 0, 2, 3, 7), nil, Options{BatchSize: 2, OnError: dropBad}, "[[1] [4 5] [6]]"},
+		{"the end of a file", eof, nil, Options{BatchSize: 2}, "[" + at + "0, sample 0: EOF " + at + "1, sample 2: EOF]"},
+		{"collate", numbers(2), fails, Options{}, "[" + at + "0: collating 1 samples [0]: bad sample " + at + "1: collating 1 samples [1]: bad sample]"},
+		{"collate, dropping", failing(3, 1), fails, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: collating 2 samples [0 2]: bad sample]"},
+		{"collate, more", numbers(20), fails, Options{BatchSize: 20}, "[" + at + "0: collating 20 samples [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]: bad sample]"},
+		{"too small an index", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1), OnError: dropBad}, "[[0] " + at + "1: the sampler: index -2 " + outside + " [1]]"},
+		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1: the sampler: index 3 " + outside + " [1]]"},
+		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] " + at + "1: the sampler gave no index [2]]"},
+		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
+		{"a sampler that panics after a bad sample", failing(3, 0), nil, Options{Sampler: dies}, "[" + at + "0, sample 0: bad sample " + at + "1: panic: ouch [2]]"},
+		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
+		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, Options{BatchSize: 2}, "[[2 1] [0]]"},
+		{"GetBatch, index too large", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(1, 3, 2), OnError: dropBad}, "[" + at + "0: the sampler: index 3 " + outside + " [2]]"},
+		{"GetBatch fails", getBatch(errBad), nil, Options{BatchSize: 2}, "[" + at + "0: bad sample " + at + "1: bad sample]"},
+		{"GetBatch, OnError not asked", getBatch(io.EOF), nil, Options{BatchSize: 3, OnError: dropBad}, "[" + at + "0: EOF]"},
+		{"GetBatch, too few", getBatch(nil, 1), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 1 samples for 3 indices]"},
+		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, Options{BatchSize: 3}, "[" + at + "0: GetBatch returned 4 samples for 3 indices]"},
+	} {
+		l.check(t, 0)
+	}
+	equal(t, "the order of epoch 1", batches(t, newLoader(t, numbers(3), Options{Sampler: short}), 1), "[[0] [0] [0]]")
+}
+
+// TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
+// the order of the batches, and no more of a batch that it has failed. A batch of which nothing is left is not collated, but
+// traced. The cursor stays before a failed batch, which a resume tries again, until the next success.
+func TestOnError(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
+		var got, heard, traced []string
+		var collated atomic.Int64
+		budget := 4
+		collate := func(dst, samples []int) ([]int, error) {
+			if collated.Add(1); samples[0] == 15 {
+				return nil, errors.New("collate")
+			}
+			return List(dst, samples)
+		}
+		data := &probe{n: 24, bad: []int{0, 6, 7, 8, 12, 13, 19}}
+		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers,
+			Trace: func(tm Timing) { traced = append(traced, fmt.Sprint(tm.Batch, ":", tm.Samples, tm.Dropped)) },
+			OnError: func(e *SampleError) error {
+				heard = append(heard, fmt.Sprint(e.Batch, ":", e.Index))
+				if budget--; budget == -1 {
+					return fmt.Errorf("more than 4 bad samples: %w", e)
+				} else if budget < 0 {
+					return errors.New("enough")
+				}
+				return nil
+			}}))
+		var at, failed Cursor
+		for batch, err := range loader.Run(t.Context(), &at) {
+			if got = append(got, fmt.Sprint(at.Pos), outcomes(one(batch, err))[0]); err != nil {
+				failed = throughJSON(t, at)
+			}
+		}
+		equal(t, "positions and outcomes", got, "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
+			"12 error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
+			"12 error dataloader: epoch 0, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
+		equal(t, "in the end", at, Cursor{Epoch: 1})
+		equal(t, "heard", heard, "[0:0 2:6 2:7 2:8 4:12 6:19]")
+		equal(t, "traced", traced, "[0:2 1 1:3 0 2:0 3 3:3 0 4:0 0 5:0 0 6:0 0 7:3 0]")
+		equal(t, "collated", collated.Load(), 7)
+		budget = 3
+		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
+		data.bad = nil
+		equal(t, "healed", collect(t, newLoader(t, data, Options{BatchSize: 3}).Run(t.Context(), &failed)), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
+	})
+}
+
+// TestTrace checks the numbers, times and waits of each batch, of a resumed epoch with samples dropped. Batch is not traced.
+func TestTrace(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 2}, func(t *testing.T, workers int) {
+		var timings []Timing
+		loader := newLoader(t, &probe{n: 12, bad: []int{2, 4, 5}, takes: always(time.Second)}, Options{BatchSize: 2, Workers: workers, OnError: dropBad,
+			Trace: func(tm Timing) { timings = append(timings, tm) }})
+		start := time.Now()
+		var sizes []int
+		for batch := range loader.Run(t.Context(), &Cursor{Epoch: 3, Pos: 2, State: map[string]string{"by": "Sequential(12)"}}) {
+			sizes = append(sizes, len(batch))
+			time.Sleep(time.Second)
+		}
+		equal(t, "samples", sizes, "[1 2 2 2]")
+		var waited, dropped []int
+		for k, tm := range timings {
+			equal(t, "epoch and batch", []int{tm.Epoch, tm.Batch}, []int{3, 1 + k})
+			dropped = append(dropped, tm.Dropped)
+			waited = append(waited, int(tm.Wait/time.Second))
+			if tm.Worker < -1 || tm.Worker >= workers || workers > 0 && tm.Worker < 0 {
+				t.Errorf("worker %d of %d", tm.Worker, workers)
+			}
+			if tm.Start.Before(tm.Sent) || tm.Received.Before(tm.Done) || tm.Done.Sub(tm.Start) != 2*time.Second || tm.Sent.Before(start) {
+				t.Errorf("%+v", tm)
+			}
+		}
+		equal(t, "dropped", dropped, "[1 2 0 0 0]")
+		equal(t, "waited", waited, map[int]string{0: "[2 2 2 2 2]", 1: "[2 1 2 1 1]", 2: "[2 0 1 0 0]"}[workers])
+		must(loader.Batch(t.Context(), 3, 5))
+		equal(t, "traced with Batch", len(timings), 5)
+	})
+}
+
+// The loader's cursors.
+
+// TestResumeExhaustive checks every small length, batch size, shard, tail and number of workers, and batch samplers, whose
+// batches are dealt out whole: what comes is what should, and a resume anywhere, by any workers, neither loses nor repeats.
+func TestResumeExhaustive(t *testing.T) {
+	for n := range 11 {
+		for _, shard := range []Shard{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
+			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+				for o := range 8 {
+					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Shard: shard, Tail: tail}
+					if opts.DropLast && opts.BatchSize > n && n > 0 {
+						continue // refused, since there would be no batch
+					}
+					want := fmt.Sprint(expect(positions(Random(n, 7), 2), 0, opts))
+					for workers := range 4 {
+						loading{"exhaustive", numbers(n), nil, opts, want}.checkWith(t, workers, 0, (workers+o+n)%4)
+					}
+				}
+				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Shard: shard, Tail: tail}, [][]int{}
+				for _, k := range expect(upTo(n), 0, Options{Shard: shard, Tail: tail}) {
+					want = append(want, opts.BatchSampler.Batches(2)(k[0]))
+				}
+				loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.check(t, 0)
+			}
+		}
+	}
+}
+
+// TestUnorderedResume checks that after random stops, in order and out of it, every batch comes exactly once.
+func TestUnorderedResume(t *testing.T) {
+	for seed := range uint64(100) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
+			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
+			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Shard: Shard{random.IntN(2), 2}, Tail: UnevenTail}
+			if seed%2 == 1 {
+				opts.OnError = dropBad
+			}
+			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
+			at := Cursor{Epoch: 1}
+			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
+				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
+				stop, pos := random.IntN(9), at.Pos
+				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
+					outcome := outcomes(one(batch, err))[0]
+					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
+						got = append(got, outcome)
+					}
+					if at.Pos < pos {
+						t.Fatalf("pos %d after %d", at.Pos, pos)
+					}
+					pos = at.Pos
+					if stop--; stop < 0 {
+						break
+					}
+				}
+				if random.IntN(2) == 0 {
+					at = throughJSON(t, at)
+				}
+			}
+			slices.Sort(want)
+			slices.Sort(got)
+			equal(t, "outcomes", got, want)
+		})
+	}
+}
+
+// TestCursorRefused checks that a cursor of another order, or a damaged one, is refused with the reason, and left alone.
+func TestCursorRefused(t *testing.T) {
+	base := Options{Shuffle: true, Seed: 1, BatchSize: 2}
+	var at Cursor
+	for range newLoader(t, numbers(20), base).Run(t.Context(), &at) {
+		break
+	}
+	done := func(spans string) Cursor { // of an unordered loop, with these steps done ahead
+		return fromJSON(t, `{"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,"done":`+spans+`,"shard":{"Index":0,"Count":1},"size":2}}`)
+	}
+	equal(t, "a good one", len(collect(t, newLoader(t, numbers(20), base).Run(t.Context(), ptr(done("[[1,3],[5,9]]"))))), 3)
+	for _, c := range []struct {
+		n    int
+		opts Options
+		at   Cursor
+		want string
+	}{
+		{20, Options{Shuffle: true, Seed: 2, BatchSize: 2}, at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
+		{21, base, at, "Random(20, seed 1) … Random(21, seed 1)"},
+		{20, Options{Seed: 1, BatchSize: 2}, at, "Random(20, seed 1) … Sequential(20)"},
+		{20, Options{BatchSampler: make(fixedBatches, 20)}, at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // has no String
+		{20, Options{BatchSampler: Batches(Random(20, 1), 2, false)}, at, "Batches(Random(20, seed 1), 2)"},
+		{20, Options{BatchSize: 2, Sampler: Random(20, 1)}, at, "Options.Seed 1 … Options.Seed 0"},
+		{20, base, Cursor{Pos: 4}, "another stream … pos 4"},
+		{20, base, Cursor{Pos: 4, State: "here"}, "does not fit … pos 4"},
+		{20, base, Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
+		{20, base, Cursor{Epoch: -1}, "epoch -1 … must not be negative"},
+		{20, base, Cursor{Pos: -1, State: at.State}, "pos -1 … must not be negative"},
+		{20, Options{Shuffle: true, Seed: 1, BatchSize: 2, Shard: Shard{0, 2}}, done("[[1,2]]"), "out of order … {0 1} … {0 2}"},
+		{20, Options{Shuffle: true, Seed: 1, BatchSize: 3}, done("[[1,2]]"), "out of order … batches of 2 … batches of 3"},
+		{20, base, done("[[5,10]]"), "damaged … steps of 9"},
+		{20, base, done("[[0,2]]"), "damaged … [0 2]"}, // touches the mark
+		{20, base, done("[[1,2],[2,3]]"), "damaged … [1 2] [2 3]"},
+		{20, base, done("[[5,4]]"), "damaged … [5 4]"},
+	} {
+		for _, at := range []Cursor{c.at, throughJSON(t, c.at)} {
+			before := at
+			got := outcomes(newLoader(t, numbers(c.n), c.opts).Run(t.Context(), &at))
+			equal(t, c.want+": pairs", len(got), 1)
+			saysAll(t, errors.New(got[0]), strings.Split("error dataloader: … "+c.want, " … ")...)
+			equal(t, c.want+": the cursor", at, before)
+		}
+	}
+	loader := newLoader(t, numbers(4), Options{})
+	saysAll(t, errorOf(loader.Batch(t.Context(), -1, 0)), "epoch -1")
+	for _, k := range []int{-1, 4} {
+		saysAll(t, errorOf(loader.Batch(t.Context(), 0, k)), fmt.Sprint("batch ", k), "4 batches")
+	}
+}
+
+// FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or repeat a batch.
+func FuzzCursor(f *testing.F) {
+	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"by":"Random(20, seed 1)","seed":1}}`))
+	f.Add([]byte(`{"epoch":1,"pos":0,"state":{"by":"Random(20, seed 1)","seed":1,"done":[[1,3],[5,6]],"shard":{"Index":0,"Count":1},"size":2}}`))
+	f.Add([]byte(`{"epoch":1,"pos":4,"state":{"by":"Random(20, seed 1)","seed":1,"done":[[1,9223372036854775807]],"shard":{"Index":0,"Count":1},"size":2}}`))
+	f.Add([]byte(`{"epoch":-1,"pos":1e99,"state":null}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var saved Cursor
+		if json.Unmarshal(data, &saved) != nil {
+			return
+		}
+		for _, workers := range []int{0, 2} {
+			seen, at := map[int]bool{}, saved
+			for batch, err := range newLoader(t, numbers(20), Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: workers, Unordered: true}).Run(t.Context(), &at) {
+				for _, i := range batch {
+					if seen[i] {
+						t.Fatalf("%s: sample %d comes twice", data, i)
+					}
+					seen[i] = true
+				}
+				if err != nil && len(seen) > 0 {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory.
+func TestCursorLoad(t *testing.T) {
+	var at Cursor
+	for range newLoader(t, numbers(3), Options{}).Run(t.Context(), &at) {
+		before := at
+		equal(t, "a cursor can be compared with itself", before == at, true)
+	}
+	type state struct {
+		Big   int64
+		Huge  uint64
+		Inner []Cursor
+	}
+	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
+	c := Cursor{Epoch: 1, Pos: math.MaxInt - 2, State: made}
+	want := fmt.Sprint(c)
+	for _, c := range []Cursor{c, throughJSON(t, c), throughJSON(t, throughJSON(t, c))} {
+		var got state
+		inner := map[string]int64{}
+		equal(t, "error", c.Load(&got), nil)
+		equal(t, "error of the inner cursor", got.Inner[0].Load(&inner), nil)
+		got.Inner[0].State, c.State = inner, got
+		equal(t, "a loaded cursor", c, want)
+		got.Inner[1].Pos = 9
+	}
+	equal(t, "no memory is shared", made.Inner[1].Pos, 0)
+	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
+	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
+	if err := json.Unmarshal([]byte(`{"epoch":4,"pos":"x"}`), &at); err == nil || at != (Cursor{Epoch: 1}) {
+		t.Errorf("after JSON that is no cursor: %v, %v", at, err)
+	}
+	saysAll(t, Cursor{Epoch: 3, Pos: 4, State: "x"}.Load(new(int)), "epoch 3, pos 4", "does not fit")
+}
+
+// TestBadOptions checks that options that make no sense are refused, with the field, its value and what is allowed.
+func TestBadOptions(t *testing.T) {
+	some, none := numbers(3), Dataset[int](nil)
+	loader := func(opts Options) error { return errorOf(New(some, List[int], opts)) }
+	refused(t, []refusal{
+		{errorOf(New(none, List[int], Options{})), "data set is nil"},
+		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
+		{errorOf(New(&probe{n: -5}, List[int], Options{})), "length is -5"},
+		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
+		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
+		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
+		{loader(Options{Prefetch: 4}), "Options.Prefetch is 4 without workers … set Workers"},
+		{loader(Options{Workers: math.MaxInt, Prefetch: 3}), "Options.Workers × Prefetch … × 3 … less than 2^31"},
+		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
+		{loader(Options{BatchSampler: fixedBatches{}, BatchSize: 1}), "Options.BatchSampler excludes BatchSize (1)"},
+		{loader(Options{BatchSampler: fixedBatches{}, Shuffle: true}), "Options.BatchSampler excludes … Shuffle (true)"},
+		{loader(Options{BatchSampler: fixedBatches{}, Sampler: Sequential(3)}), "Options.BatchSampler excludes … Sampler (true)"},
+		{loader(Options{BatchSampler: fixedBatches{}, DropLast: true}), "Options.BatchSampler excludes … DropLast (true)"},
+		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
+		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
+		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
+		{loader(Options{Shard: Shard{0, 1<<20 + 1}}), "Options.Shard … Count: 1048577 … must be 0 to 1048576"},
+		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
+		{loader(Options{BatchSize: 4, DropLast: true}), "Options.DropLast leaves no batch: BatchSize is 4, and there are 3 samples"},
+		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
+		{loader(Options{Tail: -1}), "Options.Tail is -1"},
+		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
+	})
+}
+
+// The tests of the second reading: streams and where the time goes, in the order of the rooms.
+
+// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
+type feed struct {
+	n      int
+	bad    []int                            // the items that fail
+	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
+	read   atomic.Int64                     // how many items were read
+	left   atomic.Int64                     // how many sequences have ended, or were left
+}
+
+func (s *feed) stream() ints {
+	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			defer s.left.Add(1)
+			for i := 0; ; i++ {
+				if s.before != nil {
+					s.before(ctx, i)
+				}
+				if i == s.n {
+					return
+				}
+				s.read.Add(1)
+				var err error
+				if slices.Contains(s.bad, i) {
+					err = fmt.Errorf("item %d is bad", i)
+				}
+				if !yield(100*epoch+i, err) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// counting is the stream of a source that nobody looks at.
+func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
+
+// letters is the stream of the letters of s.
+func letters(s string) Stream[string] {
+	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+}
+
+// quick returns i.
+func quick(_ context.Context, i int) (int, error) { return i, nil }
+
+// head returns the first element of a batch.
+func head(_ context.Context, b []int) (int, error) { return b[0], nil }
+
+// double returns twice i, slowly, with some random noise. Every 17th number fails, with a value beside the error.
+func double(ctx context.Context, i int) (int, error) {
+	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
+	if i%17 == 16 {
+		return i, errBad
+	}
+	return 2*i + 10000*Rand(ctx).IntN(3), nil
+}
+
+// one is a sequence of one pair.
+func one[T any](v T, err error) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) { yield(v, err) }
+}
+
+// ptr is a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }
+
+type ints = Stream[int]
+
+// own is a stream that is written by hand, with cursors of its own: batches of one of the numbers 0 to 9, of which 1, 4 and 7
+// fail with a plain error.
+func own(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
+	return func(yield func(Item[[]int], error) bool) {
+		var by string
+		if err := from.Load(&by); err != nil || by != "own" && from.Pos > 0 {
+			yield(Item[[]int]{}, errors.New("not my cursor"))
+			return
+		}
+		for pos := from.Pos; pos < 10; pos++ {
+			if ctx.Err() != nil {
+				yield(Item[[]int]{}, context.Cause(ctx))
+				return
+			}
+			item := Item[[]int]{Value: []int{pos}, Next: Cursor{from.Epoch, pos + 1, "own"}}
+			if pos%3 == 1 {
+				item.Value, item.Err = nil, errBad
+			}
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}
+}
+
+// cursors are the cursors of epoch 0 of a stream: the start, and the one after each item.
+func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
+	t.Helper()
+	all := []Cursor{{}}
+	for item, err := range s(t.Context(), Cursor{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, item.Next)
+	}
+	return all
+}
+
+// ending is the error of a sequence that begins and ends with it, or nil.
+func ending[T any](seq iter.Seq2[T, error]) (err error) {
+	pairs := 0
+	for _, err = range seq {
+		pairs++
+	}
+	if pairs != 1 {
+		return nil
+	}
+	return err
+}
+
+// stages are all stages, made of a stream and, if they join streams, of another one. n varies their other arguments; there
+// are n/4%4 workers. No stage leaves out an item because i%4 is 1.
+var stages = []struct {
+	name string
+	of   func(s ints, n int, other func() ints) ints
+}{
+	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
+	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
+	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
+	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
+	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
+	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
+	{"Mix", func(s ints, n int, other func() ints) ints { return Mix(MixOptions{Stop: Stop(n / 4 % 2)}, s, other()) }},
+	{"Mix", func(s ints, n int, other func() ints) ints {
+		return Mix(MixOptions{Weights: []float64{1, float64(n%4) + .5}, Seed: uint64(n), Stop: Stop(n / 4 % 2)}, s, other())
+	}},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Shard{n % 3, 3}) }},
+	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
+	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
+	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
+}
+
+// add returns the sum of a pair.
+func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
+
+// behind yields the streams that the stages make of s, with their names.
+func behind(s ints, n int) iter.Seq2[string, ints] {
+	return func(yield func(string, ints) bool) {
+		for _, stage := range stages {
+			if !yield(fmt.Sprintf("%s, n %d", stage.name, n), stage.of(s, n, func() ints { return s.Shuffle(3, 3) })) {
+				return
+			}
+		}
+	}
+}
+
+// checkStream puts an epoch of a stream through everything that a stream promises, and returns the epoch's outcomes. A
+// failed item has no value, and is a position like any other. Positions grow. Every cursor resumes the stream, and never
+// changes. Two iterations at once do not meet. An ended context is the last pair. Nothing leaves a goroutine.
+func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		at := Cursor{Epoch: epoch}
+		cursors, saved := []Cursor{at}, []string{at.text()}
+		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
+		defer stop()
+		for item, err := range s(t.Context(), at) {
+			if err != nil {
+				t.Fatalf("after %d items: %v", len(want), err)
+			}
+			if item.Err != nil {
+				equal(t, "the value of a failed item", item.Value, *new(T))
+				item.Err = itemError(item.Next, item.Err)
+			}
+			if item.Next.Epoch != epoch || item.Next.Pos <= at.Pos {
+				t.Fatalf("item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
+			}
+			at = item.Next
+			cursors, saved = append(cursors, at), append(saved, at.text())
+			now := outcomes(one(item.Value, item.Err))
+			want = append(want, now...)
+			value, err, _ := another()
+			equal(t, "two at once", outcomes(one(value, err)), now)
+		}
+		_, _, more := another()
+		equal(t, "another item", more, false)
+		for k, c := range cursors {
+			checkResume(t, s, c, want[k:])
+			checkStop(t, s, epoch, k, want, false)
+		}
+		for k, c := range cursors {
+			equal(t, "a cursor some time later", c.text(), saved[k])
+		}
+	})
+	return want
+}
+
+// checkResume resumes a stream at a cursor: in one run, in which the cursor may come from JSON, and in many runs, each left
+// after the same number of successes.
+func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want []string) {
+	t.Helper()
+	for _, at := range []Cursor{from, throughJSON(t, from)} {
+		equal(t, fmt.Sprintf("from %v", from), outcomes(s.Run(t.Context(), &at)), want)
+		equal(t, "then", at, Cursor{Epoch: from.Epoch + 1})
+	}
+	got, each := []string{}, 1+len(want)%3
+	for at := from; at.Epoch == from.Epoch && len(got) <= len(want); at = throughJSON(t, at) {
+		n := 0
+		for value, err := range s.Run(t.Context(), &at) {
+			got = append(got, outcomes(one(value, err))...)
+			if err == nil {
+				n++
+			}
+			if n == each {
+				break
+			}
+		}
+	}
+	equal(t, fmt.Sprintf("from %v, in runs of %d", from, each), got, want)
+}
+
+// checkStop ends the context while the loop has item k, or before the first, possibly because of a *SampleError. The ended
+// context is the last pair, and no *SampleError. What has not come comes after a resume. After the last item the epoch is
+// complete; if not exact, it may be stopped then too: FromSeq cannot know whether its sequence has stopped early.
+func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
+	t.Helper()
+	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	at, n := Cursor{Epoch: epoch}, 0
+	if k == 0 {
+		cancel(stopped)
+	}
+	before := at
+	var end error
+	for value, err := range s.Run(ctx, &at) {
+		if err != nil {
+			equal(t, "the value beside an error", value, *new(T))
+			equal(t, "the cursor at an error", at, before)
+		}
+		before = at
+		if failed := (*SampleError)(nil); err != nil && !errors.As(err, &failed) {
+			end = err
+		} else if n++; n == k {
+			time.Sleep(time.Duration(k/2%2) * time.Second) // workers read all they may, or not
+			cancel(stopped)
+		}
+	}
+	complete := end == nil && at == (Cursor{Epoch: epoch + 1})
+	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) && (complete || exact) {
+		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end, at)
+	}
+	if end != nil { // the items that failed last come again
+		rest := outcomes(s.Run(t.Context(), &at))
+		equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
+	}
+}
+
+// of is the check of a stream, for a table of streams of different types.
+func of[T any](s Stream[T]) func(*testing.T, int) []string {
+	return func(t *testing.T, epoch int) []string { return checkStream(t, s, epoch) }
+}
+
+// All rooms: what every stream promises.
+
+// TestStreams: each stage, alone and deep in others, keeps every promise of a stream, in epoch 0, whose cursors are nearly
+// zero, and in epoch 2. What it yields in epoch 2 tells which epochs it has read.
+func TestStreams(t *testing.T) {
+	spoiled := func([]int, []int) ([]int, error) { return []int{7}, errBad }
+	odd := func(i int) bool { return i%2 == 1 }
+	empty := counting(0)
+	deep := func(workers int) Stream[[]int] {
+		last := Mix(MixOptions{Stop: StopAtLast}, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8))
+		mixed := Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, Map(last.Shuffle(4, 1), workers, double), counting(7))
+		return Batch(mixed, 3, List[int]).Prefetch(2)
+	}
+	for _, c := range []struct {
+		name  string
+		check func(t *testing.T, epoch int) []string
+		want  string // in epoch 2, if it is to be compared
+	}{
+		{"FromSeq", of(counting(4, 0, 3)), "[error item 0 is bad 201 202 error item 3 is bad]"},
+		{"Filter", of(counting(9, 3).Filter(odd)), "[201 error item 3 is bad 205 207]"},
+		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
+		{"Take more", of(counting(3).Take(10)), "[200 201 202]"},
+		{"Take none", of(counting(3).Take(0)), "[]"},
+		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
+		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
+		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
+		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
+		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
+
+		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
+		{"Shuffle 1", of(counting(4).Shuffle(1, 1)), "[200 201 202 203]"},
+		{"Mix first", of(Mix(MixOptions{}, letters("a"), letters("bB"), letters("cCc"))), "[a b c]"},
+		{"Mix last", of(Mix(MixOptions{Stop: StopAtLast}, letters("a"), letters("bB"), letters("cCx"))), "[a b c B C x]"},
+		{"Mix last, one empty", of(Mix(MixOptions{Stop: StopAtLast}, empty, counting(2))), "[200 201]"},
+		{"Mix cycle", of(Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2), counting(3, 1))), "[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
+		{"Mix forever", of(Mix(MixOptions{Stop: CycleForever}, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
+		{"Mix by weight, cycle", of(Mix(MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}, counting(2), counting(6), counting(3))), ""},
+		{"Shard", of(counting(8, 4).Shard(Shard{1, 3})), "[201 error item 4 is bad 207]"},
+		{"Shard, zero", of(counting(3).Shard(Shard{})), "[200 201 202]"},
+
+		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
+		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
+		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
+		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }))), "[0 0 0 0 0]"},
+
+		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), fmt.Sprint(outcomes(Map(counting(20, 5), 0, double).Epoch(t.Context(), 2)))},
+		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
+
+		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
+		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3),
+			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
+		{"deep", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.check(t, 0)
+			if got := fmt.Sprint(c.check(t, 2)); c.want != "" {
+				equal(t, "epoch 2", got, c.want)
+			}
+		})
+	}
+}
+
+// compose builds a stream out of bytes: each pair is a stage and its argument.
+func compose(program []byte) ints {
+	next := func() (b int) {
+		if len(program) > 0 {
+			b, program = int(program[0]), program[1:]
+		}
+		return b
+	}
+	source := func() ints {
+		switch n := next(); n % 4 {
+		case 0:
+			return counting(n / 4 % 12)
+		case 1:
+			return counting(n/4%12, n/8%7, n/16%5)
+		case 2:
+			return Indices(Random(n/4%12, uint64(n)))
+		default:
+			opts := Options{BatchSize: 1 + n%3, Shuffle: true, Workers: n % 3, Tail: UnevenTail}
+			return Unbatch(must(New(numbers(n/4%12), List[int], opts)).Stream())
+		}
+	}
+	s := source()
+	for k := 0; k < 6 && len(program) > 0; k++ {
+		s = stages[next()%len(stages)].of(s, next(), source)
+	}
+	return s.Take(60)
+}
+
+// FuzzStreams: compositions at random keep every promise too.
+func FuzzStreams(f *testing.F) {
+	random := rand.New(rand.NewPCG(3, 3))
+	for range 100 {
+		program := make([]byte, 3+random.IntN(14))
+		for i := range program {
+			program[i] = byte(random.IntN(256))
+		}
+		f.Add(program)
+	}
+	f.Fuzz(func(t *testing.T, program []byte) {
+		checkStream(t, compose(program[:min(len(program), 20)]), 1)
+	})
+}
+
+// TestSkippingLoop: a loop that skips every *SampleError and leaves at any other error, as in the package comment, ends when
+// its context is cancelled and when its cursor is refused, for loaders and streams and any number of workers. (checkStop
+// cancels all other streams.)
+func TestSkippingLoop(t *testing.T) {
+	const summary = "%d batches, %d skipped, epoch %d, pos %d, complete %t, cancelled %t"
+	loop := func(run func(context.Context, *Cursor) iter.Seq2[[]int, error], at Cursor, stop int) string {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		batches, skipped, err := 0, 0, error(nil)
+		for at.Epoch < 2 && err == nil {
+			for _, err = range run(ctx, &at) {
+				if errors.As(err, new(*SampleError)) {
+					skipped, err = skipped+1, nil
+				} else if err != nil {
+					break
+				} else if batches++; batches == stop {
+					cancel(io.ErrNoProgress)
+				}
+			}
+		}
+		return fmt.Sprintf(summary, batches, skipped, at.Epoch, at.Pos, err == nil, errors.Is(err, io.ErrNoProgress))
+	}
+	for workers := range 3 {
+		data := failing(10, 1, 4, 7)
+		for name, run := range map[string]func(context.Context, *Cursor) iter.Seq2[[]int, error]{
+			"loader":  newLoader(t, data, Options{Workers: workers}).Run,
+			"stream":  Batch(Map(Indices(Sequential(10)), workers, data.Get), 1, List[int]).Run,
+			"by hand": Stream[[]int](own).Run,
+		} {
+			equal(t, name, loop(run, Cursor{}, 0), fmt.Sprintf(summary, 14, 6, 2, 0, true, false))
+			equal(t, name, loop(run, Cursor{}, 4), fmt.Sprintf(summary, 4, 2, 0, 6, false, true))
+			equal(t, name, loop(run, Cursor{Pos: 3, State: "another"}, 0), fmt.Sprintf(summary, 0, 0, 0, 3, false, false))
+		}
+	}
+}
+
+// TestLastItemHandedOver: the end of an epoch counts once its last item has been handed over, even if the context ends in
+// the body of that item, behind every stage and for any number of workers.
+func TestLastItemHandedOver(t *testing.T) {
+	for _, n := range []int{2, 5, 8, 14} { // 0 to 3 workers; Filter and Shard keep the last item of their source
+		for _, source := range []ints{Indices(Sequential(6)), Unbatch(newLoader(t, numbers(6), Options{Workers: n / 4}).Stream())} {
+			for name, s := range behind(source, n) {
+				t.Run(name, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						want := outcomes(s.Epoch(t.Context(), 0))
+						for k := range len(want) + 1 {
+							checkStop(t, s, 0, k, want, true)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestHealedStreams: items that fail in the first run and have healed by the resume change nothing else.
+func TestHealedStreams(t *testing.T) {
+	for _, n := range []int{4, 8} {
+		source := &feed{n: 30}
+		for name, s := range behind(source.stream(), n) {
+			synctest.Test(t, func(t *testing.T) {
+				want := outcomes(s.Epoch(t.Context(), 0))
+				source.bad = []int{1, 5, 9, 13, 17, 21, 25, 29}
+				sick, all := fmt.Sprint(outcomes(s.Epoch(t.Context(), 0))), cursors(t, s)
+				source.bad = nil
+				equal(t, name+": items, and whether one failed", fmt.Sprint(len(all)-1, strings.Contains(sick, "bad")), fmt.Sprint(len(want), true))
+				for k, at := range all {
+					equal(t, fmt.Sprintf("%s: after %d", name, k), outcomes(s.Run(t.Context(), ptr(throughJSON(t, at)))), want[k:])
+				}
+			})
+		}
+	}
+}
+
+// TestRefusedCursors: a cursor is refused if another pipeline has made it, if the source has other items now that a stage
+// reads again, or if no pipeline can have made it. The error says what does not fit, alone and behind stages that pass
+// cursors on.
+func TestRefusedCursors(t *testing.T) {
+	s, indices := counting(9), Indices(Sequential(9))
+	after := func(s ints) Cursor { return cursors(t, s)[1] }
+	loader := Map(newLoader(t, numbers(9), Options{}).Stream(), 0, head)
+	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
+	four := Batch(s, 4, List[int])
+	three := Map(four, 0, func(_ context.Context, b []int) ([]int, error) { return b[:min(3, len(b))], nil })
+	third := cursors(t, Unbatch(four))[3]
+	odd := func(i int) bool { return i%2 == 1 }
+	ends := cursors(t, counting(20).Shuffle(40, 1))[3]
+	healed := cursors(t, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1))[3]
+	two, flags := make([]Cursor, 2), make([]bool, 2)
+	state := func(state stage) Cursor { return Cursor{Pos: 1, State: state} }
+	const take, mix = "Take(3)", "Mix(2 in turn, stop 0)"
+	for _, c := range []struct {
+		s    ints
+		from Cursor
+		says string // between dots
+	}{
+		{s.Take(4), after(s.Take(3)), "Take(3) … Take(4)"},
+		{s.Shuffle(3, 2), after(s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
+		{Chain(s, s, s), after(Chain(s, s)), "Chain(2) … Chain(3)"},
+		{weighted(2, 1), after(weighted(1, 2)), "Mix(seed 3, weights [1 2] … Mix(seed 3, weights [2 1]"},
+		{Mix(MixOptions{}, s), after(Mix(MixOptions{}, s, s)), "Mix(2 in turn … Mix(1 in turn"},
+		{Indices(Random(8, 1)), after(Indices(Random(9, 1))), "Random(9, seed 1) … Random(8, seed 1)"},
+		{s, after(Indices(Random(9, 1))), "Random(9, seed 1) … FromSeq"},
+		{s.Take(5).Repeat(2), after(Indices(Random(9, 1)).Take(5).Repeat(2)), "Random(9, seed 1) … FromSeq"},
+		{indices, after(loader), "made by Sequential(9), this is Indices(Sequential(9))"},
+		{loader, after(indices), "made by Indices(Sequential(9)), this is Sequential(9)"},
+
+		{counting(3), after(s.Filter(func(i int) bool { return i > 5 })), "pos 7 … only 3 items"},
+		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed … a batch of 4 elements … has 2 elements"},
+		{Unbatch(three), third, "the source has changed … a batch of 4 elements … has 3 elements"},
+		{Unbatch(Batch(s.Filter(func(i int) bool { return i > 0 }), 4, List[int])), third, `the source has changed … "pos":4 … "pos":5`},
+		{counting(0).Shuffle(40, 1), ends, "the source has changed: a window of"},
+		{counting(22).Shuffle(40, 1), ends, "the source has changed: a window of"},
+		{counting(20).Filter(odd).Shuffle(9, 1), healed, "the source has changed: a window of"},
+
+		{s.Take(3), Cursor{Pos: -1}, "must not be negative"},
+		{s.Take(3), Cursor{Epoch: -1}, "must not be negative"},
+		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "Repeat: epoch … of 7 epochs is too far"},
+		{s.Take(3), Cursor{Pos: 1}, "it was made by another stream, this is Take(3)"},
+		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
+		{s.Take(3), state(stage{By: take, N: -1}), "damaged"},
+		{s.Take(3), state(stage{By: take, M: -1}), "damaged"},
+		{s.Take(3), state(stage{By: take, Sources: two}), "damaged"},
+		{s.Take(3), state(stage{By: take, Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two[:1], Ended: flags}), "damaged"},
+		{Mix(MixOptions{}, s, s), state(stage{By: mix, Sources: two, Ended: flags[:1]}), "damaged"},
+		{Chain(s, s), state(stage{By: "Chain(2)", N: 2}), "damaged: 2 is not one of 2 parts"},
+		{s.Shuffle(4, 1), state(stage{By: "Shuffle(4, seed 1)", N: 4}), "the source has changed"},
+		{Unbatch(four), state(stage{By: "Unbatch", N: 4, M: 4}), "the source has changed"},
+		{indices, Cursor{Pos: 10, State: stage{By: "Indices(Sequential(9))"}}, "pos must be at most 9"},
+	} {
+		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
+			for _, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head)} {
+				at := from
+				err := ending(s.Run(t.Context(), &at))
+				saysAll(t, err, strings.Split(c.says, " … ")...)
+				equal(t, c.says+": is a SampleError, and the cursor", fmt.Sprint(errors.As(err, new(*SampleError)), at), fmt.Sprint(false, from))
+			}
+		}
+	}
+	equal(t, "a good state", len(outcomes(Mix(MixOptions{}, s, s).Run(t.Context(), ptr(state(stage{By: mix, Sources: two, Ended: flags}))))), 18)
+}
+
+// TestBadStreams: arguments that can never be right panic, with what was given and what is allowed.
+func TestBadStreams(t *testing.T) {
+	s := counting(3)
+	for _, c := range []struct {
+		bad  func()
+		says string
+	}{
+		{func() { s.Filter(nil) }, "Filter: keep is nil"},
+		{func() { s.Take(-1) }, "Take: n is -1, must not be negative"},
+		{func() { s.Shard(Shard{2, 2}) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
+		{func() { s.Shuffle(0, 1) }, "Shuffle: the window is 0, must be at least 1"},
+		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to 16777216"},
+		{func() { s.Prefetch(math.MaxInt) }, "Prefetch: n is"},
+		{func() { FromSeq[int](nil) }, "FromSeq: seq is nil"},
+		{func() { Indices(nil) }, "Indices: the sampler is nil"},
+		{func() { Map(s, -1, quick) }, "Map: workers is -1, must be 0 to"},
+		{func() { Map[int, int](s, 1, nil) }, "Map: f is nil"},
+		{func() { Batch(s, 0, List[int]) }, "Batch: size is 0, must be positive"},
+		{func() { Batch[int, []int](s, 1, nil) }, "Batch: the Collate is nil"},
+		{func() { Mix[int](MixOptions{}) }, "Mix: there is no source"},
+		{func() { Mix(MixOptions{Weights: []float64{1}}, s, s) }, "Mix: there are 1 weights for 2 sources"},
+		{func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) }, "Mix: Weights[1] is 0, must be positive and finite"},
+		{func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) }, "Mix: Weights[0] is NaN"},
+		{func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) }, "Mix: Weights[0] is +Inf"},
+		{func() { Mix(MixOptions{Stop: 4}, s) }, "Mix: Stop is 4, must be StopAtFirst"},
+		{func() { Mix(MixOptions{Stop: -1}, s) }, "Mix: Stop is -1"},
+		{func() { Chain(s, nil) }, "Chain: stream 1 is nil"},
+		{func() { Mix(MixOptions{}, s, nil) }, "Mix: stream 1 is nil"},
+		{func() { Unbatch[int](nil) }, "Unbatch: the stream is nil"},
+		{func() { Zip[int, int](s, nil) }, "Zip: the second stream is nil"},
+	} {
+		mustPanic(t, c.bad, "dataloader: "+c.says)
+	}
+	for _, stage := range stages {
+		mustPanic(t, func() { stage.of(nil, 0, func() ints { return s }) }, "dataloader: ", stage.name+": ", "stream", "is nil")
+	}
+}
+
+// TestStreamsWithoutItems: an endless stage whose source is empty cannot be continued, nor can an Unordered loader. Stages
+// behind them pass that error on. A context ends what yields nothing: empty epochs, and items that a resume skips.
+func TestStreamsWithoutItems(t *testing.T) {
+	empty, three := counting(0), counting(3)
+	const unordered = "a loader with Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave Unordered unset"
+	for says, s := range map[string]ints{
+		"Repeat(0): the stream has no items in epoch 2": empty.Repeat(0),
+		"Mix: source 0 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever}, empty, three),
+		"Mix: source 1 has no items in epoch 2":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2 has no items in epoch 2":         Mix(MixOptions{Stop: CycleForever, Weights: []float64{1, 1, 1}}, three, three, empty),
+		unordered:                                       Unbatch(newLoader(t, numbers(6), Options{Unordered: true, Workers: 2}).Stream()),
+	} {
+		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
+			got := outcomes(s.Epoch(t.Context(), 2))
+			equal(t, "the last", got[len(got)-1], "error dataloader: "+says)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBad)
+	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt32).Epoch(ctx, 0)), "[error bad sample]")
+	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &Cursor{Pos: math.MaxInt, State: stage{By: "FromSeq"}})), "[error bad sample]")
+}
+
+// TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
+// item is handed over as soon as the source has yielded what the item needs, not with the source's next item.
+func TestReadAhead(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		of    func(ints) ints
+		needs []int // how many items of the source each of the first items needs
+		ahead int
+	}{
+		{"Filter", func(s ints) ints { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}, 0},
+		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
+		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
+		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
+		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 0},
+		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}) }, []int{2, 5, 8}, 0},
+		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
+		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
+		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
+		{"Prefetch", func(s ints) ints { return s.Prefetch(4) }, []int{1, 2, 3, 4}, 4},
+		{"Prefetch, Map, Prefetch", func(s ints) ints { return Map(s.Prefetch(2), 1, quick).Prefetch(3) }, []int{1, 2, 3, 4}, 2 + 8 + 3},
+	} {
+		for _, delay := range []time.Duration{0, time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
+				s := c.of(source.stream())
+				equal(t, c.name+": read before the range", source.read.Load(), 0)
+				start := time.Now()
+				var got []int
+				for _, err := range s.Epoch(t.Context(), 0) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					now := int(source.read.Load()) - c.ahead
+					if delay > 0 {
+						now = int(time.Since(start) / delay)
+					}
+					if got = append(got, now); len(got) == len(c.needs) {
+						break
+					}
+				}
+				equal(t, c.name, got, c.needs)
+				equal(t, c.name+": the source has been left", source.left.Load(), 1)
+			})
+		}
+	}
+}
+
+// dataset.go: FromSeq.
+
+// TestFromSeq: a sequence that stops because its context has ended has not reached the end of its epoch, and no stage takes
+// it for that.
+func TestFromSeq(t *testing.T) {
+	source := &feed{n: 1, before: func(ctx context.Context, i int) {
+		if i == 1 {
+			<-ctx.Done()
+		}
+	}}
+	for name, s := range behind(source.stream(), 5) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, io.ErrNoProgress)
+			defer cancel()
+			var at Cursor
+			got := outcomes(s.Run(ctx, &at))
+			equal(t, name, fmt.Sprint(at, got[len(got)-1]), fmt.Sprint(Cursor{0, len(got) - 1, at.State}, "error ", io.ErrNoProgress))
+		})
+	}
+}
+
+// sampler.go: Shuffle, Mix and Shard.
+
+// TestShuffleStream: each item comes once, in its window. The windows have many orders, the epochs and seeds have orders
+// of their own, and the first windows many lengths. Never are more than a window of items in memory.
+func TestShuffleStream(t *testing.T) {
+	const n, window, epochs = 100, 8, 20
+	source := &feed{n: n}
+	orders, firsts := map[string]bool{}, map[int]bool{}
+	for k := range epochs + 1 { // the last one is epoch 0 of another seed
+		source.read.Store(0)
+		var got []int
+		start, windows := 0, map[string]bool{}
+		for i := range source.stream().Shuffle(window, uint64(k/epochs)).Epoch(t.Context(), k%epochs) {
+			got = append(got, i-100*(k%epochs))
+			if ahead := int(source.read.Load()) - len(got); ahead >= window {
+				t.Fatalf("%d items in memory", ahead+1)
+			} else if ahead > 0 {
+				continue
+			}
+			var w []int // a window in full
+			for _, i := range got[start:] {
+				w = append(w, i-start)
+			}
+			equal(t, "a window", sorted(w), upTo(len(w)))
+			windows[fmt.Sprint(w)] = true
+			if start == 0 {
+				firsts[len(w)] = true
+			}
+			start = len(got)
+		}
+		equal(t, "items", start, n)
+		equal(t, "whether the windows have many orders", len(windows) >= 5, true)
+		orders[fmt.Sprint(got)] = true
+	}
+	equal(t, "different orders", len(orders), epochs+1)
+	equal(t, "whether the first windows have many lengths", len(firsts) >= window/2, true)
+}
+
+// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before the window or the next batch is
+// full, and so can what Map has used, before the loop has the result.
+func TestItemsAreForgotten(t *testing.T) {
+	var all []weak.Pointer[[4096]byte]
+	items := Map(Indices(Sequential(40)), 0, func(context.Context, int) (*[4096]byte, error) {
+		p := new([4096]byte)
+		all = append(all, weak.Make(p))
+		return p, nil
+	})
+	inMemory := func(most int) { // checks how many items are still in memory
+		runtime.GC()
+		n := 0
+		for _, p := range all {
+			if p.Value() != nil {
+				n++
+			}
+		}
+		if n > most {
+			t.Errorf("%d of %d items are in memory, want at most %d", n, len(all), most)
+		}
+	}
+	given := 0
+	for range items.Shuffle(8, 1).Epoch(t.Context(), 0) {
+		given++
+		inMemory(len(all) - given + 2) // with the item in hand, and perhaps the last one
+	}
+	count := func(_ int, samples []*[4096]byte) (int, error) { return len(samples), nil }
+	for range Batch(items, 8, count).Epoch(t.Context(), 0) {
+		inMemory(1) // perhaps the last one
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for range Map(items, 1, func(context.Context, *[4096]byte) (int, error) { return 0, nil }).Epoch(t.Context(), 0) {
+			synctest.Wait() // for a window of results
+			inMemory(1)
+		}
+	})
+}
+
+// TestResumes: a resume fetches each item after the cursor once, and no item before it. Only Shuffle needs those of its
+// window again.
+func TestResumes(t *testing.T) {
+	const n, window = 40, 8
+	var fetched atomic.Int64
+	fetch := func(_ context.Context, i int) (int, error) { fetched.Add(1); return i, nil }
+	for workers := range 3 {
+		items := Map(Indices(Random(n, 1)).Prefetch(3), workers, fetch)
+		for again, s := range map[int]ints{0: Map(Batch(items, 4, List[int]), 0, head), window - 1: items.Shuffle(window, 1)} {
+			for _, at := range cursors(t, s) {
+				fetched.Store(0)
+				rest := n - at.Pos
+				collect(t, s.Run(t.Context(), &at))
+				if more := int(fetched.Load()) - rest; more < 0 || more > again {
+					t.Errorf("a resume fetches %d items and %d more, want at most %d more", rest, more, again)
+				}
+			}
+		}
+	}
+}
+
+// mixCounts counts the items of each source in an epoch of a mix of sources of these sizes.
+func mixCounts(t *testing.T, opts MixOptions, epoch int, sizes ...int) (total int, each []int) {
+	var srcs []ints
+	for i, n := range sizes {
+		srcs = append(srcs, Map(Indices(Sequential(n)), 0, func(context.Context, int) (int, error) { return i, nil }))
+	}
+	each = make([]int, len(sizes))
+	for _, i := range collect(t, Mix(opts, srcs...).Epoch(t.Context(), epoch)) {
+		each[i]++
+		total++
+	}
+	return total, each
+}
+
+// TestMixCounts: in turn, the number of items has a closed form for each Stop. By weight, each Stop promises how many
+// sources are read to their end: one, and no source again; all, and no source again; all, and the last one only once.
+func TestMixCounts(t *testing.T) {
+	for _, sizes := range [][]int{{1}, {4}, {1, 2}, {3, 1}, {4, 4}, {1, 2, 3}, {3, 2, 1}, {4, 4, 4}, {2, 4, 1, 3}} {
+		first, last, all := math.MaxInt, 0, 0
+		for i, n := range sizes {
+			first, last, all = min(first, n*len(sizes)+i), max(last, n*len(sizes)+i), all+n
+		}
+		for stop, want := range map[Stop]int{StopAtFirst: first, StopAtLast: all, CycleUntilLast: last} {
+			got, _ := mixCounts(t, MixOptions{Stop: stop}, 0, sizes...)
+			equal(t, fmt.Sprint(sizes, " stop ", stop), got, want)
+		}
+		for epoch := range 5 {
+			for stop := StopAtFirst; stop <= CycleUntilLast; stop++ {
+				_, each := mixCounts(t, MixOptions{Weights: slices.Repeat([]float64{.5}, len(sizes)), Seed: 1, Stop: stop}, epoch, sizes...)
+				for i, n := range sizes {
+					each[i] -= n
+				}
+				least, most := slices.Min(each), slices.Max(each)
+				if good := []bool{most == 0, least == 0 && most == 0, least == 0}; !good[stop] {
+					t.Errorf("stop %d: of %v came %v more", stop, sizes, each)
+				}
+			}
+		}
+	}
+}
+
+// TestMixWeights: the sources have shares as their weights are, in an order of its own for each epoch and seed.
+func TestMixWeights(t *testing.T) {
+	_, each := mixCounts(t, MixOptions{Weights: []float64{1, 2, 5}, Seed: 3}, 0, 8000, 8000, 4000)
+	if a, b := float64(each[1])/float64(each[0]), float64(each[2])/float64(each[0]); math.Abs(a-2) > .2 || math.Abs(b-5) > .5 {
+		t.Errorf("weights 1, 2, 5 gave %v", each)
+	}
+	a, b, orders := letters("abcdefghijklmnopqrst"), letters("ABCDEFGHIJKLMNOPQRST"), map[string]bool{}
+	for k := range 9 {
+		mix := Mix(MixOptions{Weights: []float64{1, 1}, Seed: uint64(k / 3)}, a, b)
+		orders[fmt.Sprint(outcomes(mix.Epoch(t.Context(), k%3)))] = true
+	}
+	equal(t, "orders", len(orders), 9)
+}
+
+// TestStreamRanks: after a stop in lock-step another number of ranks goes on, without loss or repeat.
+func TestStreamRanks(t *testing.T) {
+	const n, global = 50, 12
+	part := func(rank, ranks int) Stream[[]int] {
+		shuffled := counting(n).Shuffle(5, 1) // before Shard
+		return Batch(Map(shuffled.Shard(Shard{rank, ranks}), 0, quick), global/ranks, List[int]).Prefetch(2)
+	}
+	for _, before := range []int{1, 2, 3, 4, 6} {
+		for _, after := range []int{1, 2, 3, 4, 12} {
+			for steps := 1; steps <= n/global; steps++ {
+				var at Cursor // of any rank
+				var got [][]int
+				for rank := range before {
+					got = append(got, collect(t, part(rank, before).Epoch(t.Context(), 0))[:steps]...)
+					at = throughJSON(t, cursors(t, part(rank, before))[steps])
+				}
+				for rank := range after {
+					got = append(got, collect(t, part(rank, after).Run(t.Context(), ptr(at)))...)
+				}
+				what := fmt.Sprintf("%d ranks, after %d steps %d ranks", before, steps, after)
+				equal(t, what, sorted(slices.Concat(got...)), upTo(n))
+			}
+		}
+	}
+}
+
+// batch.go: Batch.
+
+// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
+func TestPipelineIsLoader(t *testing.T) {
+	for n := range 12 {
+		sampler := Random(n, 5)
+		pipeline := Batch(Map(Indices(sampler), 3, failing(n, 4).Get), 3, List[int])
+		loader := newLoader(t, failing(n, 4), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
+		for epoch := range 3 {
+			a, b := outcomes(pipeline.Epoch(t.Context(), epoch)), outcomes(loader.Epoch(t.Context(), epoch))
+			for k := range b {
+				if strings.HasPrefix(b[k], "error") { // each names its own stage
+					a[k], b[k] = a[k][:5], "error"
+				}
+			}
+			equal(t, fmt.Sprintf("%d samples, epoch %d", n, epoch), a, b)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		slow := &probe{n: 64, takes: always(time.Second)}
+		pipeline, loader := Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]), newLoader(t, slow, Options{BatchSize: 16, Workers: 8})
+		for want, first := range map[time.Duration]Stream[[]int]{2 * time.Second: pipeline, 16 * time.Second: loader.Stream()} {
+			start := time.Now()
+			for range first.Epoch(t.Context(), 0) {
+				equal(t, "the first batch comes after", time.Since(start), want)
+				break
+			}
+		}
+	})
+}
+
+// TestUnbatchErrorAtResume: a batch that fails at a resume in its middle is a failed item, whatever the position, and the
+// batches after it follow.
+func TestUnbatchErrorAtResume(t *testing.T) {
+	source := &feed{n: 12}
+	s := Unbatch(Batch(source.stream(), 4, List[int]))
+	all := cursors(t, s)
+	source.bad = []int{5}
+	want := []string{"0", "1", "2", "3", "error item 5 is bad", "8", "9", "10", "11"}
+	for k, at := range all {
+		equal(t, fmt.Sprint("after ", k), outcomes(s.Run(t.Context(), ptr(throughJSON(t, at)))), want[max(min(k, 4), k-3):])
+	}
+}
+
+// worker.go: Map, Prefetch, and functions and readers that die.
+
+// TestScopeInMap: what f is told depends on the place of the item and on the seed of the context, and not on the number
+// of workers. Only Worker tells in which of them f runs: 0 to workers-1, or -1 in the goroutine of the loop.
+func TestScopeInMap(t *testing.T) {
+	draw := func(ctx context.Context, s ints, workers, epoch int) []int {
+		return collect(t, Map(s, workers, func(ctx context.Context, _ int) (int, error) { return Rand(ctx).Int(), nil }).Epoch(ctx, epoch))
+	}
+	s, seeded := counting(20), WithSeed(t.Context(), 1)
+	want := draw(t.Context(), s, 0, 1)
+	equal(t, "3 workers", draw(t.Context(), s, 3, 1), want)
+	var all []int
+	for epoch := range 3 {
+		all = append(all, draw(t.Context(), s, 2, epoch)...)
+		all = append(all, draw(seeded, s, 2, epoch)...)
+	}
+	equal(t, "different numbers", len(slices.Compact(sorted(all))), 2*3*20)
+	ranks := append(draw(t.Context(), s.Shard(Shard{0, 2}), 0, 1), draw(t.Context(), s.Shard(Shard{1, 2}), 0, 1)...)
+	equal(t, "ranks, which do not draw the same numbers", sorted(ranks), sorted(want))
+	equal(t, "WithSeed alone", Rand(seeded).Int(), Rand(WithSeed(t.Context(), 1)).Int())
+
+	for workers, want := range []string{"[-1]", "[0]", "[0 1]", "[0 1 2]"} {
+		synctest.Test(t, func(t *testing.T) {
+			seen := collect(t, Map(counting(20), workers, func(ctx context.Context, _ int) (int, error) {
+				time.Sleep(time.Second) // so that all workers are needed
+				return Worker(ctx), nil
+			}).Epoch(t.Context(), 0))
+			equal(t, "Worker", slices.Compact(sorted(seen)), want)
+		})
+	}
+}
+
+// TestRandSalts: two augmentations of one sample draw different numbers: a Map and the Map before it, and what is inside
+// and outside a Cache, in every epoch.
+func TestRandSalts(t *testing.T) {
+	draw := func(ctx context.Context, drawn []int) ([]int, error) {
+		return append(slices.Clone(drawn), Rand(ctx).Int()), nil
+	}
+	nothing := Func(5, func(context.Context, int) ([]int, error) { return nil, nil })
+	cached := Transform(Cache(Transform(Cache(Transform(nothing, draw)), draw)), draw)
+	for workers := range 3 {
+		loader := newLoader(t, cached, Options{Workers: workers})
+		mapped := Map(Map(Map(Map(Indices(Sequential(5)), 0, nothing.Get), workers, draw), workers, draw), workers, draw)
+		for epoch := range 2 {
+			all := append(samples(t, loader, epoch), collect(t, mapped.Epoch(WithSeed(t.Context(), 1), epoch))...)
+			equal(t, "different numbers", len(slices.Compact(sorted(slices.Concat(all...)))), 2*3*5)
+		}
+	}
+}
+
+// TestPrefetchQueue: the six properties that the RFC asks of its queue. Delivery is guaranteed, without duplicates, in
+// order. The length is customizable, and says how far the source is read ahead. Neither end waits while there is room, or
+// an item. (A queue is between exactly two ends because it is a range; between machines there are shards instead.)
+func TestPrefetchQueue(t *testing.T) {
+	const n = 20
+	for _, length := range []int{1, 2, 7, 100} {
+		for _, produce := range []time.Duration{0, 1, 2} {
+			for _, consume := range []time.Duration{0, 1, 2} {
+				synctest.Test(t, func(t *testing.T) {
+					source := &feed{n: n, before: func(_ context.Context, i int) {
+						if i < n {
+							time.Sleep(produce * time.Second)
+						}
+					}}
+					start, got, ahead := time.Now(), []int{}, 0
+					for i := range source.stream().Prefetch(length).Epoch(t.Context(), 0) {
+						time.Sleep(consume * time.Second)
+						synctest.Wait()
+						got = append(got, i)
+						ahead = max(ahead, int(source.read.Load())-len(got))
+					}
+					equal(t, "items", got, positions(Sequential(n), 0))
+					equal(t, "time", time.Since(start), (n*max(produce, consume)+min(produce, consume))*time.Second)
+					if produce == 0 {
+						equal(t, "ahead", ahead, min(length, n-1))
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestStreamsThatDie: a panic in a source is the last error, and in a function of a stage it fails the item. In the
+// goroutines of a stage that is so for runtime.Goexit too. All goroutines are joined.
+func TestStreamsThatDie(t *testing.T) {
+	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
+		check := func(i int) {
+			if i%100 == 1 {
+				die()
+			}
+		}
+		f := func(_ context.Context, i int) (int, error) { check(i); return i, nil }
+		source := (&feed{n: 1, before: func(_ context.Context, i int) { check(i) }}).stream()
+		failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
+		broken, alone, failed := "[300 error dataloader: the stream: "+what+"]", "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
+		dies := func(s ints, want string) {
+			synctest.Test(t, func(t *testing.T) { equal(t, "outcomes", outcomes(s.Epoch(t.Context(), 3)), want) })
+		}
+		dies(source.Prefetch(1), broken)
+		dies(source.Prefetch(3), broken)
+		dies(Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone)  // no short batch
+		dies(Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone) // not even a failed one
+		dies(source.Prefetch(3).Shuffle(1000, 1), alone)               // no short window
+		dies(Map(source, 1, quick), broken)
+		dies(Map(source, 2, quick), broken)
+		dies(Map(counting(3), 1, f), failed)
+		dies(Map(counting(3), 2, f), failed)
+		if what != "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
+			continue
+		}
+		each := func(_ []int, samples []int) ([]int, error) { check(samples[0]); return List(nil, samples) }
+		dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
+		dies(FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic("ouch") }), "[error dataloader: epoch 3: panic: ouch]")
+		dies(counting(3).Filter(func(i int) bool { check(i); return true }), "[300 error Filter: panic: ouch 302]")
+		dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
+		dies(Unbatch(Batch(counting(3), 1, each)), "[300 error Batch: panic: ouch 302]")
+		dies(Map(counting(3), 0, f), failed)
+	}
+}
+
+// TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
+// cleanup or because it goes on; behind a goroutine nobody is left to hear of it. A Mix leaves its other sources all the
+// same. (The bubble would report their goroutines.)
+func TestPanicsOfTheLoop(t *testing.T) {
+	for name, s := range behind(counting(3), 5) {
+		mustPanic(t, func() {
+			for range s.Epoch(t.Context(), 0) {
+				panic("behind " + name)
+			}
+		}, "behind "+name)
+	}
+	leave := func(s ints, items int) {
+		for range s.Epoch(t.Context(), 0) {
+			if items--; items == 0 {
+				break
+			}
+		}
+	}
+	for says, seq := range map[string]iter.Seq2[int, error]{
+		"on leaving": func(yield func(int, error) bool) {
+			defer panic("on leaving")
+			yield(1, nil)
+		},
+		"continued iteration": func(yield func(int, error) bool) {
+			yield(1, nil)
+			yield(2, nil)
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
+			mustPanic(t, func() { leave(s, 1) }, says)
+			mustPanic(t, func() { leave(Map(s, 0, quick), 1) }, says)
+			mustPanic(t, func() { leave(Mix(MixOptions{}, other, s, other, s, other), 5) }, says)
+			for workers := 1; workers < 4; workers++ {
+				leave(Map(s, workers, quick), 1)
+				leave(s.Prefetch(workers), 1)
+			}
+		})
+	}
+}
+
+// dataloader.go: where the time goes.
+
+// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, again
+// from the first after the last; a sample of -1 fails. step is how long the loop takes for a batch. What happens between
+// loops is neither waiting nor training.
+func TestStats(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	const ms = time.Millisecond
+	type d = []time.Duration
+	slow := d{10 * ms, 10 * ms, 200 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms, 10 * ms}
+	ragged := make(d, 200)
+	for i := range ragged {
+		ragged[i] = 50*ms + time.Duration(below(100, 1, uint64(i)))*ms
+	}
+	for _, c := range []struct {
+		name   string
+		opts   Options
+		epochs int
+		n      int
+		load   d
+		step   time.Duration
+		want   string // how the line ends
+	}{
+		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
+		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
+			"20 batches, 40 samples (38/s), 0 dropped; waited 43 % of 1.06s, 0 % with the next batch ready; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
+		// Only the first batch is waited for.
+		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
+			"waited 90 % of 1.11s, 0 % with the next batch ready; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, if they wait rather than compute; to compute there are 8 CPUs"},
+		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
+			"waited 1 % of 2.02s, 0 % with the next batch ready; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
+		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
+			"waited 7 % of 2.16s, 0 % with the next batch ready: the training is the bottleneck, workers needed: 0"},
+		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are ready.
+		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms,
+			"waited 41 % of 410ms, 39 % with the next batch ready; workers: 2, 38 % busy: slow batches block the batches behind them, raise Prefetch or set Unordered"},
+		// Batches 0, 4, 8, … take 60, the others 10: 30 on the average of 30 that two workers need.
+		{"uneven", Options{Workers: 1, Prefetch: 1}, 1, 9, d{60 * ms, 10 * ms, 10 * ms, 10 * ms}, 30 * ms,
+			"waited 31 % of 390ms, 0 % with the next batch ready; workers: 1, 62 % busy: the loader keeps up on average but not always, raise Prefetch"},
+		{"bad samples", Options{BatchSize: 2, OnError: func(*SampleError) error { return nil }}, 1, 20, append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...), 30 * ms,
+			"10 batches, 15 samples (15/s), 5 dropped; waited 76 % of 983ms, 0 % with the next batch ready: the loader is the bottleneck, workers needed: 4"},
+		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them before the loop has had batch 0 for 15.
+		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
+			"waited 62 % of 160ms, 0 % with the next batch ready; workers: 1, 64 % busy: a few batches are so slow that the loop waits for them while workers are idle"},
+		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
+			"waited 50 % of 40.2ms, 0 % with the next batch ready: loading and training take turns, a worker would load during training"},
+		// Training that is never timed is unknown.
+		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
+			"11 batches in 11 loops: too few to tell, since training is timed between two batches of a loop"},
+		// Each loop waits for its first batch, whatever Prefetch is.
+		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
+			"waited 17 % of 600ms, 0 % with the next batch ready; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
+		// What was waited for in one loop has ended in the next.
+		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
+			"waited 100 % of 1s, 0 % with the next batch ready; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+		// 100 of each 25 are enough for 4 workers, and less than half of the waiting is for a batch before others.
+		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms,
+			"waited 21 % of 6.321s, 8 % with the next batch ready; workers: 4, 78 % busy: the loader keeps up on average but not always, raise Prefetch"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				stats := new(Stats)
+				c.opts.Trace = stats.Observe
+				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
+					d := c.load[i%len(c.load)]
+					time.Sleep(d)
+					return i, map[bool]error{true: errBad}[d < 0]
+				}), c.opts)
+				for epoch := range c.epochs {
+					for range loader.Epoch(t.Context(), epoch) {
+						time.Sleep(c.step)
+					}
+					time.Sleep(10 * time.Second) // an evaluation
+				}
+				got := stats.String()
+				equal(t, "Stats", got[max(0, len(got)-len(c.want)):], c.want)
+			})
+		})
+	}
+}
+
+// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
+// pass. The loop waits for each item and for the end, and takes some time for each item. Item 1 fails.
+func TestProgress(t *testing.T) {
+	const s, hour = time.Second, time.Hour
+	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
+	for _, c := range []struct {
+		name            string
+		terminal        bool
+		total, n, leave int // leave: a break with this many items; 0: none
+		wait, body, end time.Duration
+		frames          int // on a terminal: how often the bar is drawn
+		want            string
+	}{
+		{"lines", false, 25, 25, 0, s, 0, 0, 0, "10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%\n"},
+		{"unknown", false, 0, 15, 0, 0, 2 * s, 0, 0, "5 0.5/s, 10s, waited 0%\n10 0.5/s, 20s, waited 0%\n15 0.5/s, 30s, waited 0%\n15 0.5/s, 30s, waited 0%\n"},
+		{"more than promised", false, 2, 3, 0, s, 0, 0, 0, "3/2 100% 1/s, 3s, waited 100%\n"},
+		{"nothing", false, 2, 0, 0, s, 0, 0, 0, "0/2   0% 0/s, 0s, waited 0%\n"},
+		{"slow end", false, 0, 1, 0, 0, s, 9 * s, 0, "1 0.1/s, 10s, waited 90%\n"},
+		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 0, "1000 1000000/s, 0s, waited 0%\n"},
+		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 0, "1/2147483647   0% 0.000139/s, 2h0m0s, 1281023h53m38.4s left, waited 100%\n"},
+		{"a bar", true, 4, 4, 0, s / 4, 3 * s / 4, 0, 5, "1/4  25% " + bar(3) + " 1/s, 1s, 3s left, waited 25%\r2/4  50% " + bar(6) + " 1/s, 2s, 2s left, waited 25%\r" +
+			"3/4  75% " + bar(9) + " 1/s, 3s, 1s left, waited 25%\r4/4 100% " + bar(12) + " 1/s, 4s, waited 25%\r4/4 100% " + bar(12) + " 1/s, 4s, waited 25%"},
+		{"a break", true, 100, 100, 2, s / 4, s / 4, 0, 2, "1/100   1% " + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\r2/100   2% " + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
+		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
+		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+					time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
+				}}
+				var out strings.Builder
+				k := 0
+				for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
+					if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
+						t.Fatalf("item %d: %d, %v", k, i, err)
+					}
+					if k++; k == c.leave {
+						break
+					}
+					time.Sleep(c.body)
+				}
+				time.Sleep(time.Hour)
+				got := out.String()
+				if c.terminal {
+					all := frames(t, got)
+					equal(t, "frames", len(all), c.frames)
+					got = strings.Join(all, "\r")
+				}
+				if c.want != "" {
+					equal(t, "shown", got, c.want)
+				}
+			})
+		})
+	}
+	var out strings.Builder
+	equal(t, "values", collect(t, Progress(&out, 3, counting(3).Epoch(t.Context(), 0))), "[0 1 2]")
+	if !strings.HasPrefix(out.String(), "3/3 100%") || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("%q", out.String())
+	}
+	file, null := must(os.Open("README.md")), must(os.Open(os.DevNull))
+	defer file.Close()
+	defer null.Close()
+	// A file is no terminal. A device that is written to character by character counts as one.
+	if isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null) {
+		t.Error("a terminal is not known from other files")
+	}
+}
+
+// frames are what is to be seen on a terminal, one after the other. Each covers the one before, in less than 80 columns.
+func frames(t *testing.T, shown string) (all []string) {
+	t.Helper()
+	last := 0
+	for _, frame := range strings.Split(strings.TrimPrefix(strings.TrimSuffix(shown, "\n"), "\r"), "\r") {
+		if len(frame) < last || len(frame) > 79 {
+			t.Errorf("%q has %d columns, after %d", frame, len(frame), last)
+		}
+		frame = strings.TrimRight(frame, " ")
+		all, last = append(all, frame), len(frame)
+	}
+	return all
+}
+
+// TestProfiles looks into profiles as the tools show them: who a goroutine is, and what a batch was made of.
+func TestProfiles(t *testing.T) {
+	var out bytes.Buffer
+	running := trace.Start(&out) == nil // otherwise somebody traces this test already
+	whoami := func(ctx context.Context) string {
+		label, _ := pprof.Label(ctx, "dataloader")
+		var all bytes.Buffer
+		pprof.Lookup("goroutine").WriteTo(&all, 1)
+		if !strings.Contains(all.String(), fmt.Sprintf(`"dataloader":%q`, label)) {
+			t.Errorf("no %q among the goroutines", label)
+		}
+		return label
+	}
+	get := func(ctx context.Context, i int) (int, error) {
+		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
+		return i, nil
+	}
+	var reader string
+	source := &feed{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
+	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
+	for name, s := range map[string]ints{"Map": Map(source.stream(), 1, get), "Prefetch": source.stream().Prefetch(2)} {
+		reader = ""
+		collect(t, s.Epoch(t.Context(), 0))
+		equal(t, "who reads for "+name, reader, "reader")
+	}
+	if running {
+		trace.Stop()
+		for _, name := range []string{"batch", "epoch 0, batch 1", "fetch", "collate"} {
+			if !bytes.Contains(out.Bytes(), []byte(name)) {
+				t.Errorf("the trace has no %q", name)
+			}
+		}
+	}
+}
+
+// TestTimeline draws what three loaders do with the same twelve batches, of which the third is slow, from their Timings in
+// fake time: as text, and as the picture of the README. A column is 10 ms.
+func TestTimeline(t *testing.T) {
+	const column = 10 * time.Millisecond
+	slow := Func(12, func(_ context.Context, k int) (int, error) {
+		d := time.Duration(4+k%2) * column
+		if k == 2 {
+			d = 19 * column
+		}
+		time.Sleep(d + time.Duration(1+k*k)*10*time.Microsecond) // so that no two are ready at the same moment
+		return k, nil
+	})
+	var text strings.Builder
+	var pic svg
+	for _, c := range []struct {
+		title, ready string
+		opts         Options
+	}{
+		{"one worker", "queue", Options{Workers: 1}},
+		{"three workers, out of order", "queue", Options{Workers: 3, Unordered: true}},
+		{"three workers, in order", "cache", Options{Workers: 3}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var timings []Timing
+			c.opts.Trace = func(tm Timing) { timings = append(timings, tm) }
+			start := time.Now()
+			for range newLoader(t, slow, c.opts).Epoch(t.Context(), 0) {
+				time.Sleep(column)
+			}
+			at := func(x time.Time) int { return int(x.Sub(start) / column) }
+			last := at(timings[11].Received) + 1
+			// Which of the workers that are free at the same moment takes a task is up to the scheduler; here, the first.
+			lines := lanes("worker #", last, timings, func(tm Timing) (int, int) { return at(tm.Start), at(tm.Done) })
+			lines = append(lines, lanes(c.ready, last, timings, func(tm Timing) (int, int) { return at(tm.Done), at(tm.Received) })...)
+			lines = append(lines, lanes("caller", last, timings, func(tm Timing) (int, int) { return at(tm.Received), at(tm.Received) + 1 })...)
+			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n%s\n\n", c.title, 10*last, 10*(last-12), strings.Join(lines, "\n"))
+			pic.panel(fmt.Sprintf("%s: %d ms", c.title, 10*last), lines)
+		})
+	}
+	goldenFile(t, "timeline.txt", []byte(text.String()))
+	goldenFile(t, "timeline.svg", pic.bytes("What three loaders do with the same twelve batches, of which batch 2 is slow"))
+}
+
+// lanes draws where the batches are in time, in as few lines as there are batches at most at once, each with its name,
+// in which # is the number of the line. A batch is its number, in base 12, in each of the columns that span returns.
+func lanes(name string, columns int, timings []Timing, span func(Timing) (from, to int)) (lines []string) {
+	timings = slices.SortedFunc(slices.Values(timings), func(a, b Timing) int {
+		x, _ := span(a)
+		y, _ := span(b)
+		return cmp.Or(x-y, a.Batch-b.Batch)
+	})
+	var rows [][]byte
+	for _, tm := range timings {
+		from, to := span(tm)
+		if from == to {
+			continue
+		}
+		free := slices.IndexFunc(rows, func(row []byte) bool { return row[from] == '.' })
+		if free < 0 {
+			free = len(rows)
+			rows = append(rows, bytes.Repeat([]byte("."), columns))
+		}
+		copy(rows[free][from:], strings.Repeat(strconv.FormatInt(int64(tm.Batch), 12), to-from))
+	}
+	for i, row := range rows {
+		lines = append(lines, fmt.Sprintf("%-9s %s", strings.Replace(name, "#", strconv.Itoa(i), 1), row))
+	}
+	return lines
+}
+
+// The classic loader, under attack.
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader, grown := newLoader(t, numbers(20), Options{}), newLoader(t, numbers(21), Options{})
+	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20), BatchSize: 20})
+	drawing := newLoader(t, Func(1, func(context.Context, int) (int, error) { return Rand(context.Background()).Int(), nil }), Options{Workers: 2})
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	type pair = Pair[Tensor[int], int]
+	collated := func(data ...int) error { return errorOf(pairs(pair{}, []pair{{First: Tensor[int]{Data: data}}})) }
+	_, _, folder := Folder(os.DirFS("nowhere"))
+	for _, r := range []refusal{
+		{panicOf(func() { loader.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
+		{ending(grown.Run(t.Context(), ptr(cursors(t, loader.Stream())[1]))), "this is Sequential(21); use the same data and options, or start at Cursor{Epoch: 0}"},
+		{ending(resized.Run(t.Context(), &Cursor{Epoch: math.MaxInt / 3})), "Resize: epoch … too far"},
+		{panicOf(func() { Rand(t.Context()) }), "Rand: the context is from no loader … WithSeed"},
+		{ending(drawing.Epoch(t.Context(), 0)), "sample 0 … pass on the context that Get was given"},
+		{errorOf(Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})), "shape [] … 2 elements … set Shape"},
+		{collated(1, 2), "the first of each pair: Stack"},
+		{collated(1), "the second of each pair: bad sample"},
+		{errorOf(Files(os.DirFS("nowhere"))), "dataloader: Files: nowhere: … open ."},
+		{folder, "dataloader: Folder: nowhere: … open ."},
+	} {
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+	}
+}
+
+// TestDescriptions: batch samplers that differ describe themselves differently, and a description that is not UTF-8
+// survives a trip through JSON.
+func TestDescriptions(t *testing.T) {
+	equal(t, "are the same", describe(Batches(Sequential(7), 3, true)) == describe(Batches(Sequential(7), 3, false)), false)
+	loader := newLoader(t, numbers(4), Options{Sampler: sampler{4, "caf\xe9", Sequential(4).Order}})
+	at := throughJSON(t, cursors(t, loader.Stream())[1])
+	equal(t, "the rest", collect(t, loader.Run(t.Context(), &at)), "[[1] [2] [3]]")
+}
+
+// TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
+func TestCursorsOutOfOrder(t *testing.T) {
+	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}).items)[1]
+	for _, unordered := range []bool{true, false} {
+		run := func(size int, shard Shard) iter.Seq2[[]int, error] {
+			opts := Options{BatchSize: size, Unordered: unordered, Shard: shard, Workers: 2}
+			return newLoader(t, numbers(20), opts).Run(t.Context(), ptr(throughJSON(t, made)))
+		}
+		equal(t, "the rest", len(collect(t, run(2, Shard{0, 2}))), 4)
+		for _, other := range []iter.Seq2[[]int, error]{run(2, Shard{1, 2}), run(4, Shard{0, 2}), run(4, Shard{})} {
+			saysAll(t, ending(other), "made out of order by shard {0 2} with batches of 2")
+		}
+	}
+}
+
+// TestFreeMemory: New takes no memory for batches that are not there yet.
+func TestFreeMemory(t *testing.T) {
+	type large [100 << 10]byte
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	must(New(numbers(1<<20), func(dst large, _ []int) (large, error) { return dst, nil }, Options{Workers: 64, Prefetch: 16}))
+	runtime.ReadMemStats(&after)
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
+		t.Errorf("New took %d bytes", taken)
+	}
+}
+
+// TestSourcesThatDieAtOnce: a stream whose function panics, or ends its goroutine, when it is called is a last error under
+// Map with workers and Prefetch.
+func TestSourcesThatDieAtOnce(t *testing.T) {
+	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
+		own := Stream[int](func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
+		synctest.Test(t, func(t *testing.T) {
+			for _, s := range []Stream[int]{own.Prefetch(2), Map(own, 2, quick)} {
+				got := outcomes(s.Epoch(t.Context(), 0))
+				equal(t, "outcomes", len(got), 1)
+				saysAll(t, errors.New(got[0]), "dataloader: the stream: "+what)
+			}
+		})
+	}
+}
+
+// TestPanicWithSampleError: a panic whose value is a *SampleError ends the loop. It is no item that the loop may skip.
+func TestPanicWithSampleError(t *testing.T) {
+	failed := &SampleError{Err: errBad}
+	for name, seq := range map[string]iter.Seq2[[]int, error]{
+		"Trace":  newLoader(t, numbers(3), Options{Trace: func(Timing) { panic(failed) }}).Epoch(t.Context(), 0),
+		"stream": Batch(FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(failed) }), 1, List[int]).Epoch(t.Context(), 0),
+	} {
+		for _, err := range seq {
+			if bad := (*SampleError)(nil); err == nil || errors.As(err, &bad) || !errors.Is(err, errBad) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestDeafSources: when the loop is left or its context ends, a source that does not look at its context is asked for one
+// more item at most.
+func TestDeafSources(t *testing.T) {
+	for workers := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			deaf := Stream[int](func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+				return func(yield func(Item[int], error) bool) {
+					for pos := from.Pos; ; pos++ {
+						time.Sleep(time.Second)
+						if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos + 1, "mine"}}, nil) {
+							return
+						}
+					}
+				}
+			})
+			for _, s := range []Stream[int]{Map(deaf, workers, quick), deaf.Prefetch(100)} {
+				start := time.Now()
+				for _, err := range s.Epoch(t.Context(), 0) {
+					equal(t, "error", err, nil)
+					break
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				got := []string{}
+				for _, err := range s.Epoch(ctx, 0) {
+					got = append(got, fmt.Sprint(err))
+					cancel(errBad)
+				}
+				equal(t, "outcomes", got, []any{nil, errBad})
+				if spent := time.Since(start); spent > 5*time.Second {
+					t.Errorf("%d workers: a break and a cancel took %v", workers, spent)
+				}
+			}
+		})
+	}
+}
+
+// TestOrderedAfterUnordered: an ordered loader resumes the cursor of an Unordered one with steps ahead, and so does any
+// loader with the cursors that it makes meanwhile.
+func TestOrderedAfterUnordered(t *testing.T) {
+	ahead := Cursor{Pos: 1, State: loaderState{By: "Sequential(8)", Done: []span{{1, 2}, {4, 5}}, Shard: &Shard{0, 1}, Size: 1}}
+	for _, unordered := range []bool{false, true} {
+		at := ahead
+		var got []int
+		for at.Epoch == 0 {
+			for batch, err := range newLoader(t, numbers(8), Options{Unordered: unordered}).Run(t.Context(), &at) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, batch...)
+				break
+			}
+			at = throughJSON(t, at)
+			unordered = !unordered
+		}
+		equal(t, "the rest", got, "[1 3 4 6 7]")
+	}
+}
+
+// TestShorterAndHealed: a batch that is not there any more at a resume, and a window that has lost an item but not its end,
+// are refused.
+func TestShorterAndHealed(t *testing.T) {
+	n := 8
+	seq := FromSeq(func(context.Context, int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for i := 0; i < n && yield(i, nil); i++ {
+			}
+		}
+	})
+	var at Cursor
+	for v, err := range Unbatch(Batch(seq, 4, List[int])).Run(t.Context(), &at) {
+		if err != nil || v == 5 {
+			break
+		}
+	}
+	n = 4
+	saysAll(t, errors.New(outcomes(Unbatch(Batch(seq, 4, List[int])).Run(t.Context(), &at))[0]), "the source has changed", "it ends before")
+	for seed := range uint64(20) {
+		sick := true
+		s := Map(Indices(Sequential(4)), 0, func(_ context.Context, i int) (int, error) {
+			if sick && i == 2 {
+				return 0, errBad
+			}
+			return i, nil
+		}).Filter(func(i int) bool { return i != 2 }).Shuffle(8, seed)
+		var cursors []Cursor
+		for item, err := range s(t.Context(), Cursor{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			cursors = append(cursors, item.Next)
+		}
+		sick = false
+		for k, at := range cursors[:3] {
+			if at.State.(*stage).Again != 4 {
+				continue // the first window of the epoch is shorter
+			}
+			saysAll(t, errors.New(outcomes(s.Run(t.Context(), &at))[0]), "the source has changed: a window of 4 items", "has 3 items")
+			equal(t, "the cursor", at, cursors[k])
+		}
+	}
+}
+
+// TestRewrittenCursors: a cursor that another program has written anew, with sorted keys and escaped characters, is the same.
+func TestRewrittenCursors(t *testing.T) {
+	order := sampler{9, "größe", Sequential(9).Order}
+	s := Zip(Indices(order), Indices(Sequential(9))).Shuffle(5, 6)
+	want := outcomes(s.Epoch(t.Context(), 0))
+	k := 0
+	for item, err := range s(t.Context(), Cursor{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		k++
+		var fields any
+		must(0, json.Unmarshal(must(json.Marshal(item.Next)), &fields))
+		text := strings.ReplaceAll(string(must(json.MarshalIndent(fields, "", " "))), "ö", `\u00f6`)
+		var at Cursor
+		must(0, json.Unmarshal([]byte(text), &at))
+		equal(t, "the rest", outcomes(s.Run(t.Context(), &at)), want[k:])
+	}
+}
+
+// TestRandBetweenSamples: the source of a Map has no generator of its own, which every item would share.
+func TestRandBetweenSamples(t *testing.T) {
+	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
+	for workers := range 2 {
+		got := outcomes(Map(source, workers, quick).Epoch(WithSeed(t.Context(), 1), 0))
+		saysAll(t, errors.New(got[0]), "Rand: the context is from no loader")
+	}
+}
+
+// TestDamagedCounts: counts in a cursor that no run can have made are refused.
+func TestDamagedCounts(t *testing.T) {
+	s := Indices(Sequential(9))
+	source := Cursor{Pos: 2, State: stage{By: "Indices(Sequential(9))"}}
+	for name, c := range map[string]struct {
+		s  Stream[int]
+		at Cursor
+	}{
+		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1)", N: 99, M: 1, Source: source, Again: 7, End: Cursor{Pos: 9, State: stage{By: "Indices(Sequential(9))"}}}}},
+		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
+		"Shard":   {s.Shard(Shard{1, 3}), Cursor{Pos: 2, State: stage{By: "Shard", N: math.MaxInt - 1, Source: source}}},
+		"Take":    {s.Take(5), Cursor{Pos: 100, State: stage{By: "Take(5)", Source: source}}},
+		"epoch":   {s, Cursor{Epoch: math.MaxInt}},
+	} {
+		got := outcomes(c.s.Run(t.Context(), &c.at))
+		if len(got) != 1 || !strings.Contains(got[0], "dataloader: cursor {epoch ") {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// The tests of tar shards: first helpers, then the stream, archives that others wrote, the web reader, the index, the
+// writer, Expand and Decode.
+
+// tarEntries returns an archive of entries: "name=content" is a file, "name>target" a hard link, "name@target" a
+// symbolic link, and a name by itself a folder.
+func tarEntries(entries ...string) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := tar.Header{Typeflag: tar.TypeDir, Name: e, Mode: 0o444}
+		content := ""
+		if i := strings.IndexAny(e, "=>@"); i >= 0 {
+			h.Typeflag = map[byte]byte{'=': tar.TypeReg, '>': tar.TypeLink, '@': tar.TypeSymlink}[e[i]]
+			h.Name, h.Linkname = e[:i], e[i+1:]
+		}
+		if h.Typeflag == tar.TypeReg {
+			content, h.Linkname = h.Linkname, ""
+		}
+		h.Size = int64(len(content))
+		must(0, w.WriteHeader(&h))
+		must(io.WriteString(w, content))
+	}
+	must(0, w.Close())
+	return b.Bytes()
+}
+
+// withBytes returns data with other bytes at an offset.
+func withBytes(data []byte, at int, bytes string) []byte {
+	return slices.Concat(data[:at], []byte(bytes), data[min(at+len(bytes), len(data)):])
+}
+
+// withSum corrects the checksum of the header at an offset.
+func withSum(data []byte, at int) []byte {
+	return withBytes(data, at+148, fmt.Sprintf("%06o\x00 ", checksum(data[at:at+512])))
+}
+
+// gzipped compresses data.
+func gzipped(data []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	must(w.Write(data))
+	must(0, w.Close())
+	return b.Bytes()
+}
+
+// isPacked reports whether data is compressed with gzip or bzip2.
+func isPacked(data []byte) bool {
+	return bytes.HasPrefix(data, []byte("\x1f\x8b")) || bytes.HasPrefix(data, []byte("BZh"))
+}
+
+// inMemory is an Opener of shards in memory.
+func inMemory(shards map[string][]byte) Opener {
+	return func(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
+		data, ok := shards[name]
+		if !ok {
+			return nil, fs.ErrNotExist
+		}
+		return io.NopCloser(bytes.NewReader(data[min(offset, int64(len(data))):])), nil
+	}
+}
+
+// opening is an Opener that returns the same reader for every shard.
+func opening(r io.Reader) Opener {
+	c, ok := r.(io.ReadCloser)
+	if !ok {
+		c = io.NopCloser(r)
+	}
+	return func(context.Context, string, int64) (io.ReadCloser, error) { return c, nil }
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// breaksAfter is a reader that yields data, and then what fail does.
+func breaksAfter(data []byte, fail func() error) io.Reader {
+	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
+}
+
+// A countingFile is a file in memory, which can seek. It counts the bytes that are read.
+type countingFile struct {
+	*bytes.Reader
+	read   int
+	closed bool
+}
+
+func (f *countingFile) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	f.read += n
+	return n, err
+}
+
+func (f *countingFile) Close() error {
+	f.closed = true
+	return nil
+}
+
+// brief writes a record as "key{field:content …}".
+func brief(r Record) string {
+	var files []string
+	for _, f := range r.Files {
+		content := string(f.Data)
+		if len(content) > 40 {
+			content = fmt.Sprintf("%d bytes #%x", len(content), crc32.ChecksumIEEE(f.Data))
+		}
+		files = append(files, f.Name+":"+content)
+	}
+	return r.Key + "{" + strings.Join(files, " ") + "}"
+}
+
+// briefRecord is a record in brief, of a key and a field and its content in turn.
+func briefRecord(key string, files ...string) string {
+	r := Record{Key: key}
+	for file := range slices.Chunk(files, 2) {
+		r.Files = append(r.Files, File{file[0], []byte(file[1])})
+	}
+	return brief(r)
+}
+
+// briefly is a stream of records in brief.
+func briefly(s Stream[Record]) Stream[string] {
+	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return brief(r), nil })
+}
+
+// tarOf is a stream of shards in memory, named 0, 1, …, in brief.
+func tarOf(opts TarOptions, shards ...[]byte) Stream[string] {
+	all, names := map[string][]byte{}, []string{"0", "1", "2"}[:len(shards)]
+	for i, data := range shards {
+		all[names[i]] = data
+	}
+	opts.Open = inMemory(all)
+	return briefly(must(Tar(names, opts)))
+}
+
+// tarOutcomes reads the first epoch of shards through an Opener.
+func tarOutcomes(t testing.TB, open Opener, shards ...string) []string {
+	return outcomes(briefly(must(Tar(shards, TarOptions{Open: open}))).Epoch(t.Context(), 0))
+}
+
+// onDisk writes a shard into a folder of the test's, and its index beside it unless that is empty.
+func onDisk(t testing.TB, name string, data []byte, index ...string) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	must(0, os.WriteFile(name, data, 0o666))
+	for _, text := range index {
+		must(0, os.WriteFile(indexOf(name), []byte(text), 0o666))
+	}
+	return name
+}
+
+// indexOf is the name of the index of a shard.
+func indexOf(name string) string { return strings.TrimSuffix(name, "tar") + "idx" }
+
+// indexed reads all records of a data set in brief, or the error of OpenTar.
+func indexed(t testing.TB, paths ...string) []string {
+	t.Helper()
+	d, err := OpenTar(paths...)
+	if err != nil {
+		return []string{"error " + err.Error()}
+	}
+	defer d.Close()
+	return outcomes(briefly(Map(Indices(Sequential(d.Len())), 0, d.Get)).Epoch(t.Context(), 0))
+}
+
+// writeIndex writes the index of a shard.
+func writeIndex(name string) error {
+	d, err := OpenTar(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.WriteIndex()
+}
+
+// isError reports whether an outcome is an error.
+func isError(outcome string) bool { return strings.HasPrefix(outcome, "error") }
+
+// same compares outcomes with those that are wanted, between semicolons. Of an error only what stands between dots is
+// wanted, and no secret.
+func same(t testing.TB, what string, got []string, want string) {
+	t.Helper()
+	all := strings.Split(want, "; ")
+	if want == "" {
+		all = nil
+	}
+	if len(got) != len(all) {
+		t.Fatalf("%s:\n got %q\nwant %q", what, got, all)
+	}
+	for i, g := range got {
+		says, failed := strings.CutPrefix(all[i], "error ")
+		if !failed || !isError(g) {
+			equal(t, what, g, all[i])
+			continue
+		}
+		if saysAll(t, errors.New(g), strings.Split(says, " … ")...); strings.Contains(g, "secret") || strings.Contains(g, "sec%") {
+			t.Errorf("%s tells a secret: %s", what, g)
+		}
+	}
+}
+
+// checkShard checks what every reader makes of a shard: Tar, if it is compressed and if not, resumed after every item and
+// with a shard after it; OpenTar; and OpenTar with the index that it wrote. Every error is a TarError.
+func checkShard(t *testing.T, opts TarOptions, data []byte, want, byIndex string) {
+	t.Helper()
+	shards := [][]byte{data}
+	if !isPacked(data) {
+		shards = append(shards, gzipped(data))
+	}
+	for _, shard := range shards {
+		stream := tarOf(opts, shard, tarEntries("c.cls=4", "d.cls=5"), tarEntries("README=6"))
+		same(t, "streamed", checkStream(t, stream, 0), strings.TrimPrefix(want+"; c{cls:4}; d{cls:5}", "; "))
+		for _, err := range stream.Epoch(t.Context(), 0) {
+			if e := (*TarError)(nil); err != nil && (!errors.As(err, &e) || e.Shard != "0") {
+				t.Errorf("no TarError: %v", err)
+			}
+		}
+	}
+	if isPacked(data) {
+		return
+	}
+	name := onDisk(t, "x.tar", data)
+	same(t, "indexed", indexed(t, name), byIndex)
+	if writeIndex(name) == nil {
+		same(t, "with an index", indexed(t, name), byIndex)
+	}
+}
+
+// TestTarRecords shows which entries make which records, as a stream and by index if they differ.
+func TestTarRecords(t *testing.T) {
+	long := strings.Repeat("long/", 40)
+	for _, c := range []struct{ entries, want, byIndex string }{
+		{"a.txt=1 a.cls=2 b.txt=3 b.cls=4", "a{txt:1 cls:2}; b{txt:3 cls:4}", ""},
+		{"a.txt=1 b.txt=2 a.cls=3 b.cls=4", "a{txt:1}; b{txt:2}; a{cls:3}; b{cls:4}", ""},
+		{"a.txt=1 c.txt=2", "a{txt:1}; c{txt:2}", ""}, // records do not span shards; the next shard begins with c.cls
+		{"d/ d/a.txt=1 e/ d/a.cls=2", "d/a{txt:1 cls:2}", ""},
+		{"a.txt=1 b.txt@a.txt a.cls=2", "a{txt:1 cls:2}", ""},
+		{"a.txt=1 README=2 a.cls=3", "a{txt:1 cls:3}", ""},
+		{"README=1 d/LICENSE=2 a.x/noext=3 .hidden=1 ./.hidden=1 d/.hidden=1 a.b/.hidden=1 ..a=1 d/._a.txt=1 .a.txt=1 d/.b.txt=1", "", ""},
+		{"__meta__=1 __a.b__=1 __m__/x.json=1", "", ""},
+		{"__meta__.json=1 d/__m__/x.json=2 __/x.txt=3", "__meta__{json:1}; d/__m__/x{json:2}; __/x{txt:3}", ""},
+		{"x.__key__=1 x.__bad__=2 A.TXT=1 a.cls=2", "x{__key__:1 __bad__:2}; A{txt:1}; a{cls:2}", ""},
+		{"a.Seg.PNG=1 a/b.c.d=1 a.x/b.txt=1 ./a.txt=1 a.=1 a..b=1", "a{seg.png:1}; a/b{c.d:1}; a.x/b{txt:1}; ./a{txt:1}; a{:1 .b:1}", ""},
+		{`/some/22.0/1.1.png=1 a\b.txt=1 a.txt.gz=1`, `/some/22.0/1{1.png:1}; a\b{txt:1}; a{txt.gz:1}`, ""},
+		{"a.txt= a.cls= ../../etc/x.txt=1 /abs/y.txt=2", "a{txt: cls:}; ../../etc/x{txt:1}; /abs/y{txt:2}", ""},
+		{long + "a.txt=1 " + long + long + "ü.txt=1", long + "a{txt:1}; " + long + long + "ü{txt:1}", ""},
+		// A fault of one record costs that record and no other. Here MaxFile is 340, and a file counts as its data, its name and 160 bytes.
+		{"b.txt=1 b.cls=2 b.TXT=3 b.png=4 c.txt=5", `error entry "b.TXT", offset 2048: record "b" has another field "txt"; c{txt:5}`, ""},
+		{"a.txt=0 b.txt=1 b.cls>a.txt b.png=4", `a{txt:0}; error entry "b.cls", offset 2048: it is a hard link to "a.txt"`, "a{txt:0}; b{txt:1 cls:0 png:4}"},
+		{"a.txt=0 b.txt>a.txt b.cls>b.txt", `a{txt:0}; error it is a hard link to "a.txt"`, "a{txt:0}; b{txt:0 cls:0}"},
+		{"b.txt=1 b.cls>c.txt b.png=4 c.txt=5", `error it is a hard link to "c.txt"; c{txt:5}`, ""},
+		{"README=1 b.txt>README b.png=4", `error it is a hard link to "README"`, "b{txt:1 png:4}"},
+		{"b.txt=xxxxxx b.cls=yyyyy b.png= c.txt=third c.cls=12345",
+			"error its name and its 5 bytes make the record larger than MaxFile, 340; c{txt:third cls:12345}", "b{txt:xxxxxx cls:yyyyy png:}; c{txt:third cls:12345}"},
+		{"b.cls= b.txt=xxxxxxxxxxx", "error its name and its 11 bytes make the record larger than MaxFile, 340", "b{cls: txt:xxxxxxxxxxx}"},
+	} {
+		t.Run(c.entries, func(t *testing.T) {
+			opts := TarOptions{MaxFile: 340}
+			if strings.Contains(c.entries, long) {
+				opts.MaxFile = 0
+			}
+			checkShard(t, opts, tarEntries(strings.Fields(c.entries)...), c.want, cmp.Or(c.byIndex, c.want))
+		})
+	}
+	// An empty file is a field, and a missing file is not. A record may have many files.
+	var many []string
+	for i := range 20000 {
+		many = append(many, fmt.Sprintf("clip.%05d=", i))
+	}
+	for r := range must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries(many...)))})).Epoch(t.Context(), 0) {
+		equal(t, "files", len(r.Files), 20000)
+		if r.Get("00001") == nil || r.Get("cls") != nil || r.Shard != "x" {
+			t.Errorf("00001 %v, cls %v, shard %q", r.Get("00001"), r.Get("cls"), r.Shard)
+		}
+	}
+}
+
+// TestTarFaults shows that no fault of a shard is silent: the records before it come, then one error, then the next
+// shard. Other readers lose most of these in silence. OpenTar returns the same error; of what it says, the first part.
+func TestTarFaults(t *testing.T) {
+	second := strings.Repeat("second", 200)
+	// a.txt is at 0, a.cls at 1024, b.txt at 2048, b.cls at 4096, c.txt at 5120, c.cls at 6144, the end at 7168.
+	sound := tarEntries("a.txt=first", "a.cls=1", "b.txt="+second, "b.cls=2", "c.txt=third", "c.cls=3")
+	const a = "a{txt:first cls:1}; "
+	ab := a + briefRecord("b", "txt", second, "cls", "2") + "; "
+	abc := ab + "c{txt:third cls:3}; "
+	packed := gzipped(sound)
+	sized := func(size string) []byte { return withSum(withBytes(sound, 5120+124, size), 5120) }
+	for _, c := range []struct {
+		name string
+		data []byte
+		want string
+	}{
+		{"sound", sound, abc},
+		{"half an end marker", sound[:7168+512], abc},
+		{"two gzip members", append(gzipped(sound[:3000]), gzipped(sound[3000:])...), abc},
+		{"no end marker", sound[:7168], ab + `error no end marker … entry "c.cls", offset 7168 … record "c", which may lack files, is left out`},
+		{"truncated between records", sound[:5120], a + `error no end marker … entry "b.cls", offset 5120 … record "b", which may lack files`},
+		{"truncated between files", sound[:4096], a + `error no end marker … entry "b.txt" … record "b"`},
+		{"truncated in data", sound[:3000], a + `error entry "b.txt", offset 2048 … unexpected EOF … record "b"`},
+		{"truncated in padding", sound[:7000], ab + `error unexpected EOF … entry "c.cls" … record "c"`},
+		{"truncated in a header", sound[:5120+100], a + `error truncated … entry "b.cls", offset 5120 … record "b"`},
+		{"truncated after the first header", sound[:512], `error entry "a.txt" … unexpected EOF … record "a"`},
+		{"truncated in an end marker", sound[:7168+700], ab + `error unexpected EOF … record "c"`},
+		{"truncated after a long name", tarEntries(strings.Repeat("ü", 60) + ".txt=1")[:1024], "error unexpected EOF"},
+		{"bad checksum", withBytes(sound, 5120+10, "x"),
+			a + `error the headers that come next: archive/tar: invalid tar header … entry "b.cls", offset 5120 … record "b"`},
+		{"bad number", withSum(withBytes(sound, 5120+108, "zzzz"), 5120), a + "error invalid tar header … offset 5120"},
+		{"a block of zeros inside", withBytes(sound, 5120, strings.Repeat("\x00", 512)), a + "error invalid tar header … offset 5120"},
+		{"two archives", slices.Concat(sound, sound), abc + `error after the end marker … entry "", offset 7168`},
+		{"4 EiB", sized("\x80\x00\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00"),
+			ab + `error entry "c.txt" … 4611686018427387904 bytes make the record larger than MaxFile, 1073741824`},
+		{"2^63-1 bytes", sized("\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), ab + `error entry "c.txt" … 9223372036854775807 bytes`},
+		{"negative size", sized("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), a + "error invalid tar header"},
+		{"a bad record, and truncated", tarEntries("a.txt=first", "a.cls=1", "b.txt=", "b.txt=")[:3072],
+			a + `error has another field "txt" … truncated … record "b"`},
+		{"no bytes", nil, "error the archive is empty"},
+		{"a page", []byte("<!DOCTYPE html>" + strings.Repeat("<p>Not found</p>", 100)), "error invalid tar header"},
+		{"a short page", []byte("<!DOCTYPE html>"), "error truncated"},
+		{"gzip truncated", packed[:len(packed)/2], `error unexpected EOF … record "a"`},
+		{"gzip truncated at its end", packed[:len(packed)-4], abc + "error unexpected EOF"},
+		{"gzip with a flipped sum", withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), abc + "error gzip: invalid checksum"},
+		{"gzip and more", slices.Concat(packed, []byte("and something more")), abc + "error gzip: invalid header"},
+		{"no gzip", []byte("\x1f\x8b"), "error unexpected EOF"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			want := strings.TrimSuffix(c.want, "; ")
+			byIndex := want
+			if at := strings.Index(want, "error"); at >= 0 {
+				byIndex, _, _ = strings.Cut(want[at:], " … ")
+			}
+			checkShard(t, TarOptions{}, c.data, want, byIndex)
+		})
+	}
+}
+
+// TestTarFields shows that only the wanted fields are yielded, and that others are skipped without being read.
+func TestTarFields(t *testing.T) {
+	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000))
+	read := func(opts TarOptions) []string { return checkStream(t, tarOf(opts, data), 0) }
+	equal(t, "png", read(TarOptions{Fields: []string{"png"}}), "[a{png:1} b{png:3} c{}]")
+	equal(t, "not read", read(TarOptions{Fields: []string{"CLS", "png"}, MaxFile: 350}), "[a{png:1 cls:2} b{png:3} c{cls:4}]")
+	equal(t, "none", read(TarOptions{Fields: []string{}}), "[a{} b{} c{}]")
+
+	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
+	for _, shard := range [][]byte{large, gzipped(large)} { // only the first can be skipped with a seek
+		file := &countingFile{Reader: bytes.NewReader(shard)}
+		stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
+		equal(t, "seeking", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{cls:1} b{cls:2}]")
+		if file.read > 4*tarBuffer || !file.closed {
+			t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
+		}
+	}
+}
+
+// TestTarOptions shows that arguments that make no sense are errors that name them.
+func TestTarOptions(t *testing.T) {
+	fails := func(opts TarOptions, shards ...string) error { return errorOf(Tar(shards, opts)) }
+	refused(t, []refusal{
+		{fails(TarOptions{}), "Tar: there are no shards"},
+		{fails(TarOptions{}, "a", ""), "Tar: shard 1 has an empty name"},
+		{fails(TarOptions{Shard: Shard{0, 3}}, "a", "b"),
+			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Shard out and deal records with Stream.Shard"},
+		{fails(TarOptions{Shard: Shard{2, 2}}, "a", "b"), "Tar: Shard is {Index: 2, Count: 2}"},
+		{fails(TarOptions{MaxFile: -1}, "a"), "Tar: MaxFile is -1, must not be negative"},
+	})
+}
+
+// tenShards returns ten shards of two records each, 0a, 0b, 1a, …
+func tenShards() (names []string, shards map[string][]byte) {
+	shards = map[string][]byte{}
+	for i := range 10 {
+		names = append(names, fmt.Sprintf("%d.tar", i))
+		shards[names[i]] = tarEntries(fmt.Sprintf("%da.txt=", i), fmt.Sprintf("%db.txt=", i))
+	}
+	return names, shards
+}
+
+// TestTarShards shows how shards are dealt out to ranks: in the order given or, in each epoch, in that of Random with the
+// seed; then every Count-th. Mix reads several shards at once.
+func TestTarShards(t *testing.T) {
+	names, shards := tenShards()
+	for _, opts := range []TarOptions{{}, {Shuffle: true}, {Shuffle: true, Seed: 1}, {Shuffle: true, Seed: 2}} {
+		order := Sequential(10)
+		if opts.Shuffle {
+			order = Random(10, opts.Seed)
+		}
+		opts.Open = inMemory(shards)
+		for _, opts.Shard = range []Shard{{}, {0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}} {
+			stream := briefly(must(Tar(names, opts)))
+			for epoch := range 3 {
+				var want []string
+				for pos := opts.Shard.Index; pos < 10; pos += max(opts.Shard.Count, 1) {
+					i := order.Order(epoch)(pos)
+					want = append(want, fmt.Sprintf("%da{txt:}", i), fmt.Sprintf("%db{txt:}", i))
+				}
+				equal(t, fmt.Sprint(order, opts.Shard, epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
+			}
+		}
+	}
+	opts := TarOptions{Shuffle: true, Seed: 1, Shard: Shard{1, 2}, Open: inMemory(shards)}
+	checkStream(t, briefly(must(Tar(names, opts))), 5)
+
+	var parts []Stream[Record]
+	for i := range 3 {
+		parts = append(parts, must(Tar(names, TarOptions{Shard: Shard{i, 3}, Open: inMemory(shards)})).Prefetch(4))
+	}
+	got := checkStream(t, briefly(Mix(MixOptions{Stop: StopAtLast}, parts...)), 0)
+	equal(t, "mixed", got[:6], "[0a{txt:} 1a{txt:} 2a{txt:} 0b{txt:} 1b{txt:} 2b{txt:}]")
+	equal(t, "mixed", len(got), 20)
+}
+
+// TestTarCursors shows that a cursor fits the same shards in another place, and no other stream.
+func TestTarCursors(t *testing.T) {
+	names, shards := tenShards()
+	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
+	var moved []string
+	for _, name := range names {
+		moved = append(moved, "https://host/dir/"+name+"?sig=1")
+		shards[moved[len(moved)-1]] = shards[name]
+	}
+	from := func(at Cursor, opts TarOptions, names ...string) []string {
+		opts.Open = inMemory(shards)
+		return outcomes(briefly(must(Tar(names, opts))).Run(t.Context(), ptr(throughJSON(t, at))))
+	}
+	after := func(n int, opts TarOptions, names ...string) (at Cursor) {
+		opts.Open = inMemory(shards)
+		for item := range must(Tar(names, opts))(t.Context(), at) {
+			if at = item.Next; at.Pos == n {
+				break
+			}
+		}
+		return at
+	}
+	at := after(3, TarOptions{}, names...)
+	equal(t, "elsewhere", from(at, TarOptions{}, moved...)[:2], "[1b{txt:} 2a{txt:}]")
+	for what, got := range map[string][]string{
+		"fewer shards":          from(at, TarOptions{}, names[:9]...),
+		"in another order":      from(at, TarOptions{}, append(names[1:10:10], names[0])...),
+		"shuffled":              from(at, TarOptions{Shuffle: true}, names...),
+		"of another rank":       from(at, TarOptions{Shard: Shard{0, 2}}, names...),
+		"with the same letters": from(after(1, TarOptions{}, "ab", "c"), TarOptions{}, "a", "bc"),
+	} {
+		same(t, what, got, "error it was made by Tar( … this is Tar(")
+	}
+
+	// After a last shard that failed comes nothing. A shard after the last, or before the first, is an error.
+	opts, missing := TarOptions{Shard: Shard{1, 4}}, strings.Fields("0 1 2 3 4 5 6 7 8 9")
+	last := after(3, opts, missing...)
+	same(t, "after the last shard", from(last, opts, missing...), "")
+	for _, damage := range []func(*tarState){
+		func(s *tarState) { s.Shard++ }, func(s *tarState) { s.Shard = -1 }, func(s *tarState) { s.Offset = -1 },
+	} {
+		state := *last.State.(*tarState)
+		damage(&state)
+		same(t, "damaged", from(Cursor{last.Epoch, last.Pos, state}, opts, missing...), "error damaged … 3 shards")
+	}
+}
+
+// TestTarOpeners shows that whatever an Opener and its reader do costs one shard, and that readers are closed.
+func TestTarOpeners(t *testing.T) {
+	data := tarEntries("a.txt=1", "b.txt=2", "c.txt=3")
+	large := tarEntries("a.txt=" + strings.Repeat("x", 2*tarBuffer))
+	reads := func(data []byte, fail func() error) Opener { return opening(breaksAfter(data, fail)) }
+	opens := func(do func() error) Opener {
+		return func(context.Context, string, int64) (io.ReadCloser, error) { return nil, do() }
+	}
+	fails := func() error { return errBad }
+	panics := func() error { panic("broken") }
+	stands := func() error { return nil } // neither bytes nor an error, between small reads and large ones
+	calls := 0
+	deniesOnce := func() error {
+		calls++
+		return []error{errors.New("denied"), io.EOF}[calls-1]
+	}
+	for _, c := range []struct {
+		open Opener
+		want string
+	}{
+		{reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
+		{reads(nil, deniesOnce), "error denied … offset 0"},
+		{reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
+		{reads(nil, panics), "error panic: broken … offset 0"},
+		{opens(panics), "error panic: broken"},
+		{opens(stands), "error the Opener returned neither a reader nor an error"},
+		{opens(func() error { return io.EOF }), "error EOF"},
+		{reads(nil, stands), "error multiple Read calls return no data or error"},
+		{reads(large[:100], stands), "error multiple Read calls return no data or error"},
+		{reads(large[:1000], stands), "error multiple Read calls return no data or error"},
+		{reads(large[:len(large)-100], stands), "error multiple Read calls return no data or error"},
+	} {
+		got := tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+			if name == "x" {
+				return c.open(ctx, name, offset)
+			}
+			return io.NopCloser(bytes.NewReader(data)), nil
+		}, "x", "y")
+		same(t, c.want, got, c.want+` … shard "x"; a{txt:1}; b{txt:2}; c{txt:3}`)
+	}
+	for _, shard := range [][]byte{data, nil} { // closed after a break, and when the archive cannot be read
+		file := &countingFile{Reader: bytes.NewReader(shard)}
+		for range must(Tar([]string{"x"}, TarOptions{Open: opening(file)})).Epoch(t.Context(), 0) {
+			break
+		}
+		equal(t, "closed", file.closed, true)
+	}
+}
+
+// TestTarFiles shows how shards in files are opened: a missing one is an error of its own, and a resume seeks. No entry
+// is written to where its name says, no name is executed, and no file but the index is written.
+func TestTarFiles(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "in")
+	name, missing := filepath.Join(dir, "x.tar"), filepath.Join(dir, "missing.tar")
+	must(0, os.Mkdir(dir, 0o777))
+	must(0, os.WriteFile(name, tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.idx=3"), 0o666))
+	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{idx:3}"
+	stream := briefly(must(Tar([]string{missing, dir, name}, TarOptions{})))
+	same(t, "streamed", checkStream(t, stream, 0), "error missing.tar … no such file; error is a directory; "+records)
+	must(0, writeIndex(name))
+	same(t, "indexed", indexed(t, name), records)
+
+	r := must(OpenShard(t.Context(), name, 512))
+	defer r.Close()
+	equal(t, "from byte 512 on", string(must(io.ReadAll(r))[:1]), "1")
+	for _, name := range []string{missing, "pipe:touch " + dir + "/evil", "|touch " + dir + "/evil", "-"} {
+		if r, err := OpenShard(t.Context(), name, 0); r != nil || err == nil {
+			t.Errorf("%s was opened: %v, %v", name, r, err)
+		}
+	}
+	if r, err := OpenShard(t.Context(), name, -1); r != nil || err == nil {
+		t.Errorf("from byte -1 on: %v, %v", r, err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBad)
+	equal(t, "with a context that has ended", errorOf(OpenShard(ctx, name, 0)), errBad)
+	found := slices.Concat(must(filepath.Glob(filepath.Dir(dir)+"/*")), must(filepath.Glob(dir+"/*")))
+	equal(t, "files", found, []string{dir, dir + "/x.idx", name})
+}
+
+// TestTarContext shows that a context that ends is noticed in a shard without records, and in a shard without an end;
+// and that it does not matter any more when the last record has been handed over.
+func TestTarContext(t *testing.T) {
+	for _, cause := range []error{errBad, io.EOF} {
+		for _, block := range [][]byte{tarEntries("README=")[:512], gzipped(bytes.Repeat(tarEntries("README=")[:512], 2048))} {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			blocks := 0
+			endless := readerFunc(func(p []byte) (int, error) {
+				if blocks++; blocks == 100 {
+					cancel(cause)
+				}
+				return copy(p, block), nil
+			})
+			stream := must(Tar([]string{"x"}, TarOptions{Open: opening(endless)}))
+			equal(t, "an endless shard", outcomes(stream.Epoch(ctx, 0)), []string{"error " + cause.Error()})
+		}
+	}
+	data := tarEntries("a.txt=1", "b.txt=2")
+	flipped := withBytes(gzipped(data), len(gzipped(data))-6, "xxxx")
+	for _, c := range []struct {
+		shard []byte
+		want  string // the outcomes, and the epoch after the last record
+	}{
+		{data, "[a{txt:1} b{txt:2}] 1"}, {gzipped(data), "[a{txt:1} b{txt:2}] 1"},
+		{flipped, "[a{txt:1} b{txt:2} error bad sample] 0"}, // which has an error to come
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		at := Cursor{}
+		var got []string
+		for v, err := range tarOf(TarOptions{}, c.shard).Run(ctx, &at) {
+			if got = append(got, outcomes(one(v, err))...); v == "b{txt:2}" {
+				cancel(errBad)
+			}
+		}
+		equal(t, "the end", fmt.Sprint(got, at.Epoch), c.want)
+	}
+}
+
+// TestTarMemory shows that what a stream holds grows neither with the records of a shard nor with the shards.
+func TestTarMemory(t *testing.T) {
+	record := tarEntries("a.bin=" + strings.Repeat("x", 4096))
+	record = record[:len(record)-1024]
+	held := func(shards, records int) (most uint64) {
+		open := func(context.Context, string, int64) (io.ReadCloser, error) {
+			n := 0 // records are made as they are asked for, with keys that differ
+			made := readerFunc(func(p []byte) (int, error) {
+				if n == records {
+					return 0, io.EOF
+				}
+				n++
+				return copy(p, withSum(withBytes(record, 0, fmt.Sprintf("%09d.bin\x00", n)), 0)), nil
+			})
+			return io.NopCloser(io.MultiReader(made, bytes.NewReader(make([]byte, 1024)))), nil
+		}
+		k := 0
+		for _, err := range must(Tar(slices.Repeat([]string{"x"}, shards), TarOptions{Open: open})).Epoch(t.Context(), 0) {
+			must(0, err)
+			if k++; k%(shards*records/4) == 0 {
+				var m runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&m)
+				most = max(most, m.HeapAlloc)
+			}
+		}
+		equal(t, "records", k, shards*records)
+		return most
+	}
+	few := held(1, 100)
+	if long, many := held(1, 20000), held(2000, 10); max(long, many) > few+(1<<20) {
+		t.Errorf("a shard of 20000 records holds %d bytes, 2000 shards of 10 %d, one of 100 %d", long, many, few)
+	}
+}
+
+// compareReaders checks that archive/tar and this package's reader agree on every entry of an archive, and that this
+// one reports every error of archive/tar. It may report more: archives that are truncated between two entries, and data
+// after the end marker. It may report an error one entry later, when it reads on. Compressed archives are left out.
+func compareReaders(t testing.TB, data []byte, maxFile int64) {
+	t.Helper()
+	if isPacked(data) {
+		return
+	}
+	theirs := tar.NewReader(bytes.NewReader(data))
+	ours := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
+	var late error // of archive/tar, about the entry before
+	for n := 0; ; n++ {
+		h, want := theirs.Next()
+		want = cmp.Or(late, want)
+		got := ours.entry()
+		if got == io.EOF {
+			got = ours.drain()
+		}
+		says := func(part string) bool { return got != nil && strings.Contains(got.Error(), part) }
+		switch {
+		case got == io.EOF && want == io.EOF || got != nil && got != io.EOF && want != nil && want != io.EOF:
+			return
+		case says("end marker") || says("is empty") || says("unexpected EOF") || says("its type is"):
+			return
+		case want == nil && h.Size > maxFile && says("MaxFile"): // a sparse file, which would have to be read
+			return
+		case got != nil || want != nil:
+			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
+		}
+		late = compareEntries(t, theirs, h, ours)
+	}
+}
+
+// compareEntries checks that two readers agree on one entry. It returns an error of archive/tar about its data.
+func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarReader) error {
+	t.Helper()
+	at := ours.at
+	kind := byte(tar.TypeReg)
+	if h.Typeflag == tar.TypeLink {
+		kind = h.Typeflag
+	} else if strings.ContainsRune("23456gDNV", rune(h.Typeflag)) {
+		kind = 0
+	}
+	if at.kind != kind || kind != 0 && at.name != h.Name || kind == tar.TypeLink && at.link != h.Linkname || kind == tar.TypeReg && at.size != h.Size {
+		t.Fatalf("entry %.200q of kind %d, link to %q, %d bytes; archive/tar has %.200q", at.name, at.kind, at.link, at.size, fmt.Sprint(*h))
+	}
+	if kind != tar.TypeReg || h.Size > ours.max {
+		return nil
+	}
+	want, wantErr := io.ReadAll(theirs)
+	got, err := ours.content()
+	if wantErr == nil && err != nil || err == nil && !bytes.HasPrefix(want, got) || wantErr == nil && len(got) != len(want) {
+		t.Fatalf("entry %q has %d bytes and %v, archive/tar has %d and %v", at.name, len(got), err, len(want), wantErr)
+	}
+	return wantErr
+}
+
+// archives returns all test archives: those of testdata/tar and, where there is one, of the Go installation.
+func archives(t testing.TB) map[string][]byte {
+	all := map[string][]byte{}
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Log("no Go installation: ", err)
+	}
+	for prefix, dir := range map[string]string{"": "testdata/tar", "go-": filepath.Join(strings.TrimSpace(string(goroot)), "src/archive/tar/testdata")} {
+		names, _ := filepath.Glob(filepath.Join(dir, "*.tar*"))
+		for _, name := range names {
+			data := must(os.ReadFile(name))
+			if base, ok := strings.CutSuffix(name, ".base64"); ok {
+				name, data = base, []byte(unBase64(string(data)))
+			}
+			all[prefix+filepath.Base(name)] = data
+		}
+	}
+	return all
+}
+
+// unBase64 decodes base64.
+func unBase64(text string) string { return string(must(base64.StdEncoding.DecodeString(text))) }
+
+// TestTarArchives reads every archive with archive/tar, with Tar, with OpenTar, and with the index in a file, if one can
+// be written. All agree, and those of GNU tar, in every format that it writes, yield what was put in.
+func TestTarArchives(t *testing.T) {
+	const a, c = "a{cls:1 txt:first\n}; ", "c{cls:3 txt:}"
+	const holes = "s{bin:100000 bytes #85ec920 cls:8}; t{cls:9 txt:after the holes\n}; u{bin:300008 bytes #d65ec958 cls:10}"
+	b := briefRecord("b", "cls", "2", "txt", strings.Repeat("second\n", 100)) + "; "
+	long := "bb-folder-number-0001/bb-folder-number-0002/bb-folder-number-0003/bb-folder-number-0004/" +
+		"bb-folder-number-0005/bb-folder-number-0006/bb-folder-number-0007/"
+	all := archives(t)
+	known := map[string]bool{}
+	for _, gnu := range []struct{ names, want, byIndex, unwritten string }{
+		{"v7 oldgnu gnu ustar posix posix-global", a + b + c, "", ""},
+		{"gzip bzip2 members", a + b + c, "error it is compressed … use Tar", "it is compressed"},
+		{"xz", "error compressed with xz … gzip", "", "compressed with xz"},
+		{"zstd", "error compressed with zstd … gzip", "", "compressed with zstd"},
+		{"dumpdir", "dump/" + a + "dump/" + b + "dump/" + c, "", ""},
+		{"gnu-long oldgnu-long ustar-prefix", a + b + long + "long-name{cls:4 txt:long\n}; " + c, "", ""},
+		{"posix-long", a + b + long + long + "long-name{cls:5 txt:longer\n}; " + c, "", ""},
+		{"gnu-utf8 posix-utf8", a + "größe/日本{cls:6 txt:größe\n}", "", ""},
+		{"gnu-sparse posix-sparse-0.0 posix-sparse-0.1 posix-sparse-1.0", a + holes, "", `"s.bin"`},
+		{"gnu-links posix-links", a + `error entry "b.txt" … it is a hard link to "a.txt"` + "; c{cls:3}; d/x{cls:7 txt:x\n}",
+			a + "b{cls:2 txt:first\n}; c{cls:3}; d/x{cls:7 txt:x\n}", `"b.txt"`},
+	} {
+		for _, name := range strings.Fields(gnu.names) {
+			name += ".tar"
+			known[name] = true
+			got, again, err := readArchive(t, name, all[name])
+			same(t, name, got, gnu.want)
+			same(t, name+" indexed", again, cmp.Or(gnu.byIndex, gnu.want))
+			if gnu.unwritten != "" {
+				saysAll(t, err, gnu.unwritten)
+			} else if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	ended := checkStream(t, tarOf(TarOptions{MaxFile: 1000}, all["gnu-sparse.tar"]), 0)
+	same(t, "a sparse file larger than MaxFile ends its shard", ended, `error entry "s.bin" … MaxFile, 1000 … record "a"`)
+	for name, data := range all {
+		if known[name] {
+			continue
+		}
+		got, again, _ := readArchive(t, name, data)
+		if !slices.ContainsFunc(got, isError) {
+			equal(t, name+" indexed", again, got)
+		} else if !slices.ContainsFunc(again, isError) && !strings.Contains(fmt.Sprint(got), "hard link") {
+			t.Errorf("%s: Tar yields %q, OpenTar %q", name, got, again)
+		}
+	}
+}
+
+// readArchive returns what Tar and OpenTar make of an archive, and the error of WriteIndex. It checks that archive/tar
+// agrees, and that OpenTar yields the same with the index.
+func readArchive(t *testing.T, name string, data []byte) (streamed, again []string, err error) {
+	t.Run(name, func(t *testing.T) {
+		compareReaders(t, data, 1<<24)
+		streamed = checkStream(t, tarOf(TarOptions{MaxFile: 1 << 24}, data), 0)
+		file := onDisk(t, "x.tar", data)
+		again = indexed(t, file)
+		if err = writeIndex(file); err == nil {
+			equal(t, "with an index", indexed(t, file), again)
+		}
+	})
+	return streamed, again, err
+}
+
+// TestParseHeader shows which headers the fast path takes, and which it leaves to archive/tar.
+func TestParseHeader(t *testing.T) {
+	all := archives(t)
+	for format, at := range map[string]int{"v7": 0, "oldgnu": 0, "gnu": 0, "ustar": 0, "posix-global": 1024, "ustar-prefix": 0} {
+		name, size, ok := parseHeader(all[format+".tar"][at:][:512])
+		equal(t, format, fmt.Sprint(name, size, ok), "a.cls1 true")
+	}
+	header := all["ustar.tar"][:512]
+	if _, _, ok := parseHeader(withSum(withBytes(withBytes(header, 5, "/"), 156, "\x00"), 0)); ok {
+		t.Error("a folder of v7 is no file")
+	}
+	for at, bytes := range map[int]string{0: "a", 100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x", 508: "tar\x00"} {
+		changed := withSum(withBytes(header, at, bytes), 0)
+		if _, _, ok := parseHeader(changed); ok != (at == 0) {
+			t.Errorf("with %q at %d: %t", bytes, at, ok)
+		}
+		changed[148] ^= 1
+		if _, _, ok := parseHeader(changed); ok {
+			t.Errorf("with %q at %d and another sum", bytes, at)
+		}
+	}
+}
+
+// FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing
+// panics, no more memory is allocated than MaxFile for a file, archive/tar agrees, and a resume after every record
+// yields the rest.
+func FuzzTar(f *testing.F) {
+	for _, data := range archives(f) {
+		if len(data) < 40<<10 {
+			f.Add(data)
+		}
+	}
+	f.Add(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		const maxFile = 1 << 16
+		compareReaders(t, data, maxFile)
+		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: maxFile, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
+			return &countingFile{Reader: bytes.NewReader(data[min(int(offset), len(data)):])}, nil
+		}})))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		want := outcomes(stream.Epoch(t.Context(), 0))
+		runtime.ReadMemStats(&after)
+		if limit := uint64(16<<20 + (len(data)/tarBlock+1)*2*maxFile); after.TotalAlloc-before.TotalAlloc > limit {
+			t.Fatalf("%d bytes of memory for %d of data", after.TotalAlloc-before.TotalAlloc, len(data))
+		}
+		k := 0
+		for item := range stream(t.Context(), Cursor{}) {
+			if k++; k <= 8 || k > len(want)-8 {
+				equal(t, "resumed", outcomes(stream.Run(t.Context(), &item.Next)), want[k:])
+			}
+		}
+	})
+}
+
+// A tarServer is a web server with one object, and a history of what it was asked.
+type tarServer struct {
+	*httptest.Server
+	web   web
+	asked chan string     // Range and If-Range of each request
+	waits []time.Duration // between them
+}
+
+// An answer writes the answer to the n-th request, from 1 on.
+type answer func(n int, w http.ResponseWriter, r *http.Request)
+
+// serveTar starts a server. Its answers depend on the answer function only.
+func serveTar(t *testing.T, answer answer) *tarServer {
+	s := &tarServer{asked: make(chan string, 100)}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if encoding := r.Header.Get("Accept-Encoding"); !r.Close || encoding != "identity" || strings.HasPrefix(r.Header.Get("If-Range"), "W") {
+			t.Errorf("asked to keep the connection, %t, for the encoding %q, or with a weak tag: %v", !r.Close, encoding, r.Header)
+		}
+		s.asked <- strings.TrimSpace(r.Header.Get("Range") + " " + r.Header.Get("If-Range"))
+		answer(len(s.asked), w, r)
+	}))
+	t.Cleanup(s.Close)
+	s.web = web{client: s.Client(), attempts: 6, stall: time.Minute, wait: func(_ context.Context, d time.Duration) error {
+		s.waits = append(s.waits, d)
+		return nil
+	}}
+	return s
+}
+
+// requests returns what the server was asked.
+func (s *tarServer) requests() (all []string) {
+	for len(s.asked) > 0 {
+		all = append(all, <-s.asked)
+	}
+	return all
+}
+
+// records are the outcomes of the shard that the server has, and of a sound one after it.
+func (s *tarServer) records(t *testing.T, path string) []string {
+	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		if name == "after" {
+			return io.NopCloser(bytes.NewReader(tarEntries("z.txt=after"))), nil
+		}
+		return s.web.connect(ctx, name, offset)
+	}, s.URL+path, "after")
+}
+
+// sends is the answer of a good server that has data with an ETag. Its connection breaks after limit bytes, unless
+// limit is negative.
+func sends(data []byte, tag string, limit int) answer {
+	return func(_ int, w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", tag)
+		if limit >= 0 {
+			w = &breaking{w, limit}
+		}
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+	}
+}
+
+// A breaking answer ends with the connection after left bytes, which may be those of the headers.
+type breaking struct {
+	http.ResponseWriter
+	left int
+}
+
+func (b *breaking) Write(p []byte) (int, error) {
+	if b.left < len(p) {
+		b.ResponseWriter.Write(p[:b.left])
+		b.ResponseWriter.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	b.left -= len(p)
+	return b.ResponseWriter.Write(p)
+}
+
+// status is an answer without an object. Its headers are key, value, key, value.
+func status(code int, headers ...string) answer {
+	return func(_ int, w http.ResponseWriter, r *http.Request) {
+		for kv := range slices.Chunk(headers, 2) {
+			w.Header().Set(kv[0], kv[1])
+		}
+		w.WriteHeader(code)
+	}
+}
+
+// ignoring is an answer of a server that does not know a header.
+func ignoring(header string, answer answer) answer {
+	return func(n int, w http.ResponseWriter, r *http.Request) {
+		r.Header.Del(header)
+		answer(n, w, r)
+	}
+}
+
+// anew is an answer that is made for each request.
+func anew(make func(n int) answer) answer {
+	return func(n int, w http.ResponseWriter, r *http.Request) { make(n)(n, w, r) }
+}
+
+// inTurn are the answers to the first requests; the last answers all others too.
+func inTurn(answers ...answer) answer {
+	return anew(func(n int) answer { return answers[min(n, len(answers))-1] })
+}
+
+// TestWeb reads a shard from servers that behave badly, each in its own way. Every record comes exactly once, or the
+// shard ends in an error.
+func TestWeb(t *testing.T) {
+	var entries, all []string
+	for i := range 100 {
+		key, bin := strconv.Itoa(i), strings.Repeat("x", 7*i)
+		entries = append(entries, key+".txt="+key, key+".bin="+bin)
+		all = append(all, briefRecord(key, "txt", key, "bin", bin))
+	}
+	data := tarEntries(entries...) // about 150 kB
+	parts := func(size int) int { return (len(data) + size - 1) / size }
+	const tag = `"one"`
+	good, breaks := sends(data, tag, -1), sends(data, tag, 30000)
+	tagged := func(format string, limit int) answer {
+		return anew(func(n int) answer { return sends(data, fmt.Sprintf(format, n), limit) })
+	}
+	busy := func(code int) answer { return status(code, "Retry-After", "100") }
+	for _, c := range []struct {
+		name   string
+		answer answer
+		asked  int    // the requests
+		says   string // what the error says; empty: there is none
+	}{
+		{"good", good, 1, ""},
+		{"breaks all the time", sends(data, tag, 16000), parts(16000), ""},
+		{"breaks, and has no ranges", ignoring("Range", anew(func(n int) answer { return sends(data, tag, 30000*n) })), parts(30000), ""},
+		{"breaks without a length", func(n int, w http.ResponseWriter, r *http.Request) {
+			w = &breaking{w, 60000 * n}
+			for part := range slices.Chunk(data, 1000) {
+				w.Write(part)
+			}
+		}, parts(60000), ""},
+		{"breaks, and never gets further", ignoring("Range", breaks), 6, "attempt 6: unexpected EOF"},
+		{"breaks before the first byte", sends(data, tag, 0), 6, "attempt 6: unexpected EOF"},
+		{"not yet", inTurn(busy(503), busy(408), busy(429), busy(500), busy(504), good), 6, ""},
+		{"never", status(503), 6, "attempt 6: 503 Service Unavailable"},
+		{"no connection", func(int, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 6, "attempt 6: EOF"},
+		{"not found", status(404), 1, "404 Not Found"},
+		{"forbidden", status(403), 1, "403 Forbidden"},
+		{"forbidden later", inTurn(breaks, status(403)), 2, "403 Forbidden"},
+		{"nothing", status(204), 1, "204 No Content"},
+		{"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
+		{"changes its tag, and does not look", ignoring("If-Range", tagged(`"%d"`, 30000)), 2, "has changed"},
+		{"changes its date", func(n int, w http.ResponseWriter, r *http.Request) {
+			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(int64(n), 0), bytes.NewReader(data))
+		}, 2, "has changed"},
+		{"changes its length", anew(func(n int) answer { return sends(data[:len(data)-n], "", 30000) }), 2, "has changed"},
+		{"changes its weak tag", tagged(`W/"%d"`, 30000), 2, "has changed"},
+		{"changes before the first byte", tagged(`"%d"`, 0), 2, "has changed"},
+		{"has a weak tag", sends(data, `W/"one"`, 40000), parts(40000), ""},
+		{"redirects to nowhere", status(302, "Location", "http://user:secret@host:bad/x?sig=secret"), 1, "something that is not a URL"},
+		{"promises more than it has", inTurn(func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(len(data)+1000))
+			w.Write(data)
+		}, status(416)), 2, "416"},
+		{"has a truncated shard", sends(data[:20480], tag, -1), 1, "unexpected EOF"},
+		{"sends another range", inTurn(breaks, func(n int, w http.ResponseWriter, r *http.Request) {
+			r.Header.Set("Range", "bytes=5-")
+			breaks(n, w, r)
+		}), 2, `answers with the range "bytes 5-`},
+		{"sends short ranges", inTurn(breaks, func(n int, w http.ResponseWriter, r *http.Request) {
+			from := must(strconv.Atoi(strings.Trim(r.Header.Get("Range"), "bytes=-")))
+			r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, from+29999))
+			good(n, w, r)
+		}), parts(30000), ""},
+		{"compresses on the way", func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			sends(gzipped(data), tag, -1)(n, w, r)
+		}, 1, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := serveTar(t, c.answer)
+			got := s.records(t, "/x.tar")
+			equal(t, "requests", len(s.asked), c.asked)
+			want := all
+			if c.says != "" {
+				want = append(slices.Clone(all[:max(0, len(got)-2)]), "error /x.tar … "+c.says)
+			}
+			same(t, "records", got, strings.Join(want, "; ")+"; z{txt:after}")
+		})
+	}
+}
+
+// TestWebWaits shows what is asked for after a failure, and how long the waits are: they double up to 30 seconds, start
+// anew after a byte, and are as long as Retry-After says.
+func TestWebWaits(t *testing.T) {
+	const sec = time.Second
+	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
+	for _, c := range []struct {
+		answer   answer
+		attempts int
+		requests []string
+		waits    []time.Duration
+	}{
+		{inTurn(breaks, status(429, "Retry-After", "100"), breaks), 6,
+			[]string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`}, []time.Duration{sec, 100 * sec, sec, sec}},
+		{status(500), 10, make([]string, 10), []time.Duration{1 * sec, 2 * sec, 4 * sec, 8 * sec, 16 * sec, 30 * sec, 30 * sec, 30 * sec, 30 * sec}},
+	} {
+		s := serveTar(t, c.answer)
+		s.web.attempts = c.attempts
+		s.records(t, "")
+		equal(t, "requests", s.requests(), c.requests)
+		equal(t, "waits", len(s.waits), len(c.waits))
+		for i, d := range s.waits {
+			if want := c.waits[i]; d > want || d < want/2 || want > 30*sec && d != want {
+				t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less", i, d, want)
+			}
+		}
+	}
+}
+
+// TestWebStream shows how a stream reads from the web: a resume asks for what follows the cursor, but for all of a
+// compressed shard; nothing is asked for after Close; and the end of the context ends a request that is waited for.
+func TestWebStream(t *testing.T) {
+	data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000))
+	for _, c := range []struct {
+		data  []byte
+		asked string
+	}{{data, "[ bytes=5632-]"}, {gzipped(data), "[ ]"}} {
+		s := serveTar(t, sends(c.data, `"tag"`, -1))
+		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.connect})))
+		var at Cursor
+		for range stream.Run(t.Context(), &at) {
+			break
+		}
+		same(t, "the rest", outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at)))), briefRecord("b", "txt", strings.Repeat("y", 5000)))
+		equal(t, "requests", s.requests(), c.asked)
+	}
+
+	s := serveTar(t, sends(data, `"tag"`, 6000))
+	r := must(s.web.connect(t.Context(), s.URL, 0))
+	r.Close()
+	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.asked) != 1 {
+		t.Errorf("after Close: %v, %d requests", err, len(s.asked))
+	}
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s = serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		w.Write(data[:6000])
+		w.(http.Flusher).Flush()
+		cancel(errBad)
+		<-r.Context().Done()
+	})
+	got := outcomes(must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.connect})).Epoch(ctx, 0))
+	equal(t, "stopped", got[len(got)-1], "error bad sample")
+}
+
+// TestRetryAfter shows what Retry-After may say: seconds or a date, at most two minutes.
+func TestRetryAfter(t *testing.T) {
+	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
+	for _, c := range []struct {
+		header   string
+		min, max time.Duration // in seconds
+	}{
+		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119}, {"121", 120, 120},
+		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0}, {in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
+	} {
+		if d := retryAfter(c.header); d < c.min*time.Second || d > c.max*time.Second {
+			t.Errorf("%q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
+		}
+	}
+}
+
+// TestWebAccept shows which answers are taken for the rest of an object, and what is learned of its size.
+func TestWebAccept(t *testing.T) {
+	for _, c := range []struct {
+		pos, size    int64 // of the object, before
+		code         int
+		length       int64
+		contentRange string
+		says         string // empty: the answer is accepted
+		behind       int64
+		after        int64 // the size, then
+	}{
+		{0, -1, 200, 100, "", "", 0, 100},
+		{0, -1, 200, -1, "", "", 0, -1},
+		{30, 100, 200, 100, "", "", 30, 100},
+		{30, -1, 200, 100, "", "", 30, 100},
+		{30, 100, 200, -1, "", "", 30, 100},
+		{30, 100, 200, 101, "", "has changed", 0, 100},
+		{30, 0, 200, 101, "", "has changed", 0, 0},
+		{30, 100, 200, 0, "", "has changed", 0, 100},
+		{30, 100, 206, 70, "bytes 30-99/100", "", 0, 100},
+		{30, -1, 206, 70, "bytes 30-99/100", "", 0, 100},
+		{30, 100, 206, 70, "bytes 30-99/*", "", 0, 100},
+		{30, -1, 206, 70, "bytes 30-99/*", "", 0, -1},
+		{30, 100, 206, 70, "bytes 30-99/170", "has changed", 0, 100},
+		{30, 100, 206, 70, "bytes 29-99/100", `the range "bytes 29-99/100"`, 0, 100},
+		{30, 100, 206, 70, "bytes 31-99/100", `the range "bytes 31-99/100"`, 0, 100},
+		{30, 100, 206, 70, "", `the range ""`, 0, 100},
+		{0, -1, 206, 100, "bytes 0-99/100", "206", 0, -1},
+		{30, 100, 404, 0, "", "404", 0, 100},
+	} {
+		o := &webObject{pos: c.pos, size: c.size}
+		header := http.Header{"Content-Range": {c.contentRange}}
+		again, err := o.accept(&http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length, Header: header})
+		if c.says != "" {
+			saysAll(t, err, c.says)
+		}
+		equal(t, fmt.Sprintf("%v: is accepted, is not asked for again, behind and size", c),
+			[]any{err == nil, again == never, o.behind, o.size}, []any{c.says == "", c.says != "", c.behind, c.after})
+	}
+}
+
+// TestWebStall shows, in fake time and over a network in memory, that a server that stops in the middle is asked again
+// after a minute, and that a caller that takes its time is no such server.
+func TestWebStall(t *testing.T) {
+	data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2")
+	large := strings.Repeat("x", 3*tarBuffer)
+	slow := tarEntries("a.bin="+large, "b.bin="+large)
+	whole := func(promised int, sent []byte) string {
+		return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", promised, sent)
+	}
+	rest := fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/%d\r\nContent-Length: %d\r\n\r\n%s",
+		len(data)-1, len(data), len(data)-3000, data[3000:])
+	for _, c := range []struct {
+		answers []string // each followed by silence
+		asked   string
+		pause   time.Duration // of the caller, after each record
+		stalls  int
+		want    string
+	}{
+		{[]string{whole(len(data), data[:3000]), "", rest}, "[ bytes=3000- bytes=3000-]", 0, 2,
+			briefRecord("a", "txt", strings.Repeat("x", 5000)) + "; b{txt:2}"},
+		{[]string{whole(len(slow), slow)}, "[]", time.Hour, 0, briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
+		{make([]string, 6), "[     ]", 0, 6, "error attempt 6: the server has stalled"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := tarServer{asked: make(chan string, 10)}
+			transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				client, server := net.Pipe()
+				go func() {
+					defer server.Close()
+					if r, err := http.ReadRequest(bufio.NewReader(server)); err == nil {
+						s.asked <- r.Header.Get("Range")
+						io.WriteString(server, c.answers[min(len(s.asked), len(c.answers))-1])
+						io.Copy(io.Discard, server) // until the client goes
+					}
+				}()
+				return client, nil
+			}}
+			defer transport.CloseIdleConnections()
+			w := web{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
+			var got []string
+			start := time.Now()
+			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.connect}))).Epoch(t.Context(), 0) {
+				got = append(got, outcomes(one(v, err))...)
+				time.Sleep(c.pause)
+			}
+			took := time.Since(start) - time.Duration(len(got))*c.pause
+			same(t, "records", got, c.want)
+			equal(t, "requests", s.requests(), c.asked)
+			if least := time.Duration(c.stalls) * time.Minute; took < least || took > least+time.Second<<c.stalls-time.Second {
+				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took, c.stalls)
+			}
+		})
+	}
+}
+
+// TestSecrets looks for what a URL should not tell in every error there is.
+func TestSecrets(t *testing.T) {
+	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" || r.URL.RawQuery != "sig=secret" {
+			t.Errorf("asked as %q with %q and %q", user, password, r.URL.RawQuery)
+		}
+		w.WriteHeader(404)
+	})
+	s.web.attempts = 1
+	for _, c := range []struct {
+		open       Opener
+		name, says string
+	}{
+		{s.web.connect, strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret", "/x.tar … 404"},
+		{s.web.connect, "http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://127.0.0.1:1/x.tar"},
+		{s.web.connect, "http://user:secret@127.0.0.1:secret/x.tar", "not a URL"},
+		{s.web.connect, "http://user:sec%ret@x/", "not a URL"},
+		{nil, "s3://user:secret@bucket/x.tar?sig=secret", "s3://bucket/x.tar … http and https … Opener"},
+	} {
+		same(t, c.name, tarOutcomes(t, c.open, c.name), "error "+c.says)
+	}
+	for _, scheme := range []string{"https", "HTTPS", "s3"} {
+		same(t, scheme, indexed(t, scheme+"://user:secret@host/x.tar?sig=secret"), "error "+strings.ToLower(scheme)+"://host/x.tar … Tar reads URLs")
+	}
+}
+
+// TestTarDataset shows records by their index, also from several goroutines at once, and the errors of the data set.
+func TestTarDataset(t *testing.T) {
+	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
+	two := onDisk(t, "two.tar", tarEntries("c.txt=5", "c.bin="+strings.Repeat("y", 1<<20), "z="+strings.Repeat("z", 5<<20), "c.cls=6"))
+	data := must(OpenTar(one, two, one))
+	defer data.Close()
+	equal(t, "Len", data.Len(), 5)
+	want := indexed(t, one)
+	want = slices.Concat(want, indexed(t, two), want)
+	equal(t, "records", want[0], "d/a{txt:1 cls:2}")
+
+	loader := newLoader[Record](t, data, Options{BatchSize: 2, Workers: 4})
+	for epoch := range 5 {
+		var got []string
+		for _, r := range samples(t, loader, epoch) {
+			got = append(got, brief(r))
+			if f := r.Files[0]; cap(f.Data) != len(f.Data) {
+				t.Errorf("field %s of %s may grow into the next", f.Name, r.Key)
+			}
+		}
+		equal(t, "loaded", got, want)
+	}
+	for _, i := range []int{-1, 5} {
+		saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprintf("index %d", i), "5 samples")
+	}
+	equal(t, "the shard of record 3", must(data.Get(t.Context(), 3)).Shard, one)
+	data.Close()
+	_, err := data.Get(t.Context(), 0)
+	if e := (*TarError)(nil); !errors.As(err, &e) || !errors.Is(err, os.ErrClosed) || e.Shard != one || e.Entry != "d/a.txt" {
+		t.Errorf("after Close: %v", err)
+	}
+	refused(t, []refusal{
+		{errorOf(OpenTar()), "OpenTar: there are no shards"},
+		{errorOf(OpenTar(one, one+"missing")), "OpenTar: shard … one.tarmissing … no such file"},
+		{errorOf(OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))), "x.tar … compressed … use Tar"},
+	})
+}
+
+// The shard of the tests of the index, and its index.
+const (
+	indexedShard = "d/ d/a.txt=first d/a.Seg.PNG=1 b.txt= b.cls=2 README=3"
+	indexText    = "v1.2 2\ntxt 1024 5 d/a.txt Seg.PNG 2048 1 d/a.Seg.PNG\ntxt 3072 0 b.txt cls 3584 1 b.cls\n"
+)
+
+// TestTarIndex shows which index is written, byte for byte, that indexes written by others are read, and that an index
+// of another shard is noticed when the shard is opened, or at the first read of a record about which the index is wrong.
+func TestTarIndex(t *testing.T) {
+	shard := func(entries string) []byte { return tarEntries(strings.Fields(entries)...) }
+	name := onDisk(t, "x.tar", shard(indexedShard))
+	must(0, writeIndex(name))
+	equal(t, "the index", string(must(os.ReadFile(indexOf(name)))), indexText)
+	equal(t, "files beside the shard", len(must(os.ReadDir(filepath.Dir(name)))), 2)
+
+	const a, b = "d/a{txt:first seg.png:1}", "b{txt: cls:2}"
+	const stale = "error x.tar … the shard is not the one that was indexed … x.idx"
+	const opening = "error dataloader: OpenTar: shard … the shard is not the one that was indexed … x.idx"
+	three := shard("a.txt=1 b.txt=2 c.txt=3")
+	for _, c := range []struct {
+		name, index string
+		shard       []byte
+		want        string
+	}{
+		{"the same", indexText, shard(indexedShard), a + "; " + b},
+		{"other line ends", strings.ReplaceAll(indexText, "\n", "\r\n"), shard(indexedShard), a + "; " + b},
+		{"what is no record", "v1.2 4\nx 512 1 __m__\ntxt 1536 1 a.txt\nh 2560 1 .h\ncls 3584 1 a.cls\n", shard("__m__=x a.txt=1 .h=2 a.cls=3"), "a{txt:1 cls:3}"},
+		{"one record in two", "v1.2 2\ntxt 1024 1 a.txt\ncls 3072 1 a.cls\n", shard("d/ a.txt=1 README=2 a.cls=3 b/"), "a{txt:1 cls:3}"},
+		{"no records", "v1.2 0\n", three, "a{txt:1}; b{txt:2}; c{txt:3}"},
+		{"a record lacks in the middle", "v1.2 2\ntxt 512 1 a.txt\ntxt 2560 1 c.txt\n", three, opening},
+		{"a record lacks in front", "v1.2 2\ntxt 1536 1 b.txt\ntxt 2560 1 c.txt\n", three, opening},
+		{"a hard link lacks", "v1.2 2\ntxt 512 1 a.txt\ntxt 2048 1 b.txt\n", shard("a.txt=1 a.cls>a.txt b.txt=2"), opening},
+		{"a hard link lacks at the end", "v1.2 2\ntxt 512 1 a.txt\ntxt 1536 1 b.txt\n", shard("a.txt=1 b.txt=2 b.cls>a.txt"), opening},
+		{"of headers that are not there", "v1.2 1\ntxt 2048 1 b.txt\n", shard("README=1 a="), opening},
+		{"another record", indexText, shard(indexedShard + " c.txt=4"), opening},
+		{"truncated", indexText, shard(indexedShard)[:3584+512], "error dataloader: OpenTar: shard … x.tar … truncated"},
+		{"other names", indexText, shard("d/ d/A.txt=first d/A.Seg.PNG=1 b.txt= b.cls=2"), stale + "; " + stale},
+		{"another size", indexText, shard("d/ d/a.txt=other! d/a.Seg.PNG=1 b.txt= b.cls=2"), stale + "; " + b},
+		{"another order", indexText, shard("d/ d/a.txt=first d/a.Seg.PNG=1 b.cls= b.txt=2"), stale + "; " + stale},
+		{"a link", indexText, shard("d/ d/a.txt=first d/a.Seg.PNG=1 b.txt= b.cls>b.txt c="), a + "; " + stale},
+		{"folders elsewhere", indexText, shard("d/a.txt=first d/a.Seg.PNG=1 b.txt= b.cls=2 c/ c= c= c="), opening},
+	} {
+		same(t, c.name, indexed(t, onDisk(t, "x.tar", c.shard, c.index)), c.want)
+	}
+	// Names that do not fit into one header, in records of the same size.
+	for _, prefix := range []string{"ä", strings.Repeat("x", 120)} {
+		name := onDisk(t, "x.tar", tarEntries(prefix+"1.txt=1", prefix+"2.txt=2", prefix+"3.txt=3"))
+		must(0, writeIndex(name))
+		equal(t, "with an index", indexed(t, name), []string{prefix + "1{txt:1}", prefix + "2{txt:2}", prefix + "3{txt:3}"})
+		must(0, os.WriteFile(name, tarEntries(prefix+"3.txt=3", prefix+"1.txt=1", prefix+"2.txt=2"), 0o666))
+		same(t, "another order", indexed(t, name), stale+"; "+stale+"; "+stale)
+	}
+	// A shard that changes while it is open.
+	data := must(OpenTar(name))
+	defer data.Close()
+	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard(indexedShard)[:1024]} {
+		must(0, os.WriteFile(name, change, 0o666))
+		saysAll(t, errorOf(data.Get(t.Context(), 0)), "the shard is not the one that was indexed", "x.tar")
+	}
+}
+
+// TestTarIndexText shows what is wrong with an index, in errors that name the line.
+func TestTarIndexText(t *testing.T) {
+	shard := tarEntries(strings.Fields(indexedShard)...)
+	for _, c := range []struct{ text, says string }{
+		{"", `it begins with ""`}, {"v1.1 2\n", `"v1.1 2", must begin with "v1.2"`}, {"\x00\x00\x02\x00", "it begins with"},
+		{"v1.2 x\n", "v1.2 x"}, {"v1.2 2", "0 lines of records, its first line says 2"}, {"v1.2 2\n\n\n", "line 2 has 0 words"},
+		{"v1.2 3\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 3"},
+		{"v1.2 0\ntxt 1024 5 d/a.txt\n", "1 lines of records, its first line says 0"},
+		{"v1.2 1\ntxt 1024 5\n", "line 2 has 3 words"}, {"v1.2 1\ntxt 1024 5 d/a b.txt\n", "line 2 has 5 words"},
+		{"v1.2 1\ntxt 1024 5 d/a.txt txt 2048 1 d/a.TXT\n", `line 2: record "d/a" has another field "txt"`},
+		{"v1.2 2\ntxt 1024 5 d/a.txt\ncls 1024 5 b.cls\n", `line 3: "b.cls" has the offset 1024`},
+		{"v1.2 2\ntxt 1024 5 d/a.txt\ncls 1536 1 b.cls\n",
+			`line 3: "b.cls" has the offset 1536 and the size 1, which cannot be in a shard of 6144 bytes, after byte 1536`},
+	} {
+		same(t, c.text, indexed(t, onDisk(t, "x.tar", shard, c.text)), "error x.idx … "+c.says+" … without the index the shard itself is read")
+	}
+	for _, c := range [][2]string{
+		{"1000", "5"}, {"0", "5"}, {"-512", "5"}, {"99999999999999999999", "5"}, {"x", "5"},
+		{"1024", "-5"}, {"1024", "5121"}, {"1024", "9223372036854775807"}, {"1024", "x"},
+	} {
+		got := indexed(t, onDisk(t, "x.tar", shard, fmt.Sprintf("v1.2 1\ntxt %s %s d/a.txt\n", c[0], c[1])))
+		same(t, "a number", got, fmt.Sprintf(`error x.idx … line 2: "d/a.txt" has the offset %s and the size %s`, c[0], c[1]))
+	}
+}
+
+// TestTarWriteIndex shows what cannot be written, and that a failed write leaves no file.
+func TestTarWriteIndex(t *testing.T) {
+	for says, entries := range map[string][]string{
+		`"a b.txt"`: {"a b.txt=1"}, `"a.cls"`: {"a.txt=1", "a.cls>a.txt"}, `"a."`: {"a.=1"}, "no records": {"README=1"}, "another field": {"a.txt=1", "a.txt=2"},
+	} {
+		saysAll(t, writeIndex(onDisk(t, "x.tar", tarEntries(entries...))), "dataloader: WriteIndex", "x.idx", says)
+	}
+	name := onDisk(t, "x.tar", tarEntries("a.txt=1"))
+	data := must(OpenTar(name))
+	defer data.Close()
+	must(0, os.Mkdir(indexOf(name), 0o777)) // no file can take its name, nor be read by it
+	saysAll(t, data.WriteIndex(), "x.idx")
+	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 2)
+	same(t, "a folder as the index", indexed(t, name), "error x.idx … is a directory")
+}
+
+// FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
+func FuzzTarIndex(f *testing.F) {
+	f.Add("v1.2 2\ntxt 512 5 a.txt cls 1536 1 a.cls\ntxt 2560 6 b.txt\n")
+	f.Add("v1.2 1\ntxt 512 5 a.txt\n")
+	f.Add("v1.2 99999999999\ntxt 2560 6 b.txt txt 512 5 a.txt\n")
+	f.Fuzz(func(t *testing.T, index string) {
+		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"), index)
+		for _, got := range indexed(t, name) {
+			if !slices.Contains([]string{"a{txt:first cls:1}", "a{cls:1 txt:first}", "a{txt:first}", "a{cls:1}", "b{txt:second}"}, got) && !isError(got) {
+				t.Fatalf("got %q", got)
+			}
+		}
+	})
+}
+
+// TestTarWriter shows that records are read back as they were written, and that the same records make the same bytes.
+func TestTarWriter(t *testing.T) {
+	long, image := strings.Repeat("long/", 60)+"ü", strings.Repeat("x", 1000)
+	records := []Record{
+		{Key: "b", Files: []File{{"txt", []byte("1")}, {"cls", []byte("2")}}},
+		{Key: "./d/a", Shard: "another", Files: []File{{"seg.png", []byte(image)}, {"__key__", nil}}},
+		{Key: long, Files: []File{{"txt", nil}}},
+		{Key: "__m__x", Files: []File{{"json", []byte("{}")}}},
+	}
+	var shards [2]bytes.Buffer
+	for i := range shards {
+		w := NewTarWriter(&shards[i])
+		for _, r := range records {
+			must(0, w.Write(r))
+			slices.Reverse(r.Files)
+		}
+		must(0, w.Close())
+		saysAll(t, w.Write(Record{Key: "e", Files: []File{{"txt", nil}}}), "TarWriter", "after close")
+	}
+	equal(t, "the same bytes", bytes.Equal(shards[0].Bytes(), shards[1].Bytes()), true)
+	want := "b{cls:2 txt:1}; " + briefRecord("./d/a", "__key__", "", "seg.png", image) + "; " + long + "{txt:}; __m__x{json:{}}"
+	checkShard(t, TarOptions{}, shards[0].Bytes(), want, want)
+	h := must(tar.NewReader(&shards[0]).Next())
+	equal(t, "a header", fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(), h.Format), `b.cls 444 0 "" 0 USTAR`)
+}
+
+// TestTarWriterErrors shows which records are refused, without a byte written, and what the errors of a writer are.
+func TestTarWriterErrors(t *testing.T) {
+	var b bytes.Buffer
+	w := NewTarWriter(&b)
+	must(0, w.Write(Record{Key: "b", Files: []File{{"txt", nil}}}))
+	before := b.Len()
+	for _, c := range []struct{ record, says string }{ // the key, a blank, the fields
+		{"c", `record "c": it has no files`},
+		{"b txt", `record "b": the shard has a record with this key already`},
+		{" txt", `record "": file ".txt" would be skipped`},
+		{"d/ txt", `file "d/.txt" would be skipped`},
+		{"c.x txt", `file "c.x.txt" would be read as field "x.txt" of record "c"`},
+		{"d/.c txt", `file "d/.c.txt" would be skipped when it is read, as are hidden files`},
+		{"__c__/d txt", `file "__c__/d.txt" would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__`},
+		{"/c txt", `record "/c": the key must be a relative path`},
+		{"d/../../c txt", `record "d/../../c": the key must be a relative path without ".."`},
+		{"c\x00 txt", `file "c\x00.txt" must not have a NUL`},
+		{"c t\x00t", `file "c.t\x00t" must not have a NUL`},
+		{"c ", `field "" must not be empty`},
+		{"c txt TXT", `file "c.TXT" would be read as field "txt"`},
+		{"c a/b", `file "c.a/b" would be skipped`},
+		{"c txt cls txt", `record "c": field "txt" comes twice`},
+	} {
+		words := strings.Split(c.record, " ")
+		r := Record{Key: words[0]}
+		for _, field := range words[1:] {
+			r.Files = append(r.Files, File{field, nil})
+		}
+		saysAll(t, w.Write(r), "dataloader: TarWriter: ", c.says)
+	}
+	equal(t, "bytes of bad records", b.Len()-before, 0)
+
+	out, in := io.Pipe()
+	out.CloseWithError(errBad)
+	w = NewTarWriter(in)
+	saysAll(t, w.Write(Record{Key: "c", Files: []File{{"txt", nil}}}), "TarWriter", `record "c"`, "bad sample")
+	saysAll(t, w.Close(), "TarWriter", "bad sample")
+}
+
+// TestExpand shows what patterns stand for, as in bash, and which patterns are errors.
+func TestExpand(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"train.tar": "train.tar", "": "", `a\b`: `a\b`,
+		"train-{000..003}.tar": "train-000.tar train-001.tar train-002.tar train-003.tar",
+		"{8..11}":              "8 9 10 11", "{08..11}": "08 09 10 11", "{001..3}": "001 002 003", "{1..03}": "01 02 03", "{0..2}": "0 1 2", "{5..5}": "5",
+		"{3..0}": "3 2 1 0", "{11..08}": "11 10 09 08", "{-1..1}": "-1 0 1", "{-01..1}": "-01 000 001", "{1..-1}": "1 0 -1",
+		"{a,b}{1,2}": "a1 a2 b1 b2", "{a,b}-{1..2}{x,y}.tar": "a-1x.tar a-1y.tar a-2x.tar a-2y.tar b-1x.tar b-1y.tar b-2x.tar b-2y.tar",
+		"{,x}": " x", "{1,2,}": "1 2 ", "{1..3,7}": "1..3 7",
+		"{9223372036854775806..9223372036854775807}":   "9223372036854775806 9223372036854775807",
+		"{-9223372036854775807..-9223372036854775808}": "-9223372036854775807 -9223372036854775808",
+	} {
+		got, err := Expand(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, pattern, strings.Join(got, " "), want)
+	}
+	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
+	for pattern, says := range map[string]string{
+		"a{b": "a { has no }", "a}b": "a } has no {", "{a,b}}": "a } has no {", "{{a,b}": "nested", "x{a,b}{": "a { has no }", "{a,b}{1,2": "a { has no }",
+		"p{a,{b,c}d,}s": "nested", "x{{a,b}}y": "nested", "{1..{2,3}}": "nested",
+		"{a}": "{a} " + allowed, "{}": "{} " + allowed, "{000...146}": "{000...146} " + allowed, "{000-146}": allowed, "{a..c}": allowed, "{a..3}": allowed,
+		"{1..3..x}": allowed, "{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": "{a} " + allowed, "{1..99999999999999999999}": allowed,
+		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many, "{1..1024}{1..1024}{1..2}": many,
+		"{" + strings.Repeat(",", 1<<20) + "}": many, strings.Repeat("{0,1,2,3,4,5,6,7}", 7): many,
+	} {
+		_, err := Expand(pattern)
+		saysAll(t, err, "dataloader: Expand", says)
+	}
+	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
+}
+
+// A gray JPEG and a GIF of 3×2 pixels. A test that encoded them would import the packages that Decode must import.
+const jpegData = "/9j/2wCEAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcpLDAxNDQ0Hyc5PTgyPC4zNDIBCQkJDAsMGA0NGD" +
+	"IhHCEyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMv/AAAsIAAIAAwEBEQD/xADSAAABBQEBAQEBAQAA" +
+	"AAAAAAAAAQIDBAUGBwgJCgsQAAIBAwMCBAMFBQQEAAABfQECAwAEEQUSITFBBhNRYQcicRQygZGhCCNCscEVUtHwJDNicoIJChYXGBkaJSYnKC" +
+	"kqNDU2Nzg5OkNERUZHSElKU1RVVldYWVpjZGVmZ2hpanN0dXZ3eHl6g4SFhoeIiYqSk5SVlpeYmZqio6Slpqeoqaqys7S1tre4ubrCw8TFxsfI" +
+	"ycrS09TV1tfY2drh4uPk5ebn6Onq8fLz9PX29/j5+v/aAAgBAQAAPwD5/r//2Q=="
+const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
+
+// TestDecode shows what is made of each kind of file.
+func TestDecode(t *testing.T) {
+	var b bytes.Buffer
+	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
+	pngs, jpegs, gifs := b.String(), unBase64(jpegData), unBase64(gifData)
+	for _, c := range []struct {
+		name, data string
+		want       string
+	}{
+		{"png", pngs, "*image.Gray (0,0)-(3,2)"}, {"d.x/a.seg.PNG", pngs, "*image.Gray (0,0)-(3,2)"},
+		{"jpg", jpegs, "*image.Gray (0,0)-(3,2)"}, {"JPEG", jpegs, "*image.Gray (0,0)-(3,2)"},
+		{"gif", gifs, "*image.Paletted (0,0)-(3,2)"}, {"jpg", pngs, "*image.Gray (0,0)-(3,2)"},
+		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
+		{"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
+		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
+		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
+	} {
+		v, err := Decode(c.name, []byte(c.data))
+		got := fmt.Sprintf("%T %v", v, v)
+		if img, ok := v.(image.Image); ok {
+			got = fmt.Sprintf("%T %v", v, img.Bounds())
+		}
+		if err != nil || got != c.want {
+			t.Errorf("%s: %s and %v, want %s", c.name, got, err, c.want)
+		}
+	}
+	for name, data := range map[string]string{"a.png": "no image", "json": "{", "cls": "one", "gif": ""} {
+		v, err := Decode(name, []byte(data))
+		if saysAll(t, err, "Decode", name); v != nil {
+			t.Errorf("%s: %v in spite of the error", name, v)
+		}
+	}
+}
+
+// What broke under attack, in tar shards. Each of these tests failed once.
+
+// TestTarZeros shows that a shard whose end, or all of it, was never written is an error, and that the zeros of a large
+// blocking factor are not.
+func TestTarZeros(t *testing.T) {
+	sound := tarEntries("a.txt=1", "b.txt=2", "b.cls=3")
+	zeros := func(n int) []byte { return make([]byte, n) }
+	for _, c := range []struct {
+		name string
+		data []byte
+		want string // the records
+		says string
+	}{
+		{"one block of zeros", zeros(512), "[]", "the archive is empty: it begins with zeros"},
+		{"an end marker", zeros(1024), "[]", "the archive is empty: it begins with zeros"},
+		{"3 MiB of zeros", zeros(3 << 20), "[]", "the archive is empty: it begins with zeros"},
+		{"1 MiB after the end marker", append(sound, zeros(1<<20)...), "[a{txt:1} b{txt:2 cls:3}]", ""},
+		{"more than 1 MiB after it", append(sound, zeros(1<<20+1)...), "[a{txt:1}]", "more than 1 MiB of zeros after the end marker"},
+		{"a field became zeros", append(sound[:3072:3072], zeros(2<<20)...), "[a{txt:1}]", `record "b", which may lack files, is left out`},
+	} {
+		for _, data := range [][]byte{c.data, gzipped(c.data)} {
+			got := tarOutcomes(t, inMemory(map[string][]byte{"x": data}), "x")
+			if c.says != "" {
+				saysAll(t, errors.New(got[len(got)-1]), c.says, `shard "x"`)
+				got = got[:len(got)-1]
+			}
+			equal(t, c.name, got, c.want)
+		}
+		if got := indexed(t, onDisk(t, "x.tar", c.data)); c.says == "" {
+			equal(t, c.name+" indexed", got, c.want)
+		} else {
+			equal(t, c.name+" indexed", len(got), 1)
+			saysAll(t, errors.New(got[0]), c.says)
+		}
+	}
+}
+
+// ofType returns an archive in which the header at an offset has another type.
+func ofType(data []byte, at int, kind string) []byte {
+	return withSum(withBytes(data, at+156, kind), at)
+}
+
+// TestTarTypes shows that entries of an unknown type are files, and that headers which rename or continue another entry
+// are errors.
+func TestTarTypes(t *testing.T) {
+	data := tarEntries("a.jpg=1", "a.cls=2", "b.cls=3")
+	for _, kind := range []string{"Z", "8", "\xff"} {
+		changed := ofType(data, 0, kind)
+		equal(t, kind, tarOutcomes(t, inMemory(map[string][]byte{"x": changed}), "x"), "[a{jpg:1 cls:2} b{cls:3}]")
+		equal(t, kind+" indexed", indexed(t, onDisk(t, "x.tar", changed)), "[a{jpg:1 cls:2} b{cls:3}]")
+	}
+	for _, kind := range []string{"X", "M"} {
+		changed := ofType(data, 2048, kind)
+		got := tarOutcomes(t, inMemory(map[string][]byte{"x": changed}), "x")
+		equal(t, kind, len(got), 1)
+		for _, got := range append(got, indexed(t, onDisk(t, "x.tar", changed))...) {
+			saysAll(t, errors.New(got), fmt.Sprintf("its type is '%s'", kind), `entry "b.cls"`)
+		}
+	}
+	equal(t, "a volume label", tarOutcomes(t, inMemory(map[string][]byte{"x": ofType(data, 2048, "V")}), "x"), "[a{jpg:1 cls:2}]")
+}
+
+// TestTarIndexDamaged changes each letter of an index. Every record that is read is one of the shard's, or an error.
+func TestTarIndexDamaged(t *testing.T) {
+	shard := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
+	name := onDisk(t, "x.tar", shard)
+	must(0, writeIndex(name))
+	index := string(must(os.ReadFile(strings.TrimSuffix(name, "tar") + "idx")))
+	sound := "a{txt:1 cls:2} b{txt:3 cls:5} c{txt:6}"
+	equal(t, "sound", strings.Join(indexed(t, name), " "), sound)
+	seen := 0
+	for i := range index {
+		for _, c := range "abcx.0 " {
+			must(0, os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", withBytes([]byte(index), i, string(c)), 0o666))
+			for _, got := range indexed(t, name) {
+				if isError(got) {
+					seen++
+				} else if !strings.Contains(sound, got) || !strings.HasSuffix(got, "}") {
+					t.Errorf("%q at %d: %s", c, i, got)
+				}
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no damage was noticed")
+	}
+	// A folder in the place of an empty file.
+	name = onDisk(t, "x.tar", tarEntries("a.txt=1", "a.cls="))
+	must(0, writeIndex(name))
+	must(0, os.WriteFile(name, ofType(tarEntries("a.txt=1", "a.cls="), 1024, "5"), 0o666))
+	saysAll(t, errors.New(indexed(t, name)[0]), "the shard is not the one that was indexed")
+}
+
+// TestTarNamesCount shows that names, and the files themselves, count under MaxFile.
+func TestTarNamesCount(t *testing.T) {
+	many := func(n int, name string) (entries []string) {
+		for i := range n {
+			entries = append(entries, fmt.Sprintf("a.%d%s=", i, name))
+		}
+		return append(entries, "b.txt=2")
+	}
+	for _, c := range [][]string{many(20, strings.Repeat("x", 10_000)), many(2000, "")} {
+		data := tarEntries(c...)
+		for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
+			got := checkStream(t, tarOf(opts, data), 0)
+			equal(t, "outcomes", len(got), 2)
+			saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
+			equal(t, "the next record", got[1], "b{txt:2}")
+		}
+	}
+}
+
+// TestTarIndexMemory shows that a record by index has the bound of a stream: for sparse files, for hard links, and with
+// an index. The bound of OpenTar is 1 GiB; here it is smaller.
+func TestTarIndexMemory(t *testing.T) {
+	read := func(name string) (got []string) {
+		x := &tarIndex{name: name, faults: map[int]error{}}
+		must(0, x.build(newRecordReader(name, 5000)))
+		defer x.file.Close()
+		for i := range x.Len() {
+			got = append(got, outcomes(one(briefOf(x.Get(t.Context(), i))))...)
+		}
+		return got
+	}
+	big, half := strings.Repeat("x", 4000), strings.Repeat("y", 1900)
+	for _, entries := range [][]string{
+		{"a.bin=" + big, "b.1>a.bin", "b.2>a.bin", "c.txt=3"},
+		{"a.bin=" + big, "b.1=" + big, "b.2=" + half, "c.txt=3"},
+		{"a.bin=" + big, "b." + strings.Repeat("n", 5000) + "=", "c.txt=3"},
+	} {
+		name := onDisk(t, "x.tar", tarEntries(entries...))
+		for range 2 {
+			got := read(name)
+			equal(t, "records", len(got), 3)
+			saysAll(t, errors.New(got[1]), `entry "b.`, "make the record larger than MaxFile, 5000")
+			equal(t, "the last", got[2], "c{txt:3}")
+			if d := must(OpenTar(name)); d.WriteIndex() != nil { // of hard links
+				break
+			}
+		}
+	}
+	// A sparse file that does not fit is refused where its header is.
+	sparse := onDisk(t, "x.tar", archives(t)["posix-sparse-1.0.tar"])
+	x := &tarIndex{name: sparse, faults: map[int]error{}}
+	saysAll(t, x.build(newRecordReader(sparse, 50_000)), "100000 bytes make the record larger than MaxFile, 50000")
+}
+
+// briefOf is a record in brief.
+func briefOf(r Record, err error) (string, error) { return brief(r), err }
+
+// TestTarWriterWhole shows that a record is written whole or not at all, and that fields have neither a dot in front nor
+// the key in them.
+func TestTarWriterWhole(t *testing.T) {
+	var b bytes.Buffer
+	w := NewTarWriter(&b)
+	for _, c := range []struct{ key, field, says string }{
+		{"y", strings.Repeat("x", 1<<20), "has 1048578 bytes, must have at most 1000000"},
+		{strings.Repeat("x", 1<<20), "txt", "must have at most 1000000"},
+		{"y", ".jpg", `field ".jpg" must be "jpg"`},
+		{"y", "y.jpg", `field "y.jpg" must be "jpg"`},
+		{"d/y", "y.seg.png", `field "y.seg.png" must be "seg.png"`},
+		{"d/y", "d/y.jpg", `field "d/y.jpg" must be "jpg"`},
+	} {
+		err := w.Write(Record{Key: c.key, Files: []File{{"a", []byte("1")}, {c.field, []byte("2")}}})
+		if saysAll(t, err, "dataloader: TarWriter: record ", c.says); len(err.Error()) > 1000 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+		equal(t, "bytes written", b.Len(), 0)
+	}
+	long := strings.Repeat("x", 999_000)
+	must(0, w.Write(Record{Key: "y", Files: []File{{"a", []byte("1")}, {long, []byte("2")}}}))
+	must(0, w.Close())
+	for r, err := range must(Tar([]string{"x"}, TarOptions{Open: opening(&b)})).Epoch(t.Context(), 0) {
+		equal(t, "a long name", fmt.Sprintf("%s %s %v", r.Get("a"), r.Get(long), err), "1 2 <nil>")
+	}
+}
+
+// TestSecretsElsewhere looks for secrets in names that are not quite URLs, and in what redirects say and send.
+func TestSecretsElsewhere(t *testing.T) {
+	for _, c := range []struct{ name, want string }{
+		{"pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)"},
+		{"foo:bar://user:secret@host/x.tar", "foo:(not a URL)"},
+		{"| curl -u user:secret https://host/x.tar", "|:(not a URL)"},
+		{"http://user:sec%ret@host/x.tar", "http:(not a URL)"},
+		{"s3://user:secret@host/x.tar?secret#secret", "s3://host/x.tar"},
+		{"a:b.tar", "a:b.tar"},
+	} {
+		equal(t, c.name, redact(c.name), c.want)
+		if got := tarOutcomes(t, nil, c.name)[0]; strings.Contains(got, "sec") {
+			t.Error(got)
+		}
+	}
+	// Cursors still tell shards apart whose names are not shown.
+	equal(t, "digests differ", digest([]string{"pipe:curl https://h/1.tar"}) != digest([]string{"pipe:curl https://h/2.tar"}), true)
+	equal(t, "signatures do not count", digest([]string{"https://h/1.tar?sig=1"}) == digest([]string{"https://i/1.tar?sig=2"}), true)
+
+	s := serveTar(t, status(http.StatusFound, "Location", "/a%zz?sig=secret"))
+	got := s.records(t, "/x.tar?sig=secret")
+	equal(t, "requests", len(s.requests()), 1)
+	if saysAll(t, errors.New(got[0]), "redirects to something that is not a URL"); strings.Contains(got[0], "secret") {
+		t.Error(got[0])
+	}
+}
+
+// TestWebRedirects shows what is sent to the target of a redirect: no Referer, which would hold the signature of the
+// first request, and the wish that the connection is closed. No goroutine outlives the range.
+func TestWebRedirects(t *testing.T) {
+	data := tarEntries("a.txt=1")
+	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Referer() != "" || !r.Close {
+			t.Errorf("referer %q, close %t", r.Referer(), r.Close)
+		}
+		w.Write(data)
+	}))
+	defer target.Close()
+	s := serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, target.URL+"/x.tar?sig=2", http.StatusFound)
+	})
+	equal(t, "records", s.records(t, "/x.tar?sig=1"), "[a{txt:1} z{txt:after}]")
+
+	// The user's own rules for redirects are asked, too.
+	s.web.client.CheckRedirect = func(*http.Request, []*http.Request) error { return errBad }
+	got := s.records(t, "/x.tar")
+	saysAll(t, errors.New(got[0]), "attempt 1: bad sample")
+}
+
+// TestRetryNever shows that errors which cannot change are errors at once.
+func TestRetryNever(t *testing.T) {
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	defer secure.Close()
+	loop := serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
+	foreign := serveTar(t, status(http.StatusFound, "Location", "ftp://host/x.tar?sig=secret"))
+	for _, c := range []struct{ name, says string }{
+		{secure.URL + "/x.tar", "unknown authority"},
+		{loop.URL + "/x.tar", "10 redirects"},
+		{foreign.URL + "/x.tar", "redirects to ftp"},
+		{"http://127.0.0.1:99999/x.tar", "invalid port"},
+		{strings.Replace(loop.URL, "http:", "https:", 1) + "/x.tar", "HTTP response to HTTPS client"},
+	} {
+		w := loop.web
+		w.client = &http.Client{Transport: &http.Transport{TLSClientConfig: new(tls.Config)}}
+		w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
+		_, err := w.connect(t.Context(), c.name, 0)
+		if saysAll(t, err, "attempt 1: ", c.says); strings.Contains(fmt.Sprint(err), "secret") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestOpenShardNames shows which names OpenShard reads: schemes in capitals, and the URLs of files.
+func TestOpenShardNames(t *testing.T) {
+	s := serveTar(t, sends([]byte("data"), "", -1))
+	name := onDisk(t, "a b.tar", []byte("data"))
+	escaped := strings.ReplaceAll(filepath.ToSlash(name), " ", "%20")
+	for _, name := range []string{strings.Replace(s.URL, "http", "HTTP", 1), "file://" + escaped, "FILE://localhost" + escaped, name} {
+		r, err := OpenShard(t.Context(), name, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, name, string(must(io.ReadAll(r))), "data")
+		r.Close()
+	}
+	for _, name := range []string{"file://host/x.tar", "gs://host/x.tar"} {
+		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), "OpenShard reads files and http and https URLs", name)
+	}
+}
+
+// TestTarNotUTF8 shows that fields which are not UTF-8 stay apart, and can be asked for.
+func TestTarNotUTF8(t *testing.T) {
+	data := tarEntries("a.x\xe9=1", "a.x\xe8=2", "a.ÄB=3")
+	equal(t, "streamed", tarOutcomes(t, inMemory(map[string][]byte{"x": data}), "x"), []string{"a{x\xe9:1 x\xe8:2 äb:3}"})
+	equal(t, "indexed", indexed(t, onDisk(t, "x.tar", data)), []string{"a{x\xe9:1 x\xe8:2 äb:3}"})
+	equal(t, "one field", checkStream(t, tarOf(TarOptions{Fields: []string{"x\xe9"}}, data), 0), []string{"a{x\xe9:1}"})
+}
+
+// TestTarMessages shows errors that say what to do.
+func TestTarMessages(t *testing.T) {
+	sound := tarEntries("a.txt=1")
+	shards := inMemory(map[string][]byte{"small": []byte("Not found\n"), "open": sound[:1024]})
+	for _, c := range []struct {
+		name  string
+		says  []string
+		where bool
+	}{
+		{"x-{000..146}.tar", []string{"Expand lists its names"}, false},
+		{"missing", []string{`shard "missing": file does not exist`}, false},
+		{"small", []string{"it has only 10 bytes, so it is no tar archive, or it has been truncated"}, true},
+		{"open", []string{"no end marker", "was the TarWriter closed?"}, true},
+	} {
+		got := tarOutcomes(t, shards, c.name)
+		saysAll(t, errors.New(got[0]), c.says...)
+		equal(t, c.name+" says where", strings.Contains(got[0], "offset"), c.where)
+	}
+	err := errorOf(OpenTar("missing-{0..3}.tar"))
+	if saysAll(t, err, "Expand lists its names"); strings.Contains(err.Error(), "offset") {
+		t.Error(err)
+	}
+	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 {
+		t.Errorf("%#v", e)
+	}
+}
