@@ -4219,6 +4219,69 @@ func TestBadOptions(t *testing.T) {
 	})
 }
 
+// The classic loader, under attack.
+
+// TestHelpfulErrors: messages say what to do.
+func TestHelpfulErrors(t *testing.T) {
+	loader, grown := newLoader(t, numbers(20), Options{}), newLoader(t, numbers(21), Options{})
+	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20), BatchSize: 20})
+	drawing := newLoader(t, Func(1, func(context.Context, int) (int, error) { return Rand(context.Background()).Int(), nil }), Options{Workers: 2})
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	type pair = Pair[Tensor[int], int]
+	collated := func(data ...int) error { return errorOf(pairs(pair{}, []pair{{First: Tensor[int]{Data: data}}})) }
+	_, _, folder := Folder(os.DirFS("nowhere"))
+	for _, r := range []refusal{
+		{panicOf(func() { loader.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
+		{ending(grown.Run(t.Context(), ptr(cursors(t, loader.Stream())[1]))), "this is Sequential(21); use the same data and options, or start at Cursor{Epoch: 0}"},
+		{ending(resized.Run(t.Context(), &Cursor{Epoch: math.MaxInt / 3})), "Resize: epoch … too far"},
+		{panicOf(func() { Rand(t.Context()) }), "Rand: the context is from no loader … WithSeed"},
+		{ending(drawing.Epoch(t.Context(), 0)), "sample 0 … pass on the context that Get was given"},
+		{errorOf(Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})), "shape [] … 2 elements … set Shape"},
+		{collated(1, 2), "the first of each pair: Stack"},
+		{collated(1), "the second of each pair: bad sample"},
+		{errorOf(Files(os.DirFS("nowhere"))), "dataloader: Files: nowhere: … open ."},
+		{folder, "dataloader: Folder: nowhere: … open ."},
+	} {
+		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+	}
+}
+
+// TestDescriptions: batch samplers that differ describe themselves differently, and a description that is not UTF-8
+// survives a trip through JSON.
+func TestDescriptions(t *testing.T) {
+	equal(t, "are the same", describe(Batches(Sequential(7), 3, true)) == describe(Batches(Sequential(7), 3, false)), false)
+	loader := newLoader(t, numbers(4), Options{Sampler: sampler{4, "caf\xe9", Sequential(4).Order}})
+	at := throughJSON(t, cursors(t, loader.Stream())[1])
+	equal(t, "the rest", collect(t, loader.Run(t.Context(), &at)), "[[1] [2] [3]]")
+}
+
+// TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
+func TestCursorsOutOfOrder(t *testing.T) {
+	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}).items)[1]
+	for _, unordered := range []bool{true, false} {
+		run := func(size int, shard Shard) iter.Seq2[[]int, error] {
+			opts := Options{BatchSize: size, Unordered: unordered, Shard: shard, Workers: 2}
+			return newLoader(t, numbers(20), opts).Run(t.Context(), ptr(throughJSON(t, made)))
+		}
+		equal(t, "the rest", len(collect(t, run(2, Shard{0, 2}))), 4)
+		for _, other := range []iter.Seq2[[]int, error]{run(2, Shard{1, 2}), run(4, Shard{0, 2}), run(4, Shard{})} {
+			saysAll(t, ending(other), "made out of order by shard {0 2} with batches of 2")
+		}
+	}
+}
+
+// TestFreeMemory: New takes no memory for batches that are not there yet.
+func TestFreeMemory(t *testing.T) {
+	type large [100 << 10]byte
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	must(New(numbers(1<<20), func(dst large, _ []int) (large, error) { return dst, nil }, Options{Workers: 64, Prefetch: 16}))
+	runtime.ReadMemStats(&after)
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
+		t.Errorf("New took %d bytes", taken)
+	}
+}
+
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
@@ -5511,68 +5574,7 @@ func lanes(name string, columns int, timings []Timing, span func(Timing) (from, 
 	return lines
 }
 
-// The classic loader, under attack.
-
-// TestHelpfulErrors: messages say what to do.
-func TestHelpfulErrors(t *testing.T) {
-	loader, grown := newLoader(t, numbers(20), Options{}), newLoader(t, numbers(21), Options{})
-	resized := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20), BatchSize: 20})
-	drawing := newLoader(t, Func(1, func(context.Context, int) (int, error) { return Rand(context.Background()).Int(), nil }), Options{Workers: 2})
-	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
-	type pair = Pair[Tensor[int], int]
-	collated := func(data ...int) error { return errorOf(pairs(pair{}, []pair{{First: Tensor[int]{Data: data}}})) }
-	_, _, folder := Folder(os.DirFS("nowhere"))
-	for _, r := range []refusal{
-		{panicOf(func() { loader.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
-		{ending(grown.Run(t.Context(), ptr(cursors(t, loader.Stream())[1]))), "this is Sequential(21); use the same data and options, or start at Cursor{Epoch: 0}"},
-		{ending(resized.Run(t.Context(), &Cursor{Epoch: math.MaxInt / 3})), "Resize: epoch … too far"},
-		{panicOf(func() { Rand(t.Context()) }), "Rand: the context is from no loader … WithSeed"},
-		{ending(drawing.Epoch(t.Context(), 0)), "sample 0 … pass on the context that Get was given"},
-		{errorOf(Stack(Tensor[int]{}, []Tensor[int]{{Data: []int{1, 2}}})), "shape [] … 2 elements … set Shape"},
-		{collated(1, 2), "the first of each pair: Stack"},
-		{collated(1), "the second of each pair: bad sample"},
-		{errorOf(Files(os.DirFS("nowhere"))), "dataloader: Files: nowhere: … open ."},
-		{folder, "dataloader: Folder: nowhere: … open ."},
-	} {
-		saysAll(t, r.err, strings.Split(r.want, " … ")...)
-	}
-}
-
-// TestDescriptions: batch samplers that differ describe themselves differently, and a description that is not UTF-8
-// survives a trip through JSON.
-func TestDescriptions(t *testing.T) {
-	equal(t, "are the same", describe(Batches(Sequential(7), 3, true)) == describe(Batches(Sequential(7), 3, false)), false)
-	loader := newLoader(t, numbers(4), Options{Sampler: sampler{4, "caf\xe9", Sequential(4).Order}})
-	at := throughJSON(t, cursors(t, loader.Stream())[1])
-	equal(t, "the rest", collect(t, loader.Run(t.Context(), &at)), "[[1] [2] [3]]")
-}
-
-// TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
-func TestCursorsOutOfOrder(t *testing.T) {
-	made := cursors(t, newLoader(t, numbers(20), Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}).items)[1]
-	for _, unordered := range []bool{true, false} {
-		run := func(size int, shard Shard) iter.Seq2[[]int, error] {
-			opts := Options{BatchSize: size, Unordered: unordered, Shard: shard, Workers: 2}
-			return newLoader(t, numbers(20), opts).Run(t.Context(), ptr(throughJSON(t, made)))
-		}
-		equal(t, "the rest", len(collect(t, run(2, Shard{0, 2}))), 4)
-		for _, other := range []iter.Seq2[[]int, error]{run(2, Shard{1, 2}), run(4, Shard{0, 2}), run(4, Shard{})} {
-			saysAll(t, ending(other), "made out of order by shard {0 2} with batches of 2")
-		}
-	}
-}
-
-// TestFreeMemory: New takes no memory for batches that are not there yet.
-func TestFreeMemory(t *testing.T) {
-	type large [100 << 10]byte
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	must(New(numbers(1<<20), func(dst large, _ []int) (large, error) { return dst, nil }, Options{Workers: 64, Prefetch: 16}))
-	runtime.ReadMemStats(&after)
-	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
-		t.Errorf("New took %d bytes", taken)
-	}
-}
+// Streams, under attack.
 
 // TestSourcesThatDieAtOnce: a stream whose function panics, or ends its goroutine, when it is called is a last error under
 // Map with workers and Prefetch.
