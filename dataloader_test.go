@@ -7559,3 +7559,28 @@ func TestTarMessages(t *testing.T) {
 		t.Errorf("%#v", e)
 	}
 }
+
+// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop.
+func TestTarPipe(t *testing.T) {
+	mkfifo, err := exec.LookPath("mkfifo")
+	if err != nil {
+		t.Skip("this system has no named pipes by name")
+	}
+	name := filepath.Join(t.TempDir(), "pipe.tar")
+	must(0, exec.Command(mkfifo, name).Run())
+	pipe := must(os.OpenFile(name, os.O_RDWR, 0)) // also for reading, so that the open does not wait
+	defer pipe.Close()
+	must(pipe.Write(tarEntries("a.txt=1", "b.txt=2")[:1536]))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var got []string
+	for r, err := range must(Tar([]string{name}, TarOptions{})).Run(ctx, new(Cursor)) {
+		if err != nil {
+			got = append(got, err.Error())
+			continue
+		}
+		got = append(got, brief(r))
+		time.AfterFunc(time.Millisecond, func() { cancel(errBad) }) // while the loop waits for the rest of b
+	}
+	equal(t, "outcomes", got, []string{"a{txt:1}", errBad.Error()})
+}

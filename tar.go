@@ -828,6 +828,9 @@ func checksum(b []byte) int64 {
 // seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
 // two minutes.
 //
+// A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. To open
+// a named pipe waits for its writer, and does not notice the end of ctx.
+//
 // Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
 // http.DefaultClient. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -836,9 +839,9 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case !strings.Contains(name, "://"):
-		return openFile(name, offset)
+		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
-		return openFile(filepath.FromSlash(u.Path), offset)
+		return openFile(ctx, filepath.FromSlash(u.Path), offset)
 	case err != nil || u.Scheme != "http" && u.Scheme != "https":
 		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs: set TarOptions.Open to an Opener for others", redact(name))
 	}
@@ -847,7 +850,7 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 }
 
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
-func openFile(name string, offset int64) (io.ReadCloser, error) {
+func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
 	if err == nil && offset != 0 {
 		_, err = file.Seek(offset, io.SeekStart)
@@ -856,7 +859,19 @@ func openFile(name string, offset int64) (io.ReadCloser, error) {
 		file.Close() // which may be nil
 		return nil, err
 	}
-	return file, nil
+	return &shardFile{file, context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Now()) })}, nil
+}
+
+// A shardFile is a file whose reads end with a context, if the system has deadlines for it, as for a pipe.
+type shardFile struct {
+	*os.File
+	stop func() bool
+}
+
+// Close closes the file.
+func (f *shardFile) Close() error {
+	f.stop()
+	return f.File.Close()
 }
 
 // redact removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
@@ -1258,7 +1273,7 @@ func (x *tarIndex) parse(text string, s *recordReader) error {
 			return fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
 		}
 		for file := range slices.Chunk(words, 4) {
-			if end, err = x.parseFile(file, s, end, info.Size()); err != nil {
+			if end, err = x.parseMember(file, s, end, info.Size()); err != nil {
 				return fmt.Errorf("line %d: %w", lines+1, err)
 			}
 		}
@@ -1270,13 +1285,13 @@ func (x *tarIndex) parse(text string, s *recordReader) error {
 	return nil
 }
 
-// parseFile adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
+// parseMember adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
 // at end. It returns where this one ends, with the zeros after it.
 //
 // In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
 // are entries that belong to no record, or other headers of the file, for a long name. advance reads them, and must come
 // out at this file.
-func (x *tarIndex) parseFile(words []string, s *recordReader, end, limit int64) (int64, error) {
+func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64) (int64, error) {
 	name := words[3]
 	key, field, ok := splitName(name)
 	if !ok {
