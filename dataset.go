@@ -606,14 +606,14 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //		…
 //	}
 
-// streamOf makes a stream of run, which yields items until yield returns false or the epoch has ended, or returns why
+// streamOf makes a stream of produce, which yields items until yield returns false or the epoch has ended, or returns why
 // the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
 // last pair. If there is no further item the epoch has ended, whatever has become of ctx.
-func streamOf[T any](run func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
+func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
 			stopped := false
-			err := run(ctx, from, func(item Item[T]) bool {
+			err := produce(ctx, from, func(item Item[T]) bool {
 				stopped = ctx.Err() != nil
 				return !stopped && yield(item, nil)
 			})
@@ -669,15 +669,15 @@ func (c Cursor) text() string {
 	return string(data)
 }
 
-// staged makes a stage with cursors of its own. run starts at a stage of the cursor and yields items, each with its
+// staged makes a stage with cursors of its own. produce starts at a stage of the cursor and yields items, each with its
 // place in the epoch and the stage that follows it.
-func staged[T any](name string, sources int, run func(ctx context.Context, from Cursor, at stage, yield placing[T]) error) Stream[T] {
+func staged[T any](name string, sources int, produce func(ctx context.Context, from Cursor, at stage, yield placing[T]) error) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		at, err := stageAt(from, name, sources)
 		if err != nil {
 			return err
 		}
-		return run(ctx, from, at, func(item Item[T], pos int, next stage) bool {
+		return produce(ctx, from, at, func(item Item[T], pos int, next stage) bool {
 			next.By = name
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
