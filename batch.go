@@ -9,6 +9,10 @@ import (
 	"slices"
 )
 
+// In what shape does a batch come? The first half of this file has the functions that make a batch from the samples of a
+// loader: as a slice (List), as a tensor (Stack), as a padded matrix (Pad), as a pair of two of these (CollatePair). The
+// second half makes batches from the items of a stream, and items from batches.
+
 // A Collate makes a batch from samples. It may build the batch in the memory of dst, as append does: dst is a batch that
 // the caller has given back with DataLoader.Recycle, or the zero value. The batch may contain the samples, but not the
 // slice that holds them, which the loader clears and reuses. With workers a Collate runs in several goroutines at once,
@@ -57,6 +61,8 @@ func elements(shape []int) int {
 }
 
 // List is the Collate whose batch is a new slice with the samples.
+//
+// It is the Collate for samples that are to stay as they are: texts, records, labels.
 func List[T any](dst []T, samples []T) ([]T, error) {
 	return append(dst[:0], samples...), nil
 }

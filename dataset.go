@@ -19,6 +19,17 @@ import (
 	"time"
 )
 
+// What is sample i? The first half of this file answers for data with indices:
+//
+//	Dataset                                        the question: a length, and Get
+//	Slice, Func                                    data sets from memory and from a function
+//	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
+//	Cache, Retry                                   how often a sample is fetched
+//	Rand, WithSeed, Worker                         what the author of a Get may ask
+//	Files, Folder                                  data sets from a file system
+//
+// The second half answers for streams, where the next item takes the place of sample i.
+
 // A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
 //
 // A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. ReadAt on a

@@ -15,6 +15,10 @@ import (
 	"sync/atomic"
 )
 
+// In which order do samples come, and which rank loads them? The first half of this file answers with functions of the
+// epoch: samplers for single samples, batch samplers for whole batches, and the deal that gives each shard its part. The
+// second half answers for streams, which are shuffled in windows, mixed, and dealt out item by item.
+
 // A Sampler is an order of the samples for each epoch: Order(epoch)(pos) is the index of the sample at position pos,
 // 0 <= pos < Len(). Order and the functions that it returns are pure, and safe for concurrent use. Nothing is carried from
 // epoch to epoch: no generator, and no set_epoch to forget. So a loader can begin at any position.
@@ -649,7 +653,8 @@ func (d *deal) after(k int) int {
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.
 
 // Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
-// makes batches. A resume at any position takes no time. Indices panics if s is nil. torchdata: SamplerWrapper.
+// makes batches. A resume at any position takes no time. A panic in the sampler is the last error. Indices panics if s is
+// nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	state := &stage{By: fmt.Sprintf("Indices(%s)", describe(s))}
