@@ -56,6 +56,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 	"weak"
@@ -4217,6 +4218,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
 	})
+	equal(t, "as many shards as there may be", loader(Options{Shard: Shard{0, 1 << 20}}), nil)
 }
 
 // The classic loader, under attack.
@@ -7583,4 +7585,11 @@ func TestTarPipe(t *testing.T) {
 		time.AfterFunc(time.Millisecond, func() { cancel(errBad) }) // while the loop waits for the rest of b
 	}
 	equal(t, "outcomes", got, []string{"a{txt:1}", errBad.Error()})
+}
+
+// TestTarOneByte reads a shard from a reader that returns one byte at a time, and loses none.
+func TestTarOneByte(t *testing.T) {
+	slow := iotest.OneByteReader(bytes.NewReader(tarEntries("a.txt=first", "b.txt=second")))
+	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(slow)}))
+	equal(t, "records", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{txt:first} b{txt:second}]")
 }
