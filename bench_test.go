@@ -625,7 +625,7 @@ func BenchmarkFirstBatch(b *testing.B) {
 func BenchmarkResume(b *testing.B) {
 	const n = 1_000_000_000
 	s := Batch(Map(Indices(Random(n, 1)), 2, quick), 64, List[int])
-	at := Cursor{Pos: n / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 1)", n)}}
+	at := Cursor{Pos: n / 2, State: map[string]string{"by": fmt.Sprintf("Indices(Random(%d, seed 1))", n)}}
 	b.ReportAllocs()
 	for b.Loop() {
 		for _, err := range s.Run(b.Context(), &Cursor{Epoch: at.Epoch, Pos: at.Pos, State: at.State}) {
