@@ -1173,7 +1173,7 @@ type tarMember struct {
 }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
-// index beside a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
+// index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
 // those parts of the shard about which the index says nothing. WriteIndex writes such an index.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
@@ -1418,7 +1418,7 @@ func (x *tarIndex) membersOf(i int) []tarMember {
 }
 
 // checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
-// name in an index can move a file of the record into the record beside it, and what is left has no fault of its own.
+// name in an index can move a file of the record into the record next to it, and what is left has no fault of its own.
 func (x *tarIndex) checkEdges(i int) error {
 	if i >= len(x.sure) || x.sure[i].Load() {
 		return nil
@@ -1513,7 +1513,7 @@ func (x *tarIndex) fault(m *tarMember, err error) error {
 	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
-// WriteIndex writes an index beside each shard, x.idx beside x.tar, for OpenTar and for DALI. The format is that of
+// WriteIndex writes an index next to each shard, x.idx beside x.tar, for OpenTar and for DALI. The format is that of
 // DALI's wds2idx, version 1.2. An index is written completely or not at all. WriteIndex returns an error for what the
 // format cannot say: names with white space, files without a field, sparse files, hard links, records with a fault, and
 // shards without records.
