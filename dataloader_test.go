@@ -7112,7 +7112,7 @@ func FuzzTarIndex(f *testing.F) {
 	f.Fuzz(func(t *testing.T, index string) {
 		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"), index)
 		for _, got := range indexed(t, name) {
-			if !slices.Contains([]string{"a{txt:first cls:1}", "a{cls:1 txt:first}", "a{txt:first}", "a{cls:1}", "b{txt:second}"}, got) && !isError(got) {
+			if !slices.Contains([]string{"a{txt:first cls:1}", "b{txt:second}"}, got) && !isError(got) {
 				t.Fatalf("got %q", got)
 			}
 		}
