@@ -7566,7 +7566,7 @@ func TestTarMessages(t *testing.T) {
 func TestTarPipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")
 	if err != nil {
-		t.Skip("this system has no named pipes by name")
+		t.Skip("this system has no mkfifo, so there is no named pipe to read from")
 	}
 	name := filepath.Join(t.TempDir(), "pipe.tar")
 	must(0, exec.Command(mkfifo, name).Run())

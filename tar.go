@@ -1513,7 +1513,7 @@ func (x *tarIndex) fault(m *tarMember, err error) error {
 	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
-// WriteIndex writes an index next to each shard, x.idx beside x.tar, for OpenTar and for DALI. The format is that of
+// WriteIndex writes an index next to each shard, x.idx for x.tar, for OpenTar and for DALI. The format is that of
 // DALI's wds2idx, version 1.2. An index is written completely or not at all. WriteIndex returns an error for what the
 // format cannot say: names with white space, files without a field, sparse files, hard links, records with a fault, and
 // shards without records.
