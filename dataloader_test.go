@@ -3561,6 +3561,28 @@ func TestRecycle(t *testing.T) {
 
 // worker.go: look-ahead, order, time, and every way to stop.
 
+// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, with any number of workers.
+func TestWallTime(t *testing.T) {
+	for _, c := range []struct {
+		opts Options
+		want time.Duration
+	}{
+		{Options{}, 2000 * time.Millisecond},
+		{Options{Workers: 1}, 2000 * time.Millisecond},
+		{Options{Workers: 4}, 500 * time.Millisecond},
+		{Options{Workers: 20}, 100 * time.Millisecond},
+		{Options{Workers: 100}, 100 * time.Millisecond},
+		{Options{Workers: 4, BatchSize: 5}, 500 * time.Millisecond},
+		{Options{Workers: 4, Unordered: true}, 500 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			collect(t, newLoader(t, Dataset[int](&probe{n: 20, takes: always(100 * time.Millisecond)}), c.opts).Epoch(t.Context(), 0))
+			equal(t, fmt.Sprintf("%+v", c.opts), time.Since(start), c.want)
+		})
+	}
+}
+
 // TestLookAhead checks that nothing is loaded before the range, and then exactly the window while the loop has a batch.
 func TestLookAhead(t *testing.T) {
 	for _, test := range []struct{ workers, prefetch, window int }{{0, 0, 0}, {1, 2, 2}, {2, 2, 4}, {2, 1, 2}, {3, 4, 12}, {2, 0, 4}} {
