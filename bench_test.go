@@ -4,9 +4,11 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"iter"
@@ -16,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/metrics"
 	"slices"
 	"strconv"
 	"strings"
@@ -518,6 +521,243 @@ func BenchmarkGoTree(b *testing.B) {
 		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
 		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"}, amount{float64(bytes) / 1e6, "MB"})
 	}
+}
+
+var (
+	mineData   = flag.String("data", "", "what BenchmarkMine measures: a folder, or a pattern of tar shards")
+	mineDecode = flag.Bool("decode", false, "BenchmarkMine decodes the files, too")
+)
+
+// BenchmarkMine measures your own data: how many workers are worth it on this machine, and what the limit is. A relative
+// name is relative to the folder of this package.
+//
+//	go test -run '^$' -bench Mine -data /data/train -decode
+//	go test -run '^$' -bench Mine -data '/data/train-{000..146}.tar'
+//
+// The first pass loads files in random order, each for the first time, so it measures the disk, unless the system had them
+// in memory. The other lines load the same files again and again, from memory. If there is much more data than memory,
+// every epoch of a training is like the first pass.
+func BenchmarkMine(b *testing.B) {
+	if *mineData == "" {
+		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar'; -decode decodes it, too")
+		b.SkipNow()
+	}
+	data, unit, err := openMine(b, *mineData, *mineDecode)
+	if err != nil {
+		b.Fatal(err)
+	}
+	fmt.Printf("data: %d %ss of %s\n", data.Len(), unit, *mineData)
+	for b.Loop() {
+		advice, err := measure(b.Context(), os.Stdout, data, unit, time.Second)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Log(advice)
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// openMine opens the files below a folder, or the records of the shards that a pattern stands for. A sample is the size of
+// what was read and, if decode is true, decoded.
+func openMine(t testing.TB, pattern string, decode bool) (data Dataset[int], unit string, err error) {
+	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
+		files, err := Files(os.DirFS(pattern))
+		if err == nil && files.Len() == 0 {
+			err = fmt.Errorf("there is no file below %s", pattern)
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		return Transform(files, func(_ context.Context, f File) (int, error) { return consume(decode, f) }), "file", nil
+	}
+	names, err := Expand(pattern)
+	var shards []string
+	for _, name := range names {
+		found, bad := filepath.Glob(name)
+		if len(found) == 0 {
+			err = cmp.Or(err, bad, fmt.Errorf("there is neither a folder nor a tar shard %s", must(filepath.Abs(name))))
+		}
+		shards = append(shards, found...)
+	}
+	var open []Dataset[Record]
+	for start := time.Now(); err == nil && len(open) < len(shards); { // two seconds of them: OpenTar may have to read all headers
+		var shard *TarDataset
+		if shard, err = OpenTar(shards[len(open)]); err == nil {
+			t.Cleanup(func() { shard.Close() })
+			open = append(open, shard)
+		}
+		if time.Since(start) > 2*time.Second {
+			break
+		}
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	return Transform(Concat(open...), func(_ context.Context, r Record) (int, error) {
+		size, err := consume(decode, r.Files...)
+		if err != nil {
+			err = fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
+		}
+		return size, err
+	}), "record", nil
+}
+
+// consume returns the size of the files, and decodes them if decode is true.
+func consume(decode bool, files ...File) (size int, err error) {
+	for _, f := range files {
+		if size += len(f.Data); decode && err == nil {
+			_, err = Decode(f.Name, f.Data)
+		}
+	}
+	return size, err
+}
+
+// measure writes to w how fast data loads: at first once, by a plain loop, and, what that left, by many workers; then again
+// and again, in turn, by a plain loop and by loaders with 0, 1, 2, 4, … workers, up to twice the CPUs. Each line takes the
+// time d. measure returns its advice, which is one sentence.
+func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d time.Duration) (advice string, err error) {
+	const rounds = 10
+	n, cpus := data.Len(), runtime.GOMAXPROCS(0)
+	shuffled := subset(data, n, Random(n, 0).Order(0))
+	first := &way{name: "first-pass", load: loopOver(ctx, shuffled, n)}
+	if err := first.run(first, d); err != nil {
+		return "", err
+	}
+	first.print(w, unit)
+	size := min(64, 1+first.n*int(time.Millisecond)/int(d)) // a batch takes about a millisecond
+	var cold *way
+	if rest := n - first.n; rest > 0 {
+		cold = byLoader(ctx, subset(shuffled, rest, func(i int) int { return first.n + i }), rest, size, 2*cpus)
+		cold.name = "first-pass/" + cold.name
+		if err := cold.run(first, d); err != nil {
+			return "", err
+		}
+		cold.print(w, unit)
+	}
+	again := subset(shuffled, first.n, func(i int) int { return i })
+	ways := []*way{{name: "loop", load: loopOver(ctx, again, math.MaxInt32)}, byLoader(ctx, again, math.MaxInt32, size, 0)}
+	for workers := 1; workers < 2*cpus; workers *= 2 {
+		ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, workers))
+		if workers < cpus && cpus < 2*workers {
+			ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, cpus))
+		}
+	}
+	ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, 2*cpus))
+	for range rounds {
+		for _, way := range ways {
+			if err := way.run(ways[0], d/rounds); err != nil {
+				return "", err
+			}
+		}
+	}
+	for _, way := range ways {
+		way.print(w, unit)
+	}
+	return adviceOf(first, cold, ways, cpus), nil
+}
+
+// A way is a way to load data, and how fast it was in each round.
+type way struct {
+	name    string
+	workers int
+	load    iter.Seq2[[]int, error] // the sizes of the samples
+	n       int                     // the number of samples loaded
+	speed   []float64               // samples per second
+	mega    []float64               // megabytes per second
+	ratio   []float64               // how many times as fast as the plain loop
+	busy    []float64               // how many CPUs were busy
+}
+
+// loopOver loads n samples by a plain loop, from the start again after the last.
+func loopOver(ctx context.Context, data Dataset[int], n int) iter.Seq2[[]int, error] {
+	length := data.Len()
+	return func(yield func([]int, error) bool) {
+		sample := make([]int, 1)
+		for i := range n {
+			var err error
+			if sample[0], err = data.Get(ctx, i%length); !yield(sample, err) {
+				return
+			}
+		}
+	}
+}
+
+// byLoader loads n samples by a loader.
+func byLoader(ctx context.Context, data Dataset[int], n, size, workers int) *way {
+	order := Resize(Sequential(data.Len()), n)
+	loader := must(New(data, List[int], Options{BatchSize: size, Sampler: order, Workers: workers}))
+	return &way{name: fmt.Sprintf("workers=%d", workers), workers: workers, load: loader.Epoch(ctx, 0)}
+}
+
+// run is a round: it loads for the time d, or to the end. The loop has had its round before.
+func (w *way) run(loop *way, d time.Duration) error {
+	n, bytes, spent, idleBefore, start := 0, 0, time.Duration(0), idle(), time.Now()
+	for sizes, err := range w.load {
+		if err != nil {
+			return err
+		}
+		n += len(sizes)
+		for _, size := range sizes {
+			bytes += size
+		}
+		if spent = time.Since(start); spent >= d {
+			break
+		}
+	}
+	seconds := max(spent, 1).Seconds()
+	w.n += n
+	w.speed = append(w.speed, float64(n)/seconds)
+	w.mega = append(w.mega, float64(bytes)/1e6/seconds)
+	w.ratio = append(w.ratio, w.speed[len(w.speed)-1]/loop.speed[len(w.speed)-1])
+	w.busy = append(w.busy, float64(runtime.GOMAXPROCS(0))-(idle()-idleBefore)/time.Since(start).Seconds())
+	return nil
+}
+
+// idle returns how many seconds the CPUs of this program have been idle so far. A goroutine that waits for the disk keeps
+// its CPU for a while, up to some milliseconds. So more CPUs may have been idle, but not fewer.
+func idle() float64 {
+	runtime.GC() // brings the metric up to date
+	sample := []metrics.Sample{{Name: "/cpu/classes/idle:cpu-seconds"}}
+	metrics.Read(sample)
+	return sample[0].Value.Float64()
+}
+
+// print writes a line in the format of benchmarks.
+func (w *way) print(out io.Writer, unit string) {
+	fmt.Fprintf(out, "BenchmarkMine/%-22s\t%v\n", fmt.Sprintf("%s-%d", w.name, runtime.GOMAXPROCS(0)), testing.BenchmarkResult{N: w.n, Extra: map[string]float64{
+		"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio), "CPUs-busy": median(w.busy)}})
+}
+
+// adviceOf says how many workers are worth it, what the limit is, and what is different for the disk. ways[0] is the loop.
+func adviceOf(first, cold *way, ways []*way, cpus int) string {
+	best, within, busy := 0.0, 0.0, 0.0 // the highest ratio, also with no more workers than CPUs, and the CPUs that were busy then
+	for _, w := range ways[1:] {
+		ratio := median(w.ratio)
+		if best = max(best, ratio); w.workers <= cpus {
+			within, busy = max(within, ratio), median(w.busy)
+		}
+	}
+	enough := ways[1+slices.IndexFunc(ways[1:], func(w *way) bool { return median(w.ratio) >= 0.95*best })]
+	s := fmt.Sprintf("%d workers are enough here: %.2f times the speed of a plain loop, and the best is %.2f; ", enough.workers, median(enough.ratio), best)
+	switch {
+	case best > 1.1*within:
+		s += fmt.Sprintf("samples wait for the disk or the network, because more workers than the %d CPUs help", cpus)
+	case busy < 0.75*float64(cpus):
+		s += fmt.Sprintf("the disk or the network is the limit, because only %.1f of %d CPUs were busy and more workers do not help", busy, cpus)
+	default:
+		s += fmt.Sprintf("the CPUs are the limit, because %.1f of %d were busy and more workers do not help", busy, cpus)
+	}
+	slower := median(ways[0].speed) / median(first.speed)
+	switch {
+	case slower < 1.5:
+		s += "; the first pass was about as fast as the loop later, so the disk is no limit, or the files were in memory before"
+	case cold == nil:
+		s += fmt.Sprintf("; the first pass was %.1f times slower than the loop later, so the disk is the limit where files are not in memory", slower)
+	default:
+		s += fmt.Sprintf("; the first pass was %.1f times slower than the loop later, so the disk is the limit where files are not in memory, and there %d workers load %.1f times as fast as a loop",
+			slower, cold.workers, median(cold.ratio))
+	}
+	return s
 }
 
 // BenchmarkStreams is what a stage adds to an item of its source. The baseline is the source alone, and added-ns/item the
