@@ -113,7 +113,7 @@
 //	if Get                  without OnError             with OnError
 //	returns an error        the batch fails             OnError decides
 //	panics                  the batch fails             OnError decides
-//	calls runtime.Goexit    the batch fails             the batch fails
+//	calls runtime.Goexit    the batch fails             OnError decides
 //	waits as ctx ends       the loop ends               the loop ends
 //
 // (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
@@ -227,9 +227,9 @@ type Options struct {
 
 	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
 	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
-	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's or
-	// the sampler's, such as an index outside the data set. It fails the batch, and OnError is not asked. The same holds
-	// for a Get that calls runtime.Goexit.
+	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's, that
+	// of NewFunc's load, or the sampler's, such as an index outside the data set. It fails the batch, and OnError is not
+	// asked.
 	//
 	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
 	// depend on Workers. Two loops over one loader may call it at the same time.
@@ -266,41 +266,68 @@ func (o Options) check() (Options, error) {
 // goroutines, do not affect each other, because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
 	// Set by New and only read afterwards.
-	opts       Options
-	deal       deal // of a whole epoch
-	name       string
-	plain      any // the State of a cursor with no step Done, a *loaderState; the cursors share it
-	orderOf    func(epoch int) order
-	newFetcher func(ctx context.Context, worker int, p *pass) func(*result[B])
+	opts    Options
+	deal    deal // of a whole epoch
+	name    string
+	plain   any // the State of a cursor with no step Done, a *loaderState; the cursors share it
+	orderOf func(epoch int) order
+	newLoad func(ctx context.Context, worker int, p *pass) func(*result[B])
 
 	mu   sync.Mutex // guards free; never held while user code runs
 	free []B        // the batches given back by Recycle
 	most int        // how many of them can be of use: those in flight, and two in the caller's hands
 }
 
-// New makes a loader of the samples of data, which collate makes into batches. It calls data.Len once. Options that make
-// no sense are an error that names the field, its value and what is allowed. An empty data set is not an error; it
-// yields no batches.
+// New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
+// samples one by one and collates them. It calls data.Len once. Options that make no sense are an error that names the
+// field, its value and what is allowed. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	opts, err := opts.check()
-	err = cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"), err)
+	err := cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"))
 	if err != nil {
 		return nil, err
 	}
-	n := data.Len()
-	if n < 0 {
-		return nil, fmt.Errorf("dataloader: the data set's length is %d, must not be negative", n)
+	return loaderOf(data.Len(), opts, func() fill[B] {
+		f := &fetcher[T, B]{data: data, begin: beginOf(data), collate: collate}
+		return f.fill
+	})
+}
+
+// NewFunc makes a loader whose batches load makes: of the n samples, those with the given indices, in their order. load
+// may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
+// DataLoader.Recycle, or the zero value. So samples that must be read or decoded are written straight into their batch,
+// where New would allocate and copy each of them. load must not retain indices, which are reused for the next batch.
+//
+// With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch. An
+// error of load, or a panic, fails the batch, with Index -1; OnError is not asked. Everything else is as in New.
+func NewFunc[B any](n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options) (*DataLoader[B], error) {
+	if err := errorIf(load == nil, "NewFunc: load is nil"); err != nil {
+		return nil, err
+	}
+	whole := func(j *job[B], dst B) (B, error) {
+		defer trace.StartRegion(j.ctx, "load").End()
+		j.scope.move(j.spots[0])
+		j.samples = len(j.indices)
+		return load(j.ctx, dst, j.indices)
+	}
+	return loaderOf(n, opts, func() fill[B] { return whole })
+}
+
+// loaderOf makes the loader of n samples. newFill returns the function that makes batches in one goroutine.
+func loaderOf[B any](n int, opts Options, newFill func() fill[B]) (*DataLoader[B], error) {
+	opts, err := opts.check()
+	err = cmp.Or(err, errorIf(n < 0, "the number of samples is %d, must not be negative", n))
+	if err != nil {
+		return nil, err
 	}
 	l := &DataLoader[B]{opts: opts}
 	if err := l.setOrder(n); err != nil {
 		return nil, err
 	}
 	l.most = min(opts.Workers*opts.Prefetch, l.Len()) + 2
-	l.newFetcher = func(ctx context.Context, worker int, p *pass) func(*result[B]) {
-		f := &fetcher[T, B]{data: data, n: n, collate: collate, onError: opts.OnError != nil, pass: p}
-		f.all, _ = data.(BatchGetter[T])
-		f.ctx, f.scope = withScope(ctx, worker, opts.Seed, spot{})
-		return f.load
+	l.newLoad = func(ctx context.Context, worker int, p *pass) func(*result[B]) {
+		j := &job[B]{pass: p, n: n, onError: opts.OnError != nil, fill: newFill()}
+		j.ctx, j.scope = withScope(ctx, worker, opts.Seed, spot{})
+		return j.load
 	}
 	return l, nil
 }
@@ -373,7 +400,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	}
 	b := result[B]{step: k}
 	if ctx.Err() == nil {
-		l.newFetcher(ctx, -1, p)(&b)
+		l.newLoad(ctx, -1, p)(&b)
 	}
 	if ctx.Err() != nil {
 		return *new(B), context.Cause(ctx)
@@ -409,7 +436,7 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
 			ordered: !l.opts.Unordered,
 			task:    func(b *result[B]) bool { return l.task(p, b) },
-			newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newFetcher(ctx, worker, p) },
+			newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newLoad(ctx, worker, p) },
 		}
 		loading.run(ctx, func(b *result[B]) bool {
 			b.Received = p.now()
@@ -477,119 +504,159 @@ func (l *DataLoader[B]) judge(p *pass, b *result[B]) {
 	}
 }
 
-// A fetcher loads batches in one goroutine. Its slices are reused for each batch.
-type fetcher[T, B any] struct {
-	data    Dataset[T]
-	all     BatchGetter[T] // data, if it is a BatchGetter
-	n       int            // the length of data
-	collate Collate[T, B]
-	onError bool // whether OnError decides about samples that fail
-	pass    *pass
+// A job is the batch that a goroutine loads: which samples, and what has become of them. Each goroutine has one job, and
+// reuses its slices from batch to batch.
+type job[B any] struct {
 	ctx     context.Context
 	scope   *scope // of ctx
+	pass    *pass
+	n       int     // the number of samples in the data set
+	onError bool    // whether OnError decides about samples that fail
+	fill    fill[B] // makes the batch
 
-	positions []int  // the positions of the batch in the epoch
-	indices   []int  // the indices of the batch's samples
-	spots     []spot // for Rand; one for each index that the order has given
-	samples   []T
-	at        int // the index for which user code is being called, or -1; it becomes the Index of an error
+	step      int            // the number of the batch in its pass
+	positions []int          // the positions of the batch in the epoch
+	indices   []int          // the indices of the batch's samples
+	spots     []spot         // for Rand; one for each index
+	next      int            // how many of indices have been tried; a fill that makes the batch at once leaves it 0
+	at        int            // the index for which user code is being called, or -1; it becomes the Index of an error
+	samples   int            // how many samples are in the batch; set by fill
+	failed    []*SampleError // the samples that OnError is to decide about
 }
 
+// A fill makes the batch of j.indices, in the memory of dst.
+type fill[B any] func(j *job[B], dst B) (B, error)
+
 // load turns b, which says what to load, into the batch or its error.
-func (f *fetcher[T, B]) load(b *result[B]) {
-	b.Worker, b.Start = f.scope.worker, f.pass.now()
-	f.at = -1
+func (j *job[B]) load(b *result[B]) {
+	b.Worker, b.Start = j.scope.worker, j.pass.now()
+	j.step, j.indices, j.next, j.at, j.samples, j.failed = b.step, j.indices[:0], 0, -1, 0, nil
+	j.proceed(b)
+}
+
+// proceed chooses the indices of b and makes the batch. If a Get ends the goroutine and OnError decides about the sample,
+// another goroutine proceeds with the next sample; the deferred function, which still runs in this one, waits for it.
+func (j *job[B]) proceed(b *result[B]) {
 	b.err = errGoexit // which stands if user code ends the goroutine
 	defer func() {
-		if b.err != nil {
-			b.err = f.pass.fault(b.step, f.at, b.err)
+		if b.err == errGoexit && j.at >= 0 && j.onError && j.scope.worker >= 0 {
+			j.failed = append(j.failed, j.pass.fault(j.step, j.at, errGoexit))
+			var rest sync.WaitGroup
+			rest.Go(func() { j.proceed(b) })
+			rest.Wait()
+			return
 		}
-		clear(f.samples)
-		b.Done = f.pass.now()
+		if b.err != nil {
+			b.err = j.pass.fault(j.step, j.at, b.err)
+		}
+		b.failed, b.Samples, b.Done = j.failed, j.samples, j.pass.now()
 	}()
 	defer rescue(&b.err) // runs first
-	err := f.choose(b.step)
-	if err == nil {
-		err = f.fetch(b)
+	var err error
+	if j.next == 0 {
+		err = j.choose()
 	}
-	if b.Samples = len(f.samples); err == nil && b.Samples > 0 {
-		b.batch, err = f.collated(b.batch)
+	if err == nil {
+		b.batch, err = j.fill(j, b.batch)
 	}
 	b.err = err
 }
 
-// choose asks the order for the indices of the batch at step k.
-func (f *fetcher[T, B]) choose(k int) error {
-	p := f.pass
+// choose asks the order for the indices of the batch.
+func (j *job[B]) choose() error {
+	p := j.pass
 	if trace.IsEnabled() {
-		trace.Logf(f.ctx, "batch", "epoch %d, batch %d", p.epoch, p.first+k)
+		trace.Logf(j.ctx, "batch", "epoch %d, batch %d", p.epoch, p.first+j.step)
 	}
-	f.indices, f.spots, f.samples = f.indices[:0], f.spots[:0], f.samples[:0]
 	if p.broken != nil {
 		return p.broken
 	}
-	f.positions = p.deal.positions(f.positions[:0], k)
-	for _, pos := range f.positions {
-		f.indices = p.order(f.indices, pos%p.deal.n) // PadTail begins again with the first positions
-		for part, i := range f.indices[len(f.spots):] {
-			if i < 0 || i >= f.n {
-				return fmt.Errorf("the sampler: %w", outside(i, f.n))
+	j.spots = j.spots[:0]
+	j.positions = p.deal.positions(j.positions[:0], j.step)
+	for _, pos := range j.positions {
+		j.indices = p.order(j.indices, pos%p.deal.n) // PadTail begins again with the first positions
+		for part, i := range j.indices[len(j.spots):] {
+			if i < 0 || i >= j.n {
+				return fmt.Errorf("the sampler: %w", outside(i, j.n))
 			}
-			f.spots = append(f.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
+			j.spots = append(j.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
 	}
-	if len(f.indices) == 0 {
+	if len(j.indices) == 0 {
 		return errors.New("the sampler gave no index")
 	}
 	return nil
 }
 
-// fetch fetches the sample of each index. A sample that fails fails the batch, or is put aside for OnError.
-func (f *fetcher[T, B]) fetch(b *result[B]) error {
-	defer trace.StartRegion(f.ctx, "fetch").End()
-	if f.all != nil {
-		f.scope.move(f.spots[0])
-		samples, err := f.all.GetBatch(f.ctx, f.indices)
-		if err == nil && len(samples) != len(f.indices) {
-			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(f.indices))
-		}
-		f.samples = append(f.samples, samples...)
-		return err
+// A fetcher makes batches for New: it fetches sample by sample, and collates. Its slice is reused for each batch.
+type fetcher[T, B any] struct {
+	data    Dataset[T]
+	begin   begin[T] // of data; nil if every sample is fetched on its own
+	collate Collate[T, B]
+
+	sample  func(k int) (T, error) // sample k of the batch, after begin
+	samples []T                    // those fetched, with the indices j.indices[:len(samples)]
+}
+
+// fill fetches the samples that have not been tried yet. A sample that fails fails the batch, or is put aside for
+// OnError. A batch of which no sample is left is not collated.
+func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
+	if err := f.fetch(j); err != nil {
+		return dst, err
 	}
-	fetched := f.indices[:0] // in the same memory: never ahead of the loop
-	for j, i := range f.indices {
-		if err := f.ctx.Err(); err != nil {
+	if j.samples = len(f.samples); j.samples == 0 {
+		return dst, nil
+	}
+	defer trace.StartRegion(j.ctx, "collate").End()
+	defer clear(f.samples)
+	batch, err := f.collate(dst, f.samples)
+	if err != nil {
+		err = fmt.Errorf("collating %d samples %v: %w", j.samples, j.indices[:min(16, j.samples)], err)
+	}
+	return batch, err
+}
+
+// fetch fetches the sample of each index.
+func (f *fetcher[T, B]) fetch(j *job[B]) (err error) {
+	defer trace.StartRegion(j.ctx, "fetch").End()
+	if j.next == 0 {
+		f.samples = f.samples[:0]
+		if f.begin != nil {
+			j.scope.move(j.spots[0])
+			if f.sample, err = f.begin(j.ctx, j.indices); err != nil {
+				return err
+			}
+		}
+	}
+	for j.next < len(j.indices) {
+		if err := j.ctx.Err(); err != nil {
 			return err
 		}
-		f.scope.move(f.spots[j])
-		f.at = i
-		sample, err := f.get(i)
+		k := j.next
+		j.next++
+		j.at = j.indices[k]
+		j.scope.move(j.spots[k])
+		sample, err := f.get(j, k)
 		if err == nil {
-			f.samples, fetched = append(f.samples, sample), append(fetched, i)
-		} else if f.onError {
-			b.failed = append(b.failed, f.pass.fault(b.step, i, err))
+			j.indices[len(f.samples)] = j.at // never ahead of k
+			f.samples = append(f.samples, sample)
+		} else if j.onError {
+			j.failed = append(j.failed, j.pass.fault(j.step, j.at, err))
 		} else {
 			return err
 		}
 	}
-	f.indices, f.at = fetched, -1
+	j.at = -1
 	return nil
 }
 
-// get fetches one sample.
-func (f *fetcher[T, B]) get(i int) (sample T, err error) {
+// get fetches sample k of the batch.
+func (f *fetcher[T, B]) get(j *job[B], k int) (sample T, err error) {
 	defer rescue(&err)
-	return f.data.Get(f.ctx, i)
-}
-
-// collated makes the batch, in the memory of dst.
-func (f *fetcher[T, B]) collated(dst B) (B, error) {
-	defer trace.StartRegion(f.ctx, "collate").End()
-	batch, err := f.collate(dst, f.samples)
-	if err != nil {
-		err = fmt.Errorf("collating %d samples %v: %w", len(f.indices), f.indices[:min(16, len(f.indices))], err)
+	if f.begin != nil {
+		return f.sample(k)
 	}
-	return batch, err
+	return f.data.Get(j.ctx, j.indices[k])
 }
 
 // A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it as
@@ -891,7 +958,7 @@ func (p *pass) fault(k, index int, err error) *SampleError {
 type SampleError struct {
 	Epoch int
 	Batch int   // the batch of this shard, from 0; -1 for an item of a stream
-	Index int   // the sample's index in the data set, or -1: the error is Collate's, GetBatch's or the sampler's
+	Index int   // the sample's index in the data set, or -1: the error is of the batch as a whole
 	Pos   int   // for an item of a stream, the Pos of the cursor after it
 	Err   error // the cause: what Get returned, a PanicError, a TarError, …
 }

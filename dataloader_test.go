@@ -136,6 +136,15 @@ func (b batchGetter[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 	return b.get(ctx, indices)
 }
 
+// An atOnce stands for a data set of n samples whose batches a loading makes with NewFunc.
+type atOnce struct {
+	Dataset[int] // nil
+	n            int
+	load         func(ctx context.Context, dst, indices []int) ([]int, error)
+}
+
+func (b atOnce) Len() int { return b.n }
+
 // fixed is a sampler with the same order in every epoch.
 func fixed(indices ...int) Sampler {
 	return OrderFunc(len(indices), func(int) []int { return indices })
@@ -335,6 +344,9 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 		l.collate = List[int]
 	}
 	l.opts.Workers, l.opts.Prefetch = workers, prefetch
+	if b, ok := l.data.(atOnce); ok {
+		return must(NewFunc(b.n, b.load, l.opts))
+	}
 	return must(New(l.data, l.collate, l.opts))
 }
 
@@ -2766,8 +2778,6 @@ func TestDatasets(t *testing.T) {
 		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
 			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
 		}
-		batch := must(Subset[int](batchGetter[int]{n: 9}, upTo(3))).(BatchGetter[int])
-		saysAll(t, errorOf(batch.GetBatch(t.Context(), []int{0, i})), fmt.Sprint("index ", i), "3 samples")
 	}
 }
 
@@ -3699,8 +3709,21 @@ func TestUserCodeThatDies(t *testing.T) {
 		}}
 		noOrder := sampler{4, "dead", func(int) func(int) int { die(); return nil }}
 		inBatch1 := "[[0 1] error dataloader: epoch 2, batch 1: " + name + " [4 5]]"
+		allOf0 := Func(8, func(_ context.Context, i int) (int, error) {
+			if i < 4 || i == 5 {
+				die()
+			}
+			return i, nil
+		})
+		batchOf2 := func(_ context.Context, dst, indices []int) ([]int, error) {
+			at(2)(indices[0])
+			return append(dst[:0], indices...), nil
+		}
 		all := []loading{
 			{"Get", get, nil, Options{BatchSize: 2}, "[[0 1] error dataloader: epoch 2, batch 1, sample 2: " + name + " [4 5]]"},
+			{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"},
+			{"Get, all of a batch dropped", allOf0, nil, Options{BatchSize: 4, OnError: dropBad}, "[[4 6 7]]"},
+			{"load", atOnce{n: 6, load: batchOf2}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
 			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
 			{"sampler", numbers(6), nil, Options{BatchSize: 2, Sampler: order}, inBatch1},
 			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
@@ -3708,8 +3731,7 @@ func TestUserCodeThatDies(t *testing.T) {
 		least := 1 // without workers a Goexit ends the caller
 		if name != goexit {
 			least = 0
-			all = append(all, []loading{ // OnError and Order run in the caller's goroutine; a Goexit in Get ends the whole batch
-				{"dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] [3] [4 5]]"},
+			all = append(all, []loading{ // OnError and Order run in the caller's goroutine
 				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
 					"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"},
 				{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: noOrder},
@@ -3731,18 +3753,28 @@ func TestUserCodeThatDies(t *testing.T) {
 	}
 }
 
-// TestAllocations checks that with List and Recycle a batch of an epoch under way costs no allocation.
+// TestAllocations checks that with Recycle a batch of an epoch under way costs no allocation.
 func TestAllocations(t *testing.T) {
-	for workers := range 3 {
-		loader := newLoader(t, numbers(4000), Options{BatchSize: 4, Shuffle: true, Workers: workers})
-		each := testing.AllocsPerRun(5, func() {
-			for batch := range loader.Epoch(t.Context(), 0) {
-				loader.Recycle(batch)
-			}
-		})
-		if each > 150 { // of the epoch, and of the memory for the first batches
-			t.Errorf("%d workers: an epoch of 1000 batches has %v allocations", workers, each)
+	allocations := func(what string, epoch func()) {
+		if each := testing.AllocsPerRun(5, epoch); each > 150 { // of the epoch, and of the memory for the first batches
+			t.Errorf("%s: an epoch of 1000 batches has %v allocations", what, each)
 		}
+	}
+	fill := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
+	for workers := range 3 {
+		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
+		lists, filled := newLoader(t, numbers(4000), opts), must(NewFunc(4000, fill, opts))
+		rows := must(New(must(Rows(Tensor[int]{make([]int, 8000), []int{4000, 2}})), Stack[int], opts))
+		allocations(fmt.Sprint("List, workers ", workers), func() { recycling(t, lists) })
+		allocations(fmt.Sprint("NewFunc, workers ", workers), func() { recycling(t, filled) })
+		allocations(fmt.Sprint("Rows and Stack, workers ", workers), func() { recycling(t, rows) })
+	}
+}
+
+// recycling gives back every batch of an epoch.
+func recycling[B any](t *testing.T, loader *DataLoader[B]) {
+	for batch := range loader.Epoch(t.Context(), 0) {
+		loader.Recycle(batch)
 	}
 }
 
@@ -3951,6 +3983,91 @@ func TestFailures(t *testing.T) {
 		l.check(t, 0)
 	}
 	equal(t, "the order of epoch 1", batches(t, newLoader(t, numbers(3), Options{Sampler: short}), 1), "[[0] [0] [0]]")
+}
+
+// TestNewFunc checks that a loader of NewFunc is like one of New in everything but how it makes a batch.
+func TestNewFunc(t *testing.T) {
+	load := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
+	for _, opts := range []Options{
+		{},
+		{BatchSize: 3, Shuffle: true, Seed: 3},
+		{BatchSize: 2, DropLast: true, Shard: Shard{1, 2}},
+		{BatchSize: 2, Sampler: must(Weighted([]float64{1, 2, 3}, 9, true, 1)), Tail: DropTail, Shard: Shard{2, 3}},
+		{BatchSampler: fixedBatches{{0, 1}, {2}, {9, 9, 9}}},
+	} {
+		want := fmt.Sprint(batches(t, newLoader(t, numbers(11), opts), 2))
+		loading{"like New", atOnce{n: 11, load: load}, nil, opts, want}.check(t, 0)
+		opts.Workers, opts.Unordered = 2, true
+		equal(t, "unordered", sorted(samples(t, must(NewFunc(11, load, opts)), 2)), sorted(samples(t, newLoader(t, numbers(11), opts), 2)))
+	}
+	random := func(ctx context.Context, dst, indices []int) ([]int, error) {
+		equal(t, "twice the same generator", Rand(ctx) == Rand(ctx), true)
+		return append(dst[:0], Rand(ctx).Int()), nil
+	}
+	first := Func(10, func(ctx context.Context, _ int) (int, error) { return Rand(ctx).Int(), nil })
+	var want []string // of each batch, the number of its first sample
+	for _, batch := range batches(t, newLoader(t, first, Options{BatchSize: 3, Shuffle: true}), 2) {
+		want = append(want, fmt.Sprint(batch[:1]))
+	}
+	loading{"Rand", atOnce{n: 10, load: random}, nil, Options{BatchSize: 3, Shuffle: true}, fmt.Sprint(want)}.check(t, 0)
+	failing := func(_ context.Context, dst, indices []int) ([]int, error) {
+		if indices[0] == 2 {
+			return dst, errBad
+		}
+		return append(dst[:0], indices...), nil
+	}
+	loading{"an error", atOnce{n: 5, load: failing}, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] error dataloader: epoch 2, batch 1: bad sample [4]]"}.check(t, 0)
+	refused(t, []refusal{
+		{errorOf(NewFunc[int](3, nil, Options{})), "NewFunc: load is nil"},
+		{errorOf(NewFunc(-3, load, Options{})), "number of samples is -3 … must not be negative"},
+		{errorOf(NewFunc(3, load, Options{Workers: -1})), "Options.Workers is -1"},
+	})
+}
+
+// TestGetBatch checks that the adapters which pass GetBatch on give the same samples, errors and random numbers as if they
+// fetched sample by sample, with one call for each batch and part.
+func TestGetBatch(t *testing.T) {
+	for _, workers := range []int{0, 2} {
+		var calls atomic.Int64
+		fetch := Dataset[int](batchGetter[int]{8, func(_ context.Context, indices []int) ([]int, error) {
+			calls.Add(1)
+			return slices.Clone(indices), nil
+		}})
+		augment := func(ctx context.Context, i int) (int, error) {
+			switch i {
+			case 3:
+				return 0, errBad
+			case 5:
+				panic("ouch")
+			}
+			return 1000*i + Rand(ctx).IntN(1000), nil
+		}
+		over := func(data Dataset[int]) Dataset[int] {
+			whole := Transform(Transform(data, augment), augment)
+			return Concat(whole, numbers(3), Slice[int]{}, must(Subset(whole, []int{7, 6, 0})), must(Split(whole, 1, 4, 4))[1])
+		}
+		for _, opts := range []Options{{BatchSize: 4}, {BatchSize: 5, Shuffle: true, Seed: 2, OnError: dropBad}, {BatchSampler: Batches(Random(18, 3), 18, false), OnError: dropBad}} {
+			opts.Workers = workers
+			want := outcomes(newLoader(t, over(numbers(8)), opts).Epoch(t.Context(), 1))
+			calls.Store(0)
+			got := newLoader(t, over(fetch), opts)
+			equal(t, "samples", outcomes(got.Epoch(t.Context(), 1)), want)
+			if most := int64(3 * got.Len()); calls.Load() > most { // there are three parts that have GetBatch
+				t.Errorf("%d calls for %d batches, want at most %d", calls.Load(), got.Len(), most)
+			}
+		}
+	}
+	broken := batchGetter[int]{8, func(context.Context, []int) ([]int, error) { return nil, errBad }}
+	short := batchGetter[int]{8, func(context.Context, []int) ([]int, error) { return []int{1}, nil }}
+	twice := func(_ context.Context, i int) (int, error) { return 2 * i, nil }
+	for _, l := range []loading{
+		{"broken", Concat(numbers(2), Transform(broken, twice)), nil, Options{BatchSize: 2, OnError: dropBad, Sampler: fixed(0, 1, 2, 3)},
+			"[[0 1] error dataloader: epoch 2, batch 1: bad sample]"},
+		{"short", Transform(Concat[int](numbers(2), short), twice), nil, Options{BatchSize: 2, Sampler: fixed(0, 1, 2, 3)},
+			"[[0 2] error dataloader: epoch 2, batch 1: GetBatch returned 1 samples for 2 indices]"},
+	} {
+		l.check(t, 0)
+	}
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
@@ -4219,7 +4336,7 @@ func TestBadOptions(t *testing.T) {
 	refused(t, []refusal{
 		{errorOf(New(none, List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
-		{errorOf(New(&probe{n: -5}, List[int], Options{})), "length is -5"},
+		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5"},
 		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
 		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
 		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},

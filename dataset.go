@@ -42,11 +42,13 @@ type Dataset[T any] interface {
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database or an array can.
-// If the data set has GetBatch, a loader never calls Get. GetBatch returns one sample for each index, in the order of the
-// indices. It must not retain the slice of indices, which is reused for the next batch.
+// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the data
+// set has GetBatch, a loader never calls Get. GetBatch returns one sample for each index, in the order of the indices. It
+// must not retain the slice of indices, which is reused for the next batch.
 //
-// Subset and Split pass GetBatch on. The other adapters fetch sample by sample. PyTorch: __getitems__.
+// Subset, Split, Concat and Transform pass GetBatch on. The other adapters fetch sample by sample. Use GetBatch if the
+// samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch into reused
+// memory. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
 }
@@ -75,7 +77,7 @@ func outside(i, n int) error {
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
-	return function[T]{n, get}
+	return function[T]{n: n, get: get}
 }
 
 // panicIf panics if an argument can never be right.
@@ -93,11 +95,34 @@ func errorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// A function is the Dataset that Func makes. Most adapters below are made with Func, so that an index is checked in one
-// place.
+// A function is the Dataset that Func makes. Most adapters below are functions, so that an index is checked in one place.
 type function[T any] struct {
-	n   int
-	get func(ctx context.Context, i int) (T, error)
+	n     int
+	get   func(ctx context.Context, i int) (T, error)
+	begin begin[T] // nil if every sample is fetched on its own
+}
+
+// A begin starts to fetch the samples with the given indices, as far as one call of GetBatch can, and returns the function
+// that finishes sample k of them. That function applies a Transform, for example. So each sample can fail on its own and
+// has random numbers of its own, even if all were fetched in one call.
+type begin[T any] func(ctx context.Context, indices []int) (sample func(k int) (T, error), err error)
+
+// beginOf returns the begin of data, or nil.
+func beginOf[T any](data Dataset[T]) begin[T] {
+	if f, ok := data.(function[T]); ok {
+		return f.begin
+	}
+	all, ok := data.(BatchGetter[T])
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context, indices []int) (func(int) (T, error), error) {
+		samples, err := all.GetBatch(ctx, indices)
+		if err == nil && len(samples) != len(indices) {
+			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(indices))
+		}
+		return func(k int) (T, error) { return samples[k], nil }, err
+	}
 }
 
 // Len returns the number of samples.
@@ -144,10 +169,37 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 		panicIf(part == nil, "Concat: part %d is nil", p)
 		bounds = append(bounds, bounds[p]+part.Len())
 	}
-	return Func(bounds[len(parts)], func(ctx context.Context, i int) (T, error) {
-		p, _ := slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
-		return parts[p].Get(ctx, i-bounds[p])
-	})
+	find := func(i int) (p, within int) {
+		p, _ = slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
+		return p, i - bounds[p]
+	}
+	all := function[T]{n: bounds[len(parts)], get: func(ctx context.Context, i int) (T, error) {
+		p, within := find(i)
+		return parts[p].Get(ctx, within)
+	}}
+	if !slices.ContainsFunc(parts, func(part Dataset[T]) bool { return beginOf(part) != nil }) {
+		return all
+	}
+	all.begin = func(ctx context.Context, indices []int) (_ func(int) (T, error), err error) {
+		asked := make([][]int, len(parts))        // for each part, what is asked of it
+		places := make([][2]int, 0, len(indices)) // for each index, its part and its place there
+		for _, i := range indices {
+			p, within := find(i)
+			places = append(places, [2]int{p, len(asked[p])})
+			asked[p] = append(asked[p], within)
+		}
+		samples := make([]func(int) (T, error), len(parts))
+		for p, indices := range asked {
+			samples[p] = func(k int) (T, error) { return parts[p].Get(ctx, indices[k]) }
+			if first := beginOf(parts[p]); first != nil && len(indices) > 0 {
+				if samples[p], err = first(ctx, indices); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return func(k int) (T, error) { return samples[places[k][0]](places[k][1]) }, nil
+	}
+	return all
 }
 
 // Subset is the data set of the samples with the given indices, in their order. An index may occur more than once. An
@@ -195,30 +247,17 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 
 // subset is the data set of n samples of data: sample i is data's sample index(i).
 func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	single := function[T]{n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
-	if all, ok := data.(BatchGetter[T]); ok {
-		return batchSubset[T]{single, all, index}
-	}
-	return single
-}
-
-// A batchSubset is a subset of a BatchGetter, and a BatchGetter itself.
-type batchSubset[T any] struct {
-	function[T]
-	all   BatchGetter[T]
-	index func(i int) int
-}
-
-// GetBatch translates the indices and fetches the samples in one call.
-func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
-	translated := make([]int, len(indices))
-	for j, i := range indices {
-		if i < 0 || i >= s.n {
-			return nil, outside(i, s.n)
+	sub := function[T]{n: n, get: func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
+	if all := beginOf(data); all != nil {
+		sub.begin = func(ctx context.Context, indices []int) (func(int) (T, error), error) {
+			translated := make([]int, len(indices))
+			for k, i := range indices {
+				translated[k] = index(i)
+			}
+			return all(ctx, translated)
 		}
-		translated[j] = s.index(i)
 	}
-	return s.all.GetBatch(ctx, translated)
+	return sub
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
@@ -228,13 +267,26 @@ func (s batchSubset[T]) GetBatch(ctx context.Context, indices []int) ([]T, error
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
-	return Func(data.Len(), func(ctx context.Context, i int) (transformed U, err error) {
-		sample, err := data.Get(ctx, i)
+	then := func(ctx context.Context, sample T, err error) (transformed U, _ error) {
 		if err != nil {
 			return transformed, err
 		}
 		return f(ctx, sample)
-	})
+	}
+	transformed := function[U]{n: data.Len(), get: func(ctx context.Context, i int) (U, error) {
+		sample, err := data.Get(ctx, i)
+		return then(ctx, sample, err)
+	}}
+	if all := beginOf(data); all != nil {
+		transformed.begin = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
+			sample, err := all(ctx, indices)
+			return func(k int) (U, error) {
+				sample, err := sample(k)
+				return then(ctx, sample, err)
+			}, err
+		}
+	}
+	return transformed
 }
 
 // Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, even if several goroutines
@@ -325,8 +377,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
 // workers or ranks, in or out of order, before and after a resume. A sample that PadTail repeats has another position.
 //
-// In a GetBatch the whole batch has one generator, that of its first position. Its numbers therefore depend on how the
-// epoch is divided into batches.
+// In a GetBatch, and in the load of NewFunc, the whole batch has one generator, that of its first position. Its numbers
+// therefore depend on how the epoch is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
