@@ -10,6 +10,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"image"
+	"image/jpeg"
 	"io"
 	"iter"
 	"math"
@@ -82,12 +84,17 @@ func median(x []float64) float64 {
 	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
 }
 
-// epochOf returns a function that goes through one epoch of a loader and gives each batch back.
+// epochOf is epochs of a new loader.
 func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
 	loader, err := New(data, collate, opts)
 	if err != nil {
 		b.Fatal(err)
 	}
+	return epochs(b, loader)
+}
+
+// epochs returns a function that goes through the first epoch of the loader and gives each batch back.
+func epochs[B any](b *testing.B, loader *DataLoader[B]) func() {
 	return func() {
 		for batch, err := range loader.Epoch(b.Context(), 0) {
 			if err != nil {
@@ -665,7 +672,7 @@ type way struct {
 	speed   []float64               // samples per second
 	mega    []float64               // megabytes per second
 	ratio   []float64               // how many times as fast as the plain loop
-	busy    []float64               // how many CPUs were busy
+	idle    []float64               // how much of the CPUs was idle, from 0 to 1
 }
 
 // loopOver loads n samples by a plain loop, from the start again after the last.
@@ -691,7 +698,7 @@ func byLoader(ctx context.Context, data Dataset[int], n, size, workers int) *way
 
 // run is a round: it loads for the time d, or to the end. The loop has had its round before.
 func (w *way) run(loop *way, d time.Duration) error {
-	n, bytes, spent, idleBefore, start := 0, 0, time.Duration(0), idle(), time.Now()
+	n, bytes, spent, idle, start := 0, 0, time.Duration(0), idleSeconds(), time.Now()
 	for sizes, err := range w.load {
 		if err != nil {
 			return err
@@ -709,13 +716,13 @@ func (w *way) run(loop *way, d time.Duration) error {
 	w.speed = append(w.speed, float64(n)/seconds)
 	w.mega = append(w.mega, float64(bytes)/1e6/seconds)
 	w.ratio = append(w.ratio, w.speed[len(w.speed)-1]/loop.speed[len(w.speed)-1])
-	w.busy = append(w.busy, float64(runtime.GOMAXPROCS(0))-(idle()-idleBefore)/time.Since(start).Seconds())
+	w.idle = append(w.idle, (idleSeconds()-idle)/time.Since(start).Seconds()/float64(runtime.GOMAXPROCS(0)))
 	return nil
 }
 
-// idle returns how many seconds the CPUs of this program have been idle so far. A goroutine that waits for the disk keeps
-// its CPU for a while, up to some milliseconds. So more CPUs may have been idle, but not fewer.
-func idle() float64 {
+// idleSeconds returns how many seconds the CPUs of this program have been idle so far, all together. A goroutine that waits
+// for the disk keeps its CPU for up to some milliseconds, which count as busy. So the CPUs were idle at least that long.
+func idleSeconds() float64 {
 	runtime.GC() // brings the metric up to date
 	sample := []metrics.Sample{{Name: "/cpu/classes/idle:cpu-seconds"}}
 	metrics.Read(sample)
@@ -725,39 +732,161 @@ func idle() float64 {
 // print writes a line in the format of benchmarks.
 func (w *way) print(out io.Writer, unit string) {
 	fmt.Fprintf(out, "BenchmarkMine/%-22s\t%v\n", fmt.Sprintf("%s-%d", w.name, runtime.GOMAXPROCS(0)), testing.BenchmarkResult{N: w.n, Extra: map[string]float64{
-		"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio), "CPUs-busy": median(w.busy)}})
+		"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio)}})
 }
 
-// adviceOf says how many workers are worth it, what the limit is, and what is different for the disk. ways[0] is the loop.
+// adviceOf says how many workers are enough, and what the limit is, as far as the measurement shows it. ways[0] is the loop.
 func adviceOf(first, cold *way, ways []*way, cpus int) string {
-	best, within, busy := 0.0, 0.0, 0.0 // the highest ratio, also with no more workers than CPUs, and the CPUs that were busy then
+	best, within, idle := 0.0, 0.0, 0.0 // within and idle: with no more workers than CPUs
 	for _, w := range ways[1:] {
 		ratio := median(w.ratio)
 		if best = max(best, ratio); w.workers <= cpus {
-			within, busy = max(within, ratio), median(w.busy)
+			within, idle = max(within, ratio), median(w.idle)
 		}
 	}
 	enough := ways[1+slices.IndexFunc(ways[1:], func(w *way) bool { return median(w.ratio) >= 0.95*best })]
-	s := fmt.Sprintf("%d workers are enough here: %.2f times the speed of a plain loop, and the best is %.2f; ", enough.workers, median(enough.ratio), best)
-	switch {
-	case best > 1.1*within:
-		s += fmt.Sprintf("samples wait for the disk or the network, because more workers than the %d CPUs help", cpus)
-	case busy < 0.75*float64(cpus):
-		s += fmt.Sprintf("the disk or the network is the limit, because only %.1f of %d CPUs were busy and more workers do not help", busy, cpus)
-	default:
-		s += fmt.Sprintf("the CPUs are the limit, because %.1f of %d were busy and more workers do not help", busy, cpus)
+	limit := fmt.Sprintf("the CPUs are the limit: they were idle for %.0f %% of the time, and more workers do not help", 100*idle)
+	if idle > 0.25 {
+		limit = fmt.Sprintf("the disk or the network is the limit: the CPUs were idle for %.0f %% of the time, but more workers do not help", 100*idle)
+	}
+	if best > 1.1*within {
+		limit = fmt.Sprintf("the disk or the network is the limit: more workers than the %d CPUs help", cpus)
 	}
 	slower := median(ways[0].speed) / median(first.speed)
-	switch {
-	case slower < 1.5:
-		s += "; the first pass was about as fast as the loop later, so the disk is no limit, or the files were in memory before"
-	case cold == nil:
-		s += fmt.Sprintf("; the first pass was %.1f times slower than the loop later, so the disk is the limit where files are not in memory", slower)
-	default:
-		s += fmt.Sprintf("; the first pass was %.1f times slower than the loop later, so the disk is the limit where files are not in memory, and there %d workers load %.1f times as fast as a loop",
-			slower, cold.workers, median(cold.ratio))
+	disk := "the first pass was not much slower, so the disk is fast enough, or the data were in memory before"
+	if slower > 2 {
+		disk = fmt.Sprintf("the first pass was %.1f times slower, so the disk is the limit until the data are in memory", slower)
+		if cold != nil {
+			disk += fmt.Sprintf("; there %d workers load %.1f times as fast as a plain loop", cold.workers, median(cold.ratio))
+		}
 	}
-	return s
+	return fmt.Sprintf("Workers: %d is worth it here, with %.2f times the speed of a plain loop, where %.2f times is the best; %s; %s",
+		enough.workers, median(enough.ratio), best, limit, disk)
+}
+
+// BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's mean size, and scales them into batches of
+// the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
+// written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes.
+func BenchmarkImages(b *testing.B) {
+	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
+	files := jpegFiles(b, 16)
+	file := func(i int) []byte { return files[i%len(files)] }
+	byHand := func(from, to int) {
+		batch := make([]float32, size*pixels)
+		for i := from; i < to; i++ {
+			must(0, decodeTo(batch[i%size*pixels:][:pixels], file(i)))
+		}
+	}
+	loop := func() { byHand(0, n) }
+	b.Run("image-jpeg", func(b *testing.B) {
+		whole, part, _ := rounds(b, loop, func() {
+			for i := range n {
+				must(jpeg.Decode(bytes.NewReader(file(i))))
+			}
+		})
+		b.ReportMetric(100*median(part)/median(whole), "share-%")
+		b.ReportMetric(median(part)/n, "ns/image")
+	})
+	against(b, "limit:two-goroutines", "image", n, "loop", loop, func() {
+		var both sync.WaitGroup
+		both.Go(func() { byHand(0, n/2) })
+		both.Go(func() { byHand(n/2, n) })
+		both.Wait()
+	}, amount{n, "images"})
+	decoded := Transform(Func(n, func(_ context.Context, i int) ([]byte, error) { return file(i), nil }), func(_ context.Context, file []byte) (Tensor[float32], error) {
+		t := Tensor[float32]{Data: make([]float32, pixels), Shape: []int{3, imageSide, imageSide}}
+		return t, decodeTo(t.Data, file)
+	})
+	fill := func(_ context.Context, dst Tensor[float32], indices []int) (Tensor[float32], error) {
+		dst.Data = slices.Grow(dst.Data[:0], len(indices)*pixels)[:len(indices)*pixels]
+		dst.Shape = append(dst.Shape[:0], len(indices), 3, imageSide, imageSide)
+		for k, i := range indices {
+			if err := decodeTo(dst.Data[k*pixels:][:pixels], file(i)); err != nil {
+				return dst, err
+			}
+		}
+		return dst, nil
+	}
+	for _, workers := range []int{0, 2} {
+		opts := Options{BatchSize: size, Shuffle: true, Workers: workers}
+		line := func(name string, run func()) {
+			against(b, fmt.Sprintf("%s/workers=%d", name, workers), "image", n, "loop", loop, run, amount{n, "images"})
+		}
+		line("New", epochOf(b, decoded, Stack[float32], opts))
+		line("NewFunc", epochs(b, must(NewFunc(n, fill, opts))))
+	}
+}
+
+// jpegFiles makes JPEG files of about 50 KB: waves, and noise, which is what takes the space.
+func jpegFiles(b *testing.B, n int) (files [][]byte) {
+	for f := range n {
+		img := image.NewYCbCr(image.Rect(0, 0, 500, 375), image.YCbCrSubsampleRatio420)
+		for i := range img.Y {
+			x, y, noise := float64(i%img.YStride), float64(i/img.YStride), float64(counter(uint64(f), uint64(i))%24)
+			img.Y[i] = uint8(110 + 80*math.Sin(x/float64(9+f))*math.Cos(y/23) + noise)
+		}
+		for i := range img.Cb {
+			img.Cb[i], img.Cr[i] = uint8(i/img.CStride), uint8(i%img.CStride)
+		}
+		var file bytes.Buffer
+		if err := jpeg.Encode(&file, img, &jpeg.Options{Quality: 85}); err != nil {
+			b.Fatal(err)
+		}
+		files = append(files, file.Bytes())
+	}
+	return files
+}
+
+const imageSide = 224
+
+// decodeTo decodes a JPEG file in colours and scales it to a tensor of the shape [3 224 224], of numbers from 0 to 1.
+func decodeTo(dst []float32, file []byte) error {
+	decoded, err := jpeg.Decode(bytes.NewReader(file))
+	if err != nil {
+		return err
+	}
+	img, ok := decoded.(*image.YCbCr)
+	if !ok {
+		return fmt.Errorf("the image is a %T, not in YCbCr", decoded)
+	}
+	const area = imageSide * imageSide
+	red, green, blue := dst[:area], dst[area:2*area], dst[2*area:3*area] // at first Y, Cb and Cr
+	right, bottom := img.Rect.Max.X-1, img.Rect.Max.Y-1
+	scale(red, img.Y, img.YStride, right, bottom)
+	right, bottom = img.COffset(right, 0), img.COffset(0, bottom)/img.CStride
+	scale(green, img.Cb, img.CStride, right, bottom)
+	scale(blue, img.Cr, img.CStride, right, bottom)
+	for i, y := range red {
+		cb, cr := green[i]-128, blue[i]-128
+		red[i] = min(max(y+1.402*cr, 0), 255) / 255
+		green[i] = min(max(y-0.344136*cb-0.714136*cr, 0), 255) / 255
+		blue[i] = min(max(y+1.772*cb, 0), 255) / 255
+	}
+	return nil
+}
+
+// scale writes one plane of an image, whose last column and row are right and bottom, as 224 by 224 numbers: each is the
+// bilinear mean of the four pixels around its place. The weights are in 1/256.
+func scale(dst []float32, src []uint8, stride, right, bottom int) {
+	place := func(i, last int) (at, next, weight int) { // of the centre of pixel i of 224
+		p := max(((2*i+1)*(last+1)*128)/imageSide-128, 0)
+		return p >> 8, min(p>>8+1, last), p & 255
+	}
+	var columns [imageSide]struct{ at, next, weight int }
+	for x := range columns {
+		c := &columns[x]
+		c.at, c.next, c.weight = place(x, right)
+	}
+	for y := range imageSide {
+		at, next, weight := place(y, bottom)
+		above, below, out := src[at*stride:][:right+1], src[next*stride:][:right+1], dst[y*imageSide:][:imageSide]
+		for x := range columns {
+			c := &columns[x]
+			top := int(above[c.at])*(256-c.weight) + int(above[c.next])*c.weight
+			low := int(below[c.at])*(256-c.weight) + int(below[c.next])*c.weight
+			out[x] = float32(top*(256-weight)+low*weight) / (256 * 256)
+		}
+	}
 }
 
 // BenchmarkStreams is what a stage adds to an item of its source. The baseline is the source alone, and added-ns/item the

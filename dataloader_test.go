@@ -29,6 +29,7 @@ import (
 	"hash/crc32"
 	"image"
 	"image/color"
+	"image/jpeg"
 	"image/png"
 	"io"
 	"io/fs"
@@ -7731,4 +7732,84 @@ func TestTarOneByte(t *testing.T) {
 	slow := iotest.OneByteReader(bytes.NewReader(tarEntries("a.txt=first", "b.txt=second")))
 	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(slow)}))
 	equal(t, "records", outcomes(briefly(stream).Epoch(t.Context(), 0)), "[a{txt:first} b{txt:second}]")
+}
+
+// TestMine checks what BenchmarkMine prints about a folder and about shards, and its errors.
+func TestMine(t *testing.T) {
+	dir := t.TempDir()
+	must(0, os.CopyFS(dir, fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}))
+	shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
+	most := fmt.Sprintf("BenchmarkMine/workers=%d-", 2*runtime.GOMAXPROCS(0))
+	for _, x := range []struct{ pattern, unit, bad string }{
+		{dir, "file", `Decode("b/3.json")`},
+		{filepath.Join(dir, "a"), "file", ""},
+		{shard, "record", "record b of " + shard + `: dataloader: Decode("cls")`},
+		{strings.Replace(shard, "x1.tar", "{x*,x1}.tar", 1), "record", `Decode("cls")`},
+	} {
+		for _, decode := range []bool{false, true} {
+			var out strings.Builder
+			data, unit, err := openMine(t, x.pattern, decode)
+			equal(t, x.pattern, unit, x.unit)
+			if decode && x.bad != "" {
+				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Minute)), x.bad)
+				continue
+			}
+			advice, err := measure(t.Context(), &out, must(data, err), unit, time.Millisecond)
+			for _, part := range []string{"BenchmarkMine/first-pass-", "BenchmarkMine/loop-", "BenchmarkMine/workers=0-", "BenchmarkMine/workers=1-", most} {
+				line := regexp.MustCompile(part + `\d+ *\t +[1-9]\d*\t +[\d.]+ MB/s\t +[\d.]+ ` + unit + `s/s\t +[\d.]+ x-loop\n`)
+				if err != nil || !line.MatchString(out.String()) || !strings.HasPrefix(advice, "Workers: ") {
+					t.Errorf("%s: %v, no %q in\n%s%s", x.pattern, err, line, &out, advice)
+				}
+			}
+		}
+	}
+	for pattern, want := range map[string]string{
+		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "a { has no }", "[": "syntax error in pattern",
+		t.TempDir(): "no file", filepath.Join(dir, "a", "*.txt"): "1.txt",
+	} {
+		_, _, err := openMine(t, pattern, false)
+		saysAll(t, err, want)
+	}
+}
+
+// TestAdvice checks what follows from measurements on two CPUs.
+func TestAdvice(t *testing.T) {
+	for _, x := range []struct {
+		ratios      [4]float64 // of 0, 1, 2 and 4 workers
+		idle, first float64
+		want        string
+	}{
+		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1, "Workers: 2 is worth it … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
+		{[4]float64{1, 0.99, 1, 0.98}, 0.5, 1, "Workers: 0 … the disk or the network … idle for 50 %"},
+		{[4]float64{1, 1, 2, 4}, 0.1, 0.2, "Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
+	} {
+		loop := &way{speed: []float64{1}}
+		ways := []*way{loop}
+		for i, workers := range []int{0, 1, 2, 4} {
+			ways = append(ways, &way{workers: workers, ratio: []float64{x.ratios[i]}, idle: []float64{x.idle}})
+		}
+		got := adviceOf(&way{speed: []float64{x.first}}, &way{workers: 4, ratio: []float64{3.5}}, ways, 2)
+		saysAll(t, errors.New(got), strings.Split(x.want, " … ")...)
+	}
+}
+
+// TestDecodeTo checks the images of BenchmarkImages: where one is twice as wide and high, a pixel is the mean of four.
+func TestDecodeTo(t *testing.T) {
+	img := image.NewRGBA(image.Rect(0, 0, 2*imageSide, 2*imageSide))
+	for y := range 2 * imageSide {
+		for x := range 2 * imageSide {
+			img.Set(x, y, color.RGBA{uint8(x / 2), uint8(y / 2), uint8((x + y) / 4), 255})
+		}
+	}
+	var file bytes.Buffer
+	must(0, jpeg.Encode(&file, img, &jpeg.Options{Quality: 100}))
+	got := make([]float32, 3*imageSide*imageSide)
+	must(0, decodeTo(got, file.Bytes()))
+	for i, v := range got {
+		y, x := i/imageSide%imageSide, i%imageSide
+		if want := [3]int{x, y, (x + y) / 2}[i/imageSide/imageSide]; math.Abs(float64(255*v)-float64(want)) > 4 {
+			t.Fatalf("colour %d at %d, %d is %v, want %d", i/imageSide/imageSide, x, y, 255*v, want)
+		}
+	}
+	saysAll(t, decodeTo(got, []byte(unBase64(jpegData))), "*image.Gray")
 }
