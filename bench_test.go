@@ -626,30 +626,30 @@ func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d
 	const rounds = 10
 	n, cpus := data.Len(), runtime.GOMAXPROCS(0)
 	shuffled := subset(data, n, Random(n, 0).Order(0))
-	first := &way{name: "first-pass", load: loopOver(ctx, shuffled, n)}
+	first := &way{name: "first-pass", load: loopOver(ctx, shuffled)}
 	if err := first.run(first, d); err != nil {
 		return "", err
 	}
 	first.print(w, unit)
-	size := min(64, 1+first.n*int(time.Millisecond)/int(d)) // a batch takes about a millisecond
+	size := min(64, 1+int(first.speed[0]/1000)) // a batch takes about a millisecond
 	var cold *way
 	if rest := n - first.n; rest > 0 {
-		cold = byLoader(ctx, subset(shuffled, rest, func(i int) int { return first.n + i }), rest, size, 2*cpus)
+		cold = byLoader(ctx, subset(shuffled, rest, func(i int) int { return first.n + i }), size, 2*cpus)
 		cold.name = "first-pass/" + cold.name
 		if err := cold.run(first, d); err != nil {
 			return "", err
 		}
 		cold.print(w, unit)
 	}
-	again := subset(shuffled, first.n, func(i int) int { return i })
-	ways := []*way{{name: "loop", load: loopOver(ctx, again, math.MaxInt32)}, byLoader(ctx, again, math.MaxInt32, size, 0)}
+	again := subset(shuffled, math.MaxInt32, func(i int) int { return i % first.n })
+	ways := []*way{{name: "loop", load: loopOver(ctx, again)}, byLoader(ctx, again, size, 0)}
 	for workers := 1; workers < 2*cpus; workers *= 2 {
-		ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, workers))
+		ways = append(ways, byLoader(ctx, again, size, workers))
 		if workers < cpus && cpus < 2*workers {
-			ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, cpus))
+			ways = append(ways, byLoader(ctx, again, size, cpus))
 		}
 	}
-	ways = append(ways, byLoader(ctx, again, math.MaxInt32, size, 2*cpus))
+	ways = append(ways, byLoader(ctx, again, size, 2*cpus))
 	for range rounds {
 		for _, way := range ways {
 			if err := way.run(ways[0], d/rounds); err != nil {
@@ -675,24 +675,22 @@ type way struct {
 	idle    []float64               // how much of the CPUs was idle, from 0 to 1
 }
 
-// loopOver loads n samples by a plain loop, from the start again after the last.
-func loopOver(ctx context.Context, data Dataset[int], n int) iter.Seq2[[]int, error] {
-	length := data.Len()
+// loopOver loads all samples by a plain loop.
+func loopOver(ctx context.Context, data Dataset[int]) iter.Seq2[[]int, error] {
 	return func(yield func([]int, error) bool) {
 		sample := make([]int, 1)
-		for i := range n {
+		for i := range data.Len() {
 			var err error
-			if sample[0], err = data.Get(ctx, i%length); !yield(sample, err) {
+			if sample[0], err = data.Get(ctx, i); !yield(sample, err) {
 				return
 			}
 		}
 	}
 }
 
-// byLoader loads n samples by a loader.
-func byLoader(ctx context.Context, data Dataset[int], n, size, workers int) *way {
-	order := Resize(Sequential(data.Len()), n)
-	loader := must(New(data, List[int], Options{BatchSize: size, Sampler: order, Workers: workers}))
+// byLoader loads all samples by a loader.
+func byLoader(ctx context.Context, data Dataset[int], size, workers int) *way {
+	loader := must(New(data, List[int], Options{BatchSize: size, Workers: workers}))
 	return &way{name: fmt.Sprintf("workers=%d", workers), workers: workers, load: loader.Epoch(ctx, 0)}
 }
 
