@@ -758,7 +758,7 @@ func adviceOf(first, cold *way, ways []*way, cpus int) string {
 			disk += fmt.Sprintf("; there %d workers load %.1f times as fast as a plain loop", cold.workers, median(cold.ratio))
 		}
 	}
-	return fmt.Sprintf("Workers: %d is worth it here, with %.2f times the speed of a plain loop, where %.2f times is the best; %s; %s",
+	return fmt.Sprintf("Workers: %d is enough here, with %.2f times the speed of a plain loop, where %.2f times is the best; %s; %s",
 		enough.workers, median(enough.ratio), best, limit, disk)
 }
 

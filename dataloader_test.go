@@ -7779,7 +7779,7 @@ func TestAdvice(t *testing.T) {
 		idle, first float64
 		want        string
 	}{
-		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1, "Workers: 2 is worth it … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
+		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1, "Workers: 2 is enough … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
 		{[4]float64{1, 0.99, 1, 0.98}, 0.5, 1, "Workers: 0 … the disk or the network … idle for 50 %"},
 		{[4]float64{1, 1, 2, 4}, 0.1, 0.2, "Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
 	} {
