@@ -81,10 +81,11 @@ func median(x []float64) float64 {
 
 // epochOf returns a function that goes through one epoch of a loader and gives each batch back.
 func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
-	loader, err := New(data, collate, opts)
-	if err != nil {
-		b.Fatal(err)
-	}
+	return epochOfLoader(b, must(New(data, collate, opts)))
+}
+
+// epochOfLoader does the same for a loader.
+func epochOfLoader[B any](b *testing.B, loader *DataLoader[B]) func() {
 	return func() {
 		for batch, err := range loader.Epoch(b.Context(), 0) {
 			if err != nil {
@@ -413,6 +414,59 @@ func BenchmarkRows(b *testing.B) {
 	against(b, "workers=0", "row", n, "loop", loop, epoch(0))
 	against(b, "workers=2", "row", n, "two-goroutines", goroutines, epoch(2))
 	against(b, "workers=2/against-loop", "row", n, "loop", loop, epoch(2))
+}
+
+// BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2 bytes, from a file of 64 MB, as int64, shuffled,
+// in batches of 16. The baseline is a loop that reads and converts them into memory that it reuses.
+func BenchmarkTokens(b *testing.B) {
+	const size, window, windows = 16, 1024, 1 << 15
+	file := must(os.Create(filepath.Join(b.TempDir(), "tokens.bin")))
+	defer file.Close()
+	if err := binary.Write(file, binary.LittleEndian, make([]uint16, window*windows)); err != nil {
+		b.Fatal(err)
+	}
+	// read reads window i into row, by way of buf.
+	read := func(row []int64, buf []byte, i int) error {
+		_, err := file.ReadAt(buf, int64(i)*int64(len(buf)))
+		for j := range row {
+			row[j] = int64(binary.LittleEndian.Uint16(buf[2*j:]))
+		}
+		return err
+	}
+	load := func(_ context.Context, dst Tensor[int64], indices []int) (Tensor[int64], error) {
+		dst.Data = slices.Grow(dst.Data[:0], len(indices)*window)[:len(indices)*window]
+		dst.Shape = append(dst.Shape[:0], len(indices), window)
+		buf := make([]byte, 2*window)
+		for j, i := range indices {
+			if err := read(dst.Data[j*window:(j+1)*window], buf, i); err != nil {
+				return dst, err
+			}
+		}
+		return dst, nil
+	}
+	order := Random(windows, 0)
+	loop := func() {
+		at, batch, buf := order.Order(0), make([]int64, size*window), make([]byte, 2*window)
+		for pos := range windows {
+			j := pos % size
+			if err := read(batch[j*window:(j+1)*window], buf, at(pos)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	sample := Func(windows, func(_ context.Context, i int) (Tensor[int64], error) {
+		row := make([]int64, window)
+		return Tensor[int64]{row, []int{window}}, read(row, make([]byte, 2*window), i)
+	})
+	opts := func(workers int) Options { return Options{BatchSize: size, Shuffle: true, Workers: workers} }
+	stacked := func(workers int) func() { return epochOf(b, sample, Stack[int64], opts(workers)) }
+	filled := func(workers int) func() { return epochOfLoader(b, must(NewFunc(windows, load, opts(workers)))) }
+	tokens := amount{window * windows / 1e6, "Mtokens"}
+	for _, workers := range []int{0, 2} {
+		against(b, fmt.Sprint("Func/workers=", workers), "window", windows, "loop", loop, stacked(workers), tokens)
+		against(b, fmt.Sprint("NewFunc/workers=", workers), "window", windows, "loop", loop, filled(workers), tokens)
+	}
+	against(b, "NewFunc/workers=2/against-Func", "window", windows, "Func", stacked(2), filled(2), tokens)
 }
 
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
