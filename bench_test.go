@@ -614,7 +614,7 @@ func BenchmarkStreams(b *testing.B) {
 	line("Filter", ints.Filter(func(i int) bool { return i >= 0 }))
 	line("Take", ints.Take(n))
 	line("Repeat", ints.Repeat(1))
-	line("Shard", ints.Shard(Shard{}))
+	line("Shard", ints.Shard(Shard{}, UnevenTail))
 	line("Chain", Chain(ints))
 	line("Shuffle", ints.Shuffle(1000, 1))
 	line("Unbatch.Batch", Unbatch(Batch(ints, 64, List[int])))
