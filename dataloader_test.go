@@ -1536,6 +1536,85 @@ func ExampleTensor() {
 
 // worker.go: which goroutine loads.
 
+// A loader in fifty lines: batches are loaded by several goroutines at once and come in order. The engine in worker.go is
+// this loop, plus slots that are reused, a reader for streams, a context that stops the workers, and survival of panics.
+//
+// Every k between recv and send is in exactly one place: in the queue tasks, with a worker, in the queue results, or in the
+// cache. There are at most window of them, and each queue has room for window. So no send ever blocks.
+func Example_inFiftyLines() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for them
+			defer close(tasks)   // first the workers hear that there is no more work
+			for range workers {
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send, recv := 0, 0 // recv <= send <= recv+window
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			cache := make([]*result, window) // results that came before their turn
+			for recv < n {
+				for cache[recv%window] == nil {
+					r := <-results
+					cache[r.k%window] = &r
+				}
+				r := cache[recv%window]
+				cache[recv%window] = nil
+				recv++
+				refill() // before the loop body runs, so that the workers are busy meanwhile
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	// Batch 0 waits until five others have been loaded. Nothing else is loaded until batch 0 has come.
+	var loaded, working atomic.Int64
+	others := make(chan int64, 100)
+	load := func(k int) int {
+		working.Add(1)
+		defer working.Add(-1)
+		if k == 0 {
+			for range 5 {
+				<-others
+			}
+			fmt.Println("loaded before batch 0:", loaded.Load())
+		}
+		others <- loaded.Add(1)
+		return k * k
+	}
+	for k, batch := range loader(100, 3, 6, load) {
+		fmt.Println(k, batch)
+		if k == 3 {
+			break // the workers finish what is queued, and end
+		}
+	}
+	fmt.Println("working after the loop:", working.Load(), "loaded:", loaded.Load())
+	// Output:
+	// loaded before batch 0: 5
+	// 0 0
+	// 1 1
+	// 2 4
+	// 3 9
+	// working after the loop: 0 loaded: 10
+}
+
+
 // A panic in a worker is the error of its batch, with the stack.
 func ExamplePanicError() {
 	data := Func(3, func(ctx context.Context, i int) (string, error) {
@@ -3569,7 +3648,66 @@ func TestRecycle(t *testing.T) {
 	equal(t, "places of batches between empty ones", len(memory), 1)
 }
 
-// worker.go: look-ahead, order, time, and every way to stop.
+// worker.go: look-ahead, order, time, and every way to stop. First two versions that fail.
+
+// TestNaivePool checks why the engine's queues have room: the pool that comes to mind first leaks its workers when the loop
+// is left, because nobody receives what they send. With room for all results it ends, and needs no select.
+func TestNaivePool(t *testing.T) {
+	firstOf := func(room int) (first int) {
+		tasks, results := make(chan int, 5), make(chan int, room)
+		for k := range 5 {
+			tasks <- k
+		}
+		close(tasks)
+		for range 3 {
+			go func() {
+				for k := range tasks {
+					results <- k // blocks for ever if there is no room and nobody receives
+				}
+			}()
+		}
+		for k := range results {
+			first = k
+			break
+		}
+		return first
+	}
+	bubble := func(room int) error {
+		return panicOf(func() { synctest.Test(t, func(*testing.T) { firstOf(room) }) })
+	}
+	saysAll(t, bubble(0), "blocked goroutines remain")
+	equal(t, "with room for all results", bubble(5), nil)
+}
+
+// TestGeneratorPerWorker checks why Rand exists: with a generator for each worker and a shared queue, the number of a sample
+// depends on which worker takes it, and so on how long the others take. The numbers of Rand do not.
+func TestGeneratorPerWorker(t *testing.T) {
+	draw := func(seed uint64, number func(ctx context.Context) int) (numbers []int) {
+		takes := jitter(seed)
+		synctest.Test(t, func(t *testing.T) {
+			data := Func(20, func(ctx context.Context, i int) (int, error) {
+				time.Sleep(takes(i))
+				return number(ctx), nil
+			})
+			numbers = samples(t, newLoader(t, data, Options{Workers: 3}), 0)
+		})
+		return numbers
+	}
+	perWorker := func(seed uint64) []int {
+		generators := make([]*rand.Rand, 3)
+		for w := range generators {
+			generators[w] = rand.New(rand.NewPCG(uint64(w), 0))
+		}
+		return draw(seed, func(ctx context.Context) int { return generators[Worker(ctx)].Int() })
+	}
+	ofSample := func(seed uint64) []int {
+		return draw(seed, func(ctx context.Context) int { return Rand(ctx).Int() })
+	}
+	if slices.Equal(perWorker(1), perWorker(2)) {
+		t.Error("a generator per worker gives the same numbers whatever the workers take")
+	}
+	equal(t, "Rand", ofSample(1), ofSample(2))
+}
 
 // TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, with any number of workers.
 func TestWallTime(t *testing.T) {
