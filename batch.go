@@ -151,9 +151,12 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 
 // Second reading: batches of a stream.
 
-// Batch makes batches of size consecutive items. The last batch of an epoch may be smaller. If an item failed, its batch
-// fails, with the first such error. A sequence that cannot be continued leaves no short batch. Batch panics if an
-// argument is nil or size is not positive.
+// Batch makes batches of size consecutive items. The last batch of an epoch may be smaller; Filter drops it:
+//
+//	full := Batch(items, size, List[int]).Filter(func(b []int) bool { return len(b) == size })
+//
+// If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. A sequence that
+// cannot be continued leaves no short batch. Batch panics if an argument is nil or size is not positive.
 //
 // Unlike a loader's, each batch has memory of its own. torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {

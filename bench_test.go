@@ -84,17 +84,13 @@ func median(x []float64) float64 {
 	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
 }
 
-// epochOf is epochs of a new loader.
+// epochOf returns a function that goes through one epoch of a loader and gives each batch back.
 func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
-	loader, err := New(data, collate, opts)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return epochs(b, loader)
+	return epochOfLoader(b, must(New(data, collate, opts)))
 }
 
-// epochs returns a function that goes through the first epoch of the loader and gives each batch back.
-func epochs[B any](b *testing.B, loader *DataLoader[B]) func() {
+// epochOfLoader does the same for a loader.
+func epochOfLoader[B any](b *testing.B, loader *DataLoader[B]) func() {
 	return func() {
 		for batch, err := range loader.Epoch(b.Context(), 0) {
 			if err != nil {
@@ -381,38 +377,79 @@ func BenchmarkWork(b *testing.B) {
 	}
 }
 
-// BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64: against a
-// hand-written loop that copies the rows into one buffer, and against two goroutines that copy half of the rows each. The
-// limit is the copy of the same bytes in one piece.
+// BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64. The limit is the copy
+// of the same bytes in one piece. Without workers the baseline is a hand-written loop that copies the rows into one buffer.
+// With workers it is two goroutines that fill buffers and hand them over in any order, as many as the loader has in
+// flight, to a caller that reads them. Such memory moves from one core to the other and back, in both.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
 	for i := range data {
 		data[i] = float32(i)
 	}
-	rows, err := Rows(Tensor[float32]{Data: data, Shape: []int{n, width}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	rows := must(Rows(Tensor[float32]{Data: data, Shape: []int{n, width}}))
 	order := Random(n, 0)
-	byHand := func(from, to int) {
+	fill := func(buffer []float32, at func(int) int, start int) []float32 {
+		for j := range min(size, n-start) {
+			i := at(start + j)
+			copy(buffer[j*width:(j+1)*width], data[i*width:(i+1)*width])
+		}
+		return buffer[:min(size, n-start)*width]
+	}
+	loop := func() {
 		at, buffer := order.Order(0), make([]float32, size*width)
-		for start := from; start < to; start += size {
-			for j := range min(size, to-start) {
-				i := at(start + j)
-				copy(buffer[j*width:(j+1)*width], data[i*width:(i+1)*width])
-			}
+		for start := 0; start < n; start += size {
+			fill(buffer, at, start)
 		}
 	}
-	loop := func() { byHand(0, n) }
-	goroutines := func() {
-		var both sync.WaitGroup
-		both.Go(func() { byHand(0, n/2) })
-		both.Go(func() { byHand(n/2, n) })
-		both.Wait()
+	read := func(batch []float32) {
+		total := float32(0)
+		for _, x := range batch {
+			total += x
+		}
+		sink.Store(uint64(total))
 	}
-	epoch := func(workers int) func() {
-		return epochOf(b, rows, Stack[float32], Options{BatchSize: size, Shuffle: true, Workers: workers})
+	handOver := func(goroutines, buffers int) func() {
+		return func() {
+			var next atomic.Int64
+			var all sync.WaitGroup
+			free, full := make(chan []float32, buffers), make(chan []float32, buffers)
+			for range buffers {
+				free <- make([]float32, size*width)
+			}
+			for range goroutines {
+				all.Go(func() {
+					for at := order.Order(0); ; {
+						start := int(next.Add(1)-1) * size
+						if start >= n {
+							return
+						}
+						full <- fill((<-free)[:size*width], at, start)
+					}
+				})
+			}
+			for start := 0; start < n; start += size {
+				batch := <-full
+				read(batch)
+				free <- batch
+			}
+			all.Wait()
+		}
+	}
+	epoch := func(opts Options) func() {
+		opts.BatchSize, opts.Shuffle = size, true
+		loader := must(New(rows, Stack[float32], opts))
+		return func() {
+			for batch, err := range loader.Epoch(b.Context(), 0) {
+				if err != nil {
+					b.Fatal(err)
+				}
+				if opts.Workers > 0 {
+					read(batch.Data)
+				}
+				loader.Recycle(batch)
+			}
+		}
 	}
 	piece := make([]float32, size*width)
 	against(b, "limit:copy", "row", n, "loop", loop, func() {
@@ -420,9 +457,68 @@ func BenchmarkRows(b *testing.B) {
 			copy(piece, data[start*width:])
 		}
 	})
-	against(b, "workers=0", "row", n, "loop", loop, epoch(0))
-	against(b, "workers=2", "row", n, "two-goroutines", goroutines, epoch(2))
-	against(b, "workers=2/against-loop", "row", n, "loop", loop, epoch(2))
+	against(b, "workers=0", "row", n, "loop", loop, epoch(Options{}))
+	for _, prefetch := range []int{2, 4, 8} {
+		name := fmt.Sprint("workers=2/prefetch=", prefetch)
+		opts := Options{Workers: 2, Prefetch: prefetch}
+		against(b, name, "row", n, "two-goroutines", handOver(2, 2*prefetch+1), epoch(opts))
+		against(b, name+"/against-one", "row", n, "one-goroutine", handOver(1, prefetch+1), epoch(opts))
+		opts.Unordered = true
+		against(b, name+"/unordered", "row", n, "two-goroutines", handOver(2, 2*prefetch+1), epoch(opts))
+	}
+}
+
+// BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2 bytes, from a file of 64 MB, as int64, shuffled,
+// in batches of 16. The baseline is a loop that reads and converts them into memory that it reuses.
+func BenchmarkTokens(b *testing.B) {
+	const size, window, windows = 16, 1024, 1 << 15
+	file := must(os.Create(filepath.Join(b.TempDir(), "tokens.bin")))
+	defer file.Close()
+	if err := binary.Write(file, binary.LittleEndian, make([]uint16, window*windows)); err != nil {
+		b.Fatal(err)
+	}
+	// read reads window i into row, by way of buf.
+	read := func(row []int64, buf []byte, i int) error {
+		_, err := file.ReadAt(buf, int64(i)*int64(len(buf)))
+		for j := range row {
+			row[j] = int64(binary.LittleEndian.Uint16(buf[2*j:]))
+		}
+		return err
+	}
+	load := func(_ context.Context, dst Tensor[int64], indices []int) (Tensor[int64], error) {
+		dst.Data = slices.Grow(dst.Data[:0], len(indices)*window)[:len(indices)*window]
+		dst.Shape = append(dst.Shape[:0], len(indices), window)
+		buf := make([]byte, 2*window)
+		for j, i := range indices {
+			if err := read(dst.Data[j*window:(j+1)*window], buf, i); err != nil {
+				return dst, err
+			}
+		}
+		return dst, nil
+	}
+	order := Random(windows, 0)
+	loop := func() {
+		at, batch, buf := order.Order(0), make([]int64, size*window), make([]byte, 2*window)
+		for pos := range windows {
+			j := pos % size
+			if err := read(batch[j*window:(j+1)*window], buf, at(pos)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	sample := Func(windows, func(_ context.Context, i int) (Tensor[int64], error) {
+		row := make([]int64, window)
+		return Tensor[int64]{row, []int{window}}, read(row, make([]byte, 2*window), i)
+	})
+	opts := func(workers int) Options { return Options{BatchSize: size, Shuffle: true, Workers: workers} }
+	stacked := func(workers int) func() { return epochOf(b, sample, Stack[int64], opts(workers)) }
+	filled := func(workers int) func() { return epochOfLoader(b, must(NewFunc(windows, load, opts(workers)))) }
+	tokens := amount{window * windows / 1e6, "Mtokens"}
+	for _, workers := range []int{0, 2} {
+		against(b, fmt.Sprint("Func/workers=", workers), "window", windows, "loop", loop, stacked(workers), tokens)
+		against(b, fmt.Sprint("NewFunc/workers=", workers), "window", windows, "loop", loop, filled(workers), tokens)
+	}
+	against(b, "NewFunc/workers=2/against-Func", "window", windows, "Func", stacked(2), filled(2), tokens)
 }
 
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
@@ -811,7 +907,7 @@ func BenchmarkImages(b *testing.B) {
 			against(b, fmt.Sprintf("%s/workers=%d", name, workers), "image", n, "loop", loop, run, amount{n, "images"})
 		}
 		line("New", epochOf(b, decoded, Stack[float32], opts))
-		line("NewFunc", epochs(b, must(NewFunc(n, fill, opts))))
+		line("NewFunc", epochOfLoader(b, must(NewFunc(n, fill, opts))))
 	}
 }
 
@@ -927,7 +1023,7 @@ func BenchmarkStreams(b *testing.B) {
 	line("Filter", ints.Filter(func(i int) bool { return i >= 0 }))
 	line("Take", ints.Take(n))
 	line("Repeat", ints.Repeat(1))
-	line("Shard", ints.Shard(Shard{}))
+	line("Shard", ints.Shard(Shard{}, UnevenTail))
 	line("Chain", Chain(ints))
 	line("Shuffle", ints.Shuffle(1000, 1))
 	line("Unbatch.Batch", Unbatch(Batch(ints, 64, List[int])))

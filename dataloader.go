@@ -388,6 +388,20 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
+// At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
+// more, which means a later epoch, so At(0, step) is the place after step batches of this loader. At panics if epoch or k
+// is negative.
+func (l *DataLoader[B]) At(epoch, k int) Cursor {
+	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
+	if n := l.Len(); n > 0 {
+		epoch, k = epoch+k/n, k%n
+	}
+	if pos := l.deal.after(k); pos > 0 {
+		return Cursor{epoch, pos, l.plain}
+	}
+	return Cursor{Epoch: epoch}
+}
+
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
 // at its turn k. It does not disturb loops that are running. It asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
@@ -716,6 +730,9 @@ func (c Cursor) fit(name string, by *string, state any) error {
 	if c.atStart() {
 		return nil
 	}
+	if c.State == nil {
+		return c.refused("it has no State; in the middle of an epoch use a cursor of Run, or for a DataLoader one of its At")
+	}
 	if err := c.Load(state); err != nil {
 		return err
 	}
@@ -788,7 +805,7 @@ func itemError(next Cursor, err error) error {
 }
 
 // located returns err if it is or wraps a *SampleError, and otherwise at, which says where err happened.
-func located(err error, at *SampleError) error {
+func located(err, at error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return err
 	}
@@ -1101,6 +1118,10 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // Progress returns seq, and shows on w how far seq has got: the number of items, of total unless that is 0 or less, the
 // rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
 // for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
+//
+// To find the slow stage of a pipeline, read the first stage alone, then the first two, and so on, each with Take and
+// Progress: the rate falls at the slow stage. The time between two items is that of all stages up to the last Prefetch or
+// Map with workers, since these work while the loop body runs.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
 // every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.

@@ -1537,6 +1537,85 @@ func ExampleTensor() {
 
 // worker.go: which goroutine loads.
 
+// A loader in fifty lines: batches are loaded by several goroutines at once and come in order. The engine in worker.go is
+// this loop, plus slots that are reused, a reader for streams, a context that stops the workers, and survival of panics.
+//
+// Every k between recv and send is in exactly one place: in the queue tasks, with a worker, in the queue results, or in the
+// cache. There are at most window of them, and each queue has room for window. So no send ever blocks.
+func Example_inFiftyLines() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for them
+			defer close(tasks)   // first the workers hear that there is no more work
+			for range workers {
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send, recv := 0, 0 // recv <= send <= recv+window
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			cache := make([]*result, window) // results that came before their turn
+			for recv < n {
+				for cache[recv%window] == nil {
+					r := <-results
+					cache[r.k%window] = &r
+				}
+				r := cache[recv%window]
+				cache[recv%window] = nil
+				recv++
+				refill() // before the loop body runs, so that the workers are busy meanwhile
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	// Batch 0 waits until five others have been loaded. Nothing else is loaded until batch 0 has come.
+	var loaded, working atomic.Int64
+	others := make(chan int64, 100)
+	load := func(k int) int {
+		working.Add(1)
+		defer working.Add(-1)
+		if k == 0 {
+			for range 5 {
+				<-others
+			}
+			fmt.Println("loaded before batch 0:", loaded.Load())
+		}
+		others <- loaded.Add(1)
+		return k * k
+	}
+	for k, batch := range loader(100, 3, 6, load) {
+		fmt.Println(k, batch)
+		if k == 3 {
+			break // the workers finish what is queued, and end
+		}
+	}
+	fmt.Println("working after the loop:", working.Load(), "loaded:", loaded.Load())
+	// Output:
+	// loaded before batch 0: 5
+	// 0 0
+	// 1 1
+	// 2 4
+	// 3 9
+	// working after the loop: 0 loaded: 10
+}
+
+
 // A panic in a worker is the error of its batch, with the stack.
 func ExamplePanicError() {
 	data := Func(3, func(ctx context.Context, i int) (string, error) {
@@ -1941,7 +2020,7 @@ func ExampleStream_Prefetch() {
 			}
 		}
 	})
-	part := source.Shard(Shard{Index: 0, Count: 2}).Prefetch(2)
+	part := source.Shard(Shard{Index: 0, Count: 2}, UnevenTail).Prefetch(2)
 	fmt.Println("defined")
 	for i, err := range part.Epoch(context.Background(), 0) {
 		if err != nil {
@@ -2006,7 +2085,7 @@ func ExampleChain() {
 		Chain(low, high),
 		low.Repeat(2),
 		low.Repeat(0).Take(8), // endless without Take
-		Chain(low, high).Shard(Shard{Index: 1, Count: 2}),
+		Chain(low, high).Shard(Shard{Index: 1, Count: 2}, UnevenTail),
 	} {
 		var all []int
 		for i, err := range s.Epoch(context.Background(), 0) {
@@ -3570,7 +3649,66 @@ func TestRecycle(t *testing.T) {
 	equal(t, "places of batches between empty ones", len(memory), 1)
 }
 
-// worker.go: look-ahead, order, time, and every way to stop.
+// worker.go: look-ahead, order, time, and every way to stop. First two versions that fail.
+
+// TestNaivePool checks why the engine's queues have room: the pool that comes to mind first leaks its workers when the loop
+// is left, because nobody receives what they send. With room for all results it ends, and needs no select.
+func TestNaivePool(t *testing.T) {
+	firstOf := func(room int) (first int) {
+		tasks, results := make(chan int, 5), make(chan int, room)
+		for k := range 5 {
+			tasks <- k
+		}
+		close(tasks)
+		for range 3 {
+			go func() {
+				for k := range tasks {
+					results <- k // blocks for ever if there is no room and nobody receives
+				}
+			}()
+		}
+		for k := range results {
+			first = k
+			break
+		}
+		return first
+	}
+	bubble := func(room int) error {
+		return panicOf(func() { synctest.Test(t, func(*testing.T) { firstOf(room) }) })
+	}
+	saysAll(t, bubble(0), "blocked goroutines remain")
+	equal(t, "with room for all results", bubble(5), nil)
+}
+
+// TestGeneratorPerWorker checks why Rand exists: with a generator for each worker and a shared queue, the number of a sample
+// depends on which worker takes it, and so on how long the others take. The numbers of Rand do not.
+func TestGeneratorPerWorker(t *testing.T) {
+	draw := func(seed uint64, number func(ctx context.Context) int) (numbers []int) {
+		takes := jitter(seed)
+		synctest.Test(t, func(t *testing.T) {
+			data := Func(20, func(ctx context.Context, i int) (int, error) {
+				time.Sleep(takes(i))
+				return number(ctx), nil
+			})
+			numbers = samples(t, newLoader(t, data, Options{Workers: 3}), 0)
+		})
+		return numbers
+	}
+	perWorker := func(seed uint64) []int {
+		generators := make([]*rand.Rand, 3)
+		for w := range generators {
+			generators[w] = rand.New(rand.NewPCG(uint64(w), 0))
+		}
+		return draw(seed, func(ctx context.Context) int { return generators[Worker(ctx)].Int() })
+	}
+	ofSample := func(seed uint64) []int {
+		return draw(seed, func(ctx context.Context) int { return Rand(ctx).Int() })
+	}
+	if slices.Equal(perWorker(1), perWorker(2)) {
+		t.Error("a generator per worker gives the same numbers whatever the workers take")
+	}
+	equal(t, "Rand", ofSample(1), ofSample(2))
+}
 
 // TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, with any number of workers.
 func TestWallTime(t *testing.T) {
@@ -4241,7 +4379,8 @@ func TestCursorRefused(t *testing.T) {
 		{20, Options{BatchSampler: make(fixedBatches, 20)}, at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // has no String
 		{20, Options{BatchSampler: Batches(Random(20, 1), 2, false)}, at, "Batches(Random(20, seed 1), 2)"},
 		{20, Options{BatchSize: 2, Sampler: Random(20, 1)}, at, "Options.Seed 1 … Options.Seed 0"},
-		{20, base, Cursor{Pos: 4}, "another stream … pos 4"},
+		{20, base, Cursor{Pos: 4}, "pos 4 … it has no State … At"},
+		{20, base, Cursor{Pos: 4, State: loaderState{}}, "another stream … pos 4"},
 		{20, base, Cursor{Pos: 4, State: "here"}, "does not fit … pos 4"},
 		{20, base, Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
 		{20, base, Cursor{Epoch: -1}, "epoch -1 … must not be negative"},
@@ -4395,6 +4534,37 @@ func TestDescriptions(t *testing.T) {
 	loader := newLoader(t, numbers(4), Options{Sampler: sampler{4, "caf\xe9", Sequential(4).Order}})
 	at := throughJSON(t, cursors(t, loader.Stream())[1])
 	equal(t, "the rest", collect(t, loader.Run(t.Context(), &at)), "[[1] [2] [3]]")
+}
+
+// TestAt: At is the cursor before each batch, for every deal, and its batches are those that the loop would have had. A
+// loader out of order resumes there too.
+func TestAt(t *testing.T) {
+	for _, opts := range []Options{
+		{BatchSize: 3, Shuffle: true},
+		{BatchSize: 2, Shuffle: true, Shard: Shard{1, 3}, Workers: 2},
+		{BatchSize: 4, DropLast: true, Tail: UnevenTail, Shard: Shard{1, 2}},
+		{BatchSampler: fixedBatches{{0, 1}, {2}, {3, 9, 9}}, Shard: Shard{0, 2}, Tail: DropTail},
+		{BatchSize: 3, Unordered: true, Shuffle: true},
+	} {
+		l := newLoader(t, numbers(20), opts)
+		for epoch := range 2 {
+			all := batches(t, l, epoch)
+			for k := range all {
+				for _, at := range []Cursor{l.At(epoch, k), l.At(0, epoch*l.Len()+k)} {
+					equal(t, fmt.Sprintf("%+v: from batch %d", opts, k), collect(t, l.Run(t.Context(), ptr(throughJSON(t, at)))), all[k:])
+				}
+			}
+			equal(t, "after the last", l.At(epoch, l.Len()), Cursor{Epoch: epoch + 1})
+			if !opts.Unordered {
+				for k, c := range cursors(t, l.Stream())[:len(all)] {
+					equal(t, "the cursor of the loop", l.At(0, k).text(), c.text())
+				}
+			}
+		}
+	}
+	equal(t, "an empty epoch", newLoader(t, numbers(0), Options{}).At(3, 5), Cursor{Epoch: 3})
+	mustPanic(t, func() { newLoader(t, numbers(1), Options{}).At(0, -1) }, "At: epoch is 0 and k is -1, must not be negative")
+	mustPanic(t, func() { newLoader(t, numbers(1), Options{}).At(-1, 0) }, "At: epoch is -1")
 }
 
 // TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
@@ -4558,7 +4728,10 @@ var stages = []struct {
 	{"Mix", func(s ints, n int, other func() ints) ints {
 		return Mix(MixOptions{Weights: []float64{1, float64(n%4) + .5}, Seed: uint64(n), Stop: Stop(n / 4 % 2)}, s, other())
 	}},
-	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Shard{n % 3, 3}) }},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Shard{n % 3, 3}, Tail(n/4%3)) }},
+	{"OnError", func(s ints, n int, _ func() ints) ints {
+		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
+	}},
 	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
 	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
 	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
@@ -4722,8 +4895,8 @@ func TestStreams(t *testing.T) {
 		{"Mix cycle", of(Mix(MixOptions{Stop: CycleUntilLast}, counting(1), counting(2), counting(3, 1))), "[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
 		{"Mix forever", of(Mix(MixOptions{Stop: CycleForever}, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
 		{"Mix by weight, cycle", of(Mix(MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}, counting(2), counting(6), counting(3))), ""},
-		{"Shard", of(counting(8, 4).Shard(Shard{1, 3})), "[201 error item 4 is bad 207]"},
-		{"Shard, zero", of(counting(3).Shard(Shard{})), "[200 201 202]"},
+		{"Shard", of(counting(8, 4).Shard(Shard{1, 3}, PadTail)), "[201 error item 4 is bad 207]"},
+		{"Shard, zero", of(counting(3).Shard(Shard{}, PadTail)), "[200 201 202]"},
 
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
@@ -4735,7 +4908,7 @@ func TestStreams(t *testing.T) {
 
 		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3),
-			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
+			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
 		{"deep", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -4864,6 +5037,39 @@ func TestHealedStreams(t *testing.T) {
 	}
 }
 
+// TestStreamOnError: f is asked about the failed items, and only about these, with their places, in order. An item is dropped,
+// or has the error of f. A resume asks again about what was dropped after its cursor.
+func TestStreamOnError(t *testing.T) {
+	var heard []string
+	s := Map(counting(9, 1, 2, 4, 6, 8), 3, quick).OnError(func(e *SampleError) error {
+		heard = append(heard, fmt.Sprint(e.Epoch, ":", e.Pos, " ", e.Err))
+		switch e.Pos {
+		case 5:
+			return io.EOF
+		case 7:
+			panic("ouch")
+		case 9:
+			return fmt.Errorf("too many: %w", e)
+		}
+		return nil
+	})
+	bad := func(pos int) string { return fmt.Sprintf("1:%d item %d is bad", pos, pos-1) }
+	want := []string{"100", "103", "error OnError: EOF", "105", "error OnError: panic: ouch", "107", "error item 8 is bad"}
+	equal(t, "items", checkStream(t, s, 1), want)
+	heard = nil
+	for _, err := range s.Run(t.Context(), &Cursor{Epoch: 1}) {
+		if err != nil && (!errors.As(err, new(*SampleError)) || errors.Is(err, io.EOF) != (len(heard) == 3)) {
+			t.Error(err)
+		}
+	}
+	equal(t, "heard", heard, []string{bad(2), bad(3), bad(5), bad(7), bad(9)})
+	heard = nil
+	equal(t, "resumed after 100", outcomes(s.Run(t.Context(), ptr(fromJSON(t, `{"epoch":1,"pos":1,"state":{"by":"FromSeq"}}`))))[0], "103")
+	equal(t, "asked again", heard, []string{bad(2), bad(3), bad(5), bad(7), bad(9)})
+	dropped := Batch(counting(9, 1, 2, 4).OnError(dropBad), 3, List[int])
+	equal(t, "batches without bad items", checkStream(t, dropped, 0), "[[0 3 5] [6 7 8]]")
+}
+
 // TestRefusedCursors: a cursor is refused if another pipeline has made it, if the source has other items now that a stage
 // reads again, or if no pipeline can have made it. The error says what does not fit, alone and behind stages that pass
 // cursors on.
@@ -4908,7 +5114,8 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Take(3), Cursor{Pos: -1}, "must not be negative"},
 		{s.Take(3), Cursor{Epoch: -1}, "must not be negative"},
 		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "Repeat: epoch … of 7 epochs is too far"},
-		{s.Take(3), Cursor{Pos: 1}, "it was made by another stream, this is Take(3)"},
+		{s.Take(3), Cursor{Pos: 1}, "it has no State … a cursor of Run"},
+		{s.Take(3), state(stage{}), "it was made by another stream, this is Take(3)"},
 		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
 		{s.Take(3), state(stage{By: take, N: -1}), "damaged"},
 		{s.Take(3), state(stage{By: take, M: -1}), "damaged"},
@@ -4943,7 +5150,9 @@ func TestBadStreams(t *testing.T) {
 	}{
 		{func() { s.Filter(nil) }, "Filter: keep is nil"},
 		{func() { s.Take(-1) }, "Take: n is -1, must not be negative"},
-		{func() { s.Shard(Shard{2, 2}) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
+		{func() { s.Shard(Shard{2, 2}, PadTail) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
+		{func() { s.Shard(Shard{}, 3) }, "Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail"},
+		{func() { s.OnError(nil) }, "Stream.OnError: f is nil"},
 		{func() { s.Shuffle(0, 1) }, "Shuffle: the window is 0, must be at least 1"},
 		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to 16777216"},
 		{func() { s.Prefetch(math.MaxInt) }, "Prefetch: n is"},
@@ -5009,7 +5218,7 @@ func TestReadAhead(t *testing.T) {
 		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
 		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
 		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 0},
-		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}) }, []int{2, 5, 8}, 0},
+		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
 		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
 		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
 		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
@@ -5221,7 +5430,7 @@ func TestStreamRanks(t *testing.T) {
 	const n, global = 50, 12
 	part := func(rank, ranks int) Stream[[]int] {
 		shuffled := counting(n).Shuffle(5, 1) // before Shard
-		return Batch(Map(shuffled.Shard(Shard{rank, ranks}), 0, quick), global/ranks, List[int]).Prefetch(2)
+		return Batch(Map(shuffled.Shard(Shard{rank, ranks}, UnevenTail), 0, quick), global/ranks, List[int]).Prefetch(2)
 	}
 	for _, before := range []int{1, 2, 3, 4, 6} {
 		for _, after := range []int{1, 2, 3, 4, 12} {
@@ -5238,6 +5447,62 @@ func TestStreamRanks(t *testing.T) {
 				what := fmt.Sprintf("%d ranks, after %d steps %d ranks", before, steps, after)
 				equal(t, what, sorted(slices.Concat(got...)), upTo(n))
 			}
+		}
+	}
+}
+
+// TestStreamTails: Shard deals a stream out as a loader deals out its samples, resumes after every item, and leaves every
+// rank with random numbers of its own.
+func TestStreamTails(t *testing.T) {
+	for n := range 11 {
+		for ranks := 1; ranks <= 4; ranks++ {
+			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+				together := map[int]bool{} // the places of all ranks' items
+				count := 0
+				for rank := range ranks {
+					want := fmt.Sprint(slices.Concat(expect(upTo(n), 0, Options{Shard: Shard{rank, ranks}, Tail: tail})...))
+					s := counting(n).Shard(Shard{rank, ranks}, tail)
+					equal(t, fmt.Sprintf("%d items, rank %d of %d, tail %d", n, rank, ranks, tail), checkStream(t, s, 0), want)
+					for _, at := range cursors(t, s)[1:] {
+						together[at.Pos] = true
+						count++
+					}
+				}
+				equal(t, "places", len(together), count)
+			}
+		}
+	}
+	length := 4
+	shrinking := FromSeq(func(context.Context, int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for i := 0; i < length && yield(i, nil); i++ {
+			}
+			length = 0
+		}
+	})
+	got := outcomes(shrinking.Shard(Shard{2, 3}, PadTail).Epoch(t.Context(), 0))
+	saysAll(t, errors.New(strings.Join(got, " ")), "2 error", "epoch 0 has become shorter")
+}
+
+// TestHealedShards: items before Shard that fail, and have healed by the resume and are left out by a Filter, shift nothing:
+// the ranks together load what follows the step, each item once.
+func TestHealedShards(t *testing.T) {
+	source := &feed{n: 24}
+	part := func(rank, ranks int) ints {
+		return source.stream().Filter(func(i int) bool { return i%4 != 1 }).Shard(Shard{rank, ranks}, UnevenTail)
+	}
+	for rank := range 3 {
+		source.bad = []int{1, 5, 9, 13, 17, 21} // each is an item, and would be left out
+		sick := cursors(t, part(rank, 3))
+		source.bad = nil
+		for steps, at := range sick {
+			var rest []string
+			for other := range 2 {
+				rest = append(rest, outcomes(part(other, 2).Run(t.Context(), ptr(at)))...)
+			}
+			slices.SortFunc(rest, func(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) })
+			want := slices.DeleteFunc(upTo(24)[3*steps:], func(i int) bool { return i%4 == 1 })
+			equal(t, fmt.Sprintf("after %d steps of rank %d", steps, rank), rest, want)
 		}
 	}
 }
@@ -5303,7 +5568,7 @@ func TestScopeInMap(t *testing.T) {
 		all = append(all, draw(seeded, s, 2, epoch)...)
 	}
 	equal(t, "different numbers", len(slices.Compact(sorted(all))), 2*3*20)
-	ranks := append(draw(t.Context(), s.Shard(Shard{0, 2}), 0, 1), draw(t.Context(), s.Shard(Shard{1, 2}), 0, 1)...)
+	ranks := append(draw(t.Context(), s.Shard(Shard{0, 2}, PadTail), 0, 1), draw(t.Context(), s.Shard(Shard{1, 2}, PadTail), 0, 1)...)
 	equal(t, "ranks, which do not draw the same numbers", sorted(ranks), sorted(want))
 	equal(t, "WithSeed alone", Rand(seeded).Int(), Rand(WithSeed(t.Context(), 1)).Int())
 
@@ -5890,7 +6155,7 @@ func TestDamagedCounts(t *testing.T) {
 	}{
 		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1)", N: 99, M: 1, Source: source, Again: 7, End: Cursor{Pos: 9, State: stage{By: "Indices(Sequential(9))"}}}}},
 		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
-		"Shard":   {s.Shard(Shard{1, 3}), Cursor{Pos: 2, State: stage{By: "Shard", N: math.MaxInt - 1, Source: source}}},
+		"Shard":   {s.Shard(Shard{1, 3}, UnevenTail), Cursor{Pos: 2, State: stage{By: "Shard", N: math.MaxInt - 1, Source: source}}},
 		"Take":    {s.Take(5), Cursor{Pos: 100, State: stage{By: "Take(5)", Source: source}}},
 		"epoch":   {s, Cursor{Epoch: math.MaxInt}},
 	} {

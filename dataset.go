@@ -807,6 +807,35 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	})
 }
 
+// OnError asks f about each failed item, as Options.OnError is asked about a sample. If f returns nil, the item is dropped.
+// If f returns an error, that is the item's error. Without OnError one failed item fails its whole Batch. f runs in the
+// goroutine that reads the stream, once for each failed item, in their order. A resume reads the items after the cursor
+// again, so f may be asked again about one that was dropped there.
+func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
+	panicIf(s == nil, "Stream.OnError: the stream is nil")
+	panicIf(f == nil, "Stream.OnError: f is nil")
+	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		for item, err := range s(ctx, from) {
+			if err != nil {
+				return err
+			}
+			if item.Err != nil {
+				var failed *SampleError
+				errors.As(itemError(item.Next, item.Err), &failed)
+				_, err := try(func() (any, error) { return nil, f(failed) })
+				if err == nil {
+					continue
+				}
+				item.Err = located(err, failedItem[T]("OnError", item.Next, err).Err)
+			}
+			if !yield(item) {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
 // failedItem is the item before next, which failed in a function of the user's in the named stage.
 func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 	return Item[T]{Err: itemError(next, fmt.Errorf("%s: %w", stage, err)), Next: next}

@@ -894,34 +894,64 @@ func (m *mixer[T]) stop() {
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
 // must read the same items in the same order. Put stages that drop or reorder items at random (Filter, Shuffle, Mix)
 // before Shard, and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of
-// steps, resumes every rank, and any number of ranks. If the items cannot be dealt out evenly, the last step has fewer
-// ranks. Shard panics if the shard makes no sense.
+// steps, resumes every rank, and any number of ranks.
 //
-// An item that fails is dealt out like any other. A Filter before Shard keeps failed items, so an item that fails in one
-// run and not in the next may count only once. Where that can happen, put Filter after Shard.
-func (s Stream[T]) Shard(shard Shard) Stream[T] {
+// tail says what happens if the items cannot be dealt out evenly, as Options.Tail does for a loader: under PadTail and
+// DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
+// read once more from the start of the epoch. Shard panics if the shard or the tail makes no sense.
+//
+// Shard reads Count items before it yields its own of them. So its cursors stand between two such steps, where all ranks
+// agree, and nothing has to be counted again at a resume.
+func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	shard, bad := shard.check()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
+	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
 	return staged("Shard", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		// A step takes Count items of s. Pos counts the items of s up to this rank's item of a step, and N the rest of
-		// the step's items, which a resume skips.
+		// Pos counts the items of s up to this rank's item of a step, so that each rank's random numbers differ. N counts
+		// the rest of the step.
 		if at.N >= maxShards {
 			return from.refused("its state is damaged: n is %d, must be less than %d", at.N, maxShards)
 		}
-		first, i := from.Pos+at.N, 0
-		pos := from.Pos
+		pos, n := from.Pos+at.N, 0 // before the step; the items of the step so far
+		var own, last Item[T]
 		for item, err := range s(ctx, at.Source) {
 			if err != nil {
 				return err
 			}
-			if pos++; pos <= first+shard.nth(i) {
+			if last = item; n == shard.Index {
+				own = item
+			}
+			if n++; n < shard.Count {
 				continue
 			}
-			if i++; !yield(item, pos, stage{N: shard.Count - 1 - shard.Index, Source: item.Next}) {
+			if !yield(own, pos+shard.Index+1, stage{N: n - 1 - shard.Index, Source: item.Next}) {
 				return nil
 			}
+			pos, n, own = pos+n, 0, Item[T]{}
 		}
+		missing := shard.Index >= n
+		if n == 0 || tail == DropTail || tail == UnevenTail && missing {
+			return nil
+		}
+		if missing { // under PadTail the epoch begins again
+			var err error
+			if own, err = s.item(ctx, from.Epoch, (shard.Index-n)%(pos+n)); err != nil {
+				return err
+			}
+		}
+		yield(own, pos+shard.Index+1, stage{N: max(0, n-1-shard.Index), Source: last.Next})
 		return nil
 	})
+}
+
+// item returns item i of an epoch.
+func (s Stream[T]) item(ctx context.Context, epoch, i int) (Item[T], error) {
+	for item, err := range s(ctx, Cursor{Epoch: epoch}) {
+		if i == 0 || err != nil {
+			return item, err
+		}
+		i--
+	}
+	return Item[T]{}, fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", epoch)
 }
