@@ -1615,7 +1615,6 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 10
 }
 
-
 // A panic in a worker is the error of its batch, with the stack.
 func ExamplePanicError() {
 	data := Func(3, func(ctx context.Context, i int) (string, error) {
