@@ -8015,7 +8015,7 @@ func TestMine(t *testing.T) {
 			data, unit, err := openMine(t, x.pattern, decode)
 			equal(t, x.pattern, unit, x.unit)
 			if decode && x.bad != "" {
-				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Minute)), x.bad)
+				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Second)), x.bad)
 				continue
 			}
 			advice, err := measure(t.Context(), &out, must(data, err), unit, time.Millisecond)
