@@ -384,7 +384,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
 // draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
 //
-// PyTorch: the generators that a worker_init_fn must seed, whose numbers depend on the number of workers.
+// PyTorch: the generators that a worker_init_fn must seed. There each worker has a queue of its own and gets the same
+// batches in every run, so the numbers are the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
 	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
