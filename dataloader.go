@@ -683,6 +683,7 @@ func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
 	if err := f.fetch(j); err != nil {
 		return dst, err
 	}
+	f.sample = nil // it may hold what GetBatch returned
 	if j.samples = len(f.samples); j.samples == 0 {
 		return dst, nil
 	}
@@ -1184,9 +1185,9 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
 // for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
 //
-// To find the slow stage of a pipeline, read the first stage alone, then the first two, and so on, each with Take and
-// Progress: the rate falls at the slow stage. The time between two items is that of all stages up to the last Prefetch or
-// Map with workers, since these work while the loop body runs.
+// A loop over a stream that waits has a slow stage. To find it, read the source alone, then with its first stage, then with
+// two, and so on, each with Take and Progress: the rate falls at the slow stage. Map with workers makes a stage faster, and
+// Prefetch moves the stages before it into a goroutine of their own.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
 // every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.
