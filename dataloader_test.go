@@ -44,6 +44,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -415,14 +416,21 @@ func tree() fs.FS {
 	return files
 }
 
-// closedFS is a file system of which the folder dog cannot be read.
-type closedFS struct{ fs.FS }
+// closedFS is a file system of which one folder cannot be listed, and no file opened.
+type closedFS struct {
+	fs.FS
+	folder string
+}
 
 func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == "dog" {
+	if name == c.folder {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
 	}
 	return fs.ReadDir(c.FS, name)
+}
+
+func (c closedFS) Open(name string) (fs.File, error) {
+	return nil, fmt.Errorf("%s is not to be opened", name)
 }
 
 // augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
@@ -845,21 +853,26 @@ func Example_training() {
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
 	type digit = Pair[Tensor[float32], int]
 
-	// decode makes a digit of a file and the number of its class.
-	decode := func(_ context.Context, file Pair[File, int]) (digit, error) {
-		img, err := png.Decode(bytes.NewReader(file.First.Data))
+	// decode makes a digit of a file of the archive.
+	decode := func(name string, label int) (digit, error) {
+		file, err := archive.Open(name)
 		if err != nil {
-			return digit{}, fmt.Errorf("%s: %w", file.First.Name, err)
+			return digit{}, err
+		}
+		defer file.Close()
+		img, err := png.Decode(file)
+		if err != nil {
+			return digit{}, fmt.Errorf("%s: %w", name, err)
 		}
 		gray, ok := img.(*image.Gray)
 		if !ok {
-			return digit{}, fmt.Errorf("%s: %T, want %T", file.First.Name, img, gray)
+			return digit{}, fmt.Errorf("%s: %T, want %T", name, img, gray)
 		}
 		pixels := make([]float32, len(gray.Pix))
 		for i, p := range gray.Pix {
 			pixels[i] = float32(p) / 255
 		}
-		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, file.Second}, nil
+		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, label}, nil
 	}
 
 	// shift moves an image at random by up to a pixel in each direction. What leaves it on one side enters on the other.
@@ -877,11 +890,13 @@ func Example_training() {
 		if err != nil {
 			return nil, err
 		}
-		files, _, err := Folder(sub) // the classes are "0" to "9", so their numbers are the digits
+		files, _, err := Folder(sub, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
 		if err != nil {
 			return nil, err
 		}
-		return Cache(Transform(files, decode)), nil
+		return Cache(Transform(files, func(_ context.Context, file Pair[string, int]) (digit, error) {
+			return decode(path.Join(folder, file.First), file.Second)
+		})), nil
 	}
 
 	// The model is a softmax regression: a weight for each digit and pixel.
@@ -1123,18 +1138,41 @@ func ExampleFiles() {
 	// [b/e/f.txt: THREE]
 }
 
-// Folder reads a tree with a folder for each class. A sample is a file and the number of its class.
+// Folder lists a tree with a folder for each class. A sample is a file's name and its label, so weights that draw each
+// class equally often need no file. Transform reads the files.
 func ExampleFolder() {
-	data, classes, err := Folder(fstest.MapFS{
-		"cat/1.png": {Data: []byte("meow")},
-		"cat/2.png": {Data: []byte("purr")},
-		"dog/1.png": {Data: []byte("woof")},
-	})
+	fsys := fstest.MapFS{
+		"cat/1.txt":     {Data: []byte("meow")},
+		"cat/Thumbs.db": {},
+		"dog/1.txt":     {Data: []byte("woof")},
+		"dog/old/2.txt": {Data: []byte("growl")},
+		"dog/old/3.txt": {Data: []byte("bark")},
+	}
+	samples, classes, err := Folder(fsys, "**/*.txt")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	loader, err := New(data, List[Pair[File, int]], Options{})
+	fmt.Println(classes, samples)
+
+	counts := make([]float64, len(classes))
+	for _, s := range samples {
+		counts[s.Second]++
+	}
+	var weights []float64
+	for _, s := range samples {
+		weights = append(weights, 1/counts[s.Second])
+	}
+	balanced, err := Weighted(weights, len(weights), true, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	texts := Transform(samples, func(_ context.Context, s Pair[string, int]) (string, error) {
+		text, err := fs.ReadFile(fsys, s.First)
+		return fmt.Sprintf("%s: %s", classes[s.Second], text), err
+	})
+	loader, err := New(texts, List[string], Options{BatchSize: 4, Sampler: balanced})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -1144,13 +1182,11 @@ func ExampleFolder() {
 			fmt.Println(err)
 			return
 		}
-		file, class := batch[0].First, batch[0].Second
-		fmt.Println(file.Name, classes[class], string(file.Data))
+		fmt.Printf("%q\n", batch)
 	}
 	// Output:
-	// cat/1.png cat meow
-	// cat/2.png cat purr
-	// dog/1.png dog woof
+	// [cat dog] [{cat/1.txt 0} {dog/1.txt 1} {dog/old/2.txt 1} {dog/old/3.txt 1}]
+	// ["cat: meow" "dog: bark" "cat: meow" "cat: meow"]
 }
 
 // Rows are the samples of an arena loader: the features of all samples are one array, and a batch is a copy of some of
@@ -2331,7 +2367,7 @@ func ExampleDecode() {
 	// string meow
 }
 
-// Images in a folder for each class become batches: Folder finds them, Transform decodes them, and Stack puts them into
+// Images in a folder for each class become batches: Folder lists them, Transform decodes them, and Stack puts them into
 // one tensor.
 func Example_imageFolder() {
 	archive, err := zip.OpenReader("testdata/digits.zip")
@@ -2345,20 +2381,21 @@ func Example_imageFolder() {
 		fmt.Println(err)
 		return
 	}
-	files, classes, err := Folder(fsys)
+	files, classes, err := Folder(fsys, "**/*.png")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	type labelled = Pair[Tensor[float32], int]
-	images := Transform(files, func(ctx context.Context, f Pair[File, int]) (labelled, error) {
-		decoded, err := Decode(f.First.Name, f.First.Data)
+	images := Transform(files, func(ctx context.Context, f Pair[string, int]) (labelled, error) {
+		file, err := fsys.Open(f.First)
 		if err != nil {
 			return labelled{}, err
 		}
-		img, ok := decoded.(image.Image)
-		if !ok {
-			return labelled{}, fmt.Errorf("%s is not an image", f.First.Name)
+		defer file.Close()
+		img, err := png.Decode(file)
+		if err != nil {
+			return labelled{}, fmt.Errorf("%s: %w", f.First, err)
 		}
 		b := img.Bounds()
 		gray := Tensor[float32]{Shape: []int{b.Dy(), b.Dx()}}
@@ -2410,7 +2447,7 @@ func Example_trainingFromTar() {
 		if err != nil {
 			return err
 		}
-		files, classes, err := Folder(train)
+		files, classes, err := Folder(train, "*/*.png")
 		if err != nil {
 			return err
 		}
@@ -2423,14 +2460,12 @@ func Example_trainingFromTar() {
 			defer out.Close()
 			w := NewTarWriter(out)
 			for pos := s; pos < files.Len(); pos += shards {
-				file, err := files.Get(ctx, order(pos))
+				file := files[order(pos)]
+				data, err := fs.ReadFile(train, file.First)
 				if err != nil {
 					return err
 				}
-				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{
-					{"cls", []byte(classes[file.Second])},
-					{"png", file.First.Data},
-				}}
+				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{{"cls", []byte(classes[file.Second])}, {"png", data}}}
 				if err := w.Write(r); err != nil {
 					return err
 				}
@@ -2955,7 +2990,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	for pattern, reads := range map[string]bool{"*.png": false, "cat/*.png": false, "c*/*.png": false, "*/*.png": true, "**/*.png": true, "dog/*": true} {
-		if err := errorOf(Files(closedFS{tree()}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
+		if err := errorOf(Files(closedFS{tree(), "dog"}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
 			t.Errorf("%s: %v", pattern, err)
 		}
 	}
@@ -2987,24 +3022,52 @@ func TestFilesOnDisk(t *testing.T) {
 	}
 }
 
-// TestFolder checks the classes and the labels, that hidden names are left out at every depth, and that a class may be a link.
+// TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, that no file
+// is opened, and which links are followed.
 func TestFolder(t *testing.T) {
-	folder := func(fsys fs.FS) string {
-		data, classes, err := Folder(fsys)
+	folder := func(fsys fs.FS, patterns ...string) string {
+		samples, classes, err := Folder(fsys, patterns...)
 		if err != nil {
 			return err.Error()
 		}
-		return fmt.Sprint(classes, values(t, data))
+		return fmt.Sprint(classes, samples)
 	}
 	names := fstest.MapFS{}
-	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. dog/x/y/z .git/7") {
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z .git/7") {
 		names[name] = &fstest.MapFile{}
 	}
-	equal(t, "samples", folder(names), "[cat dog] [{{cat/2 []} 0} {{cat/a/6. []} 0} {{dog/x/y/z []} 1}]")
+	equal(t, "samples", folder(closedFS{names, ".git"}), "[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}]")
+	for pattern, want := range map[string]string{
+		"**/*.png":           "[cat dog] [{cat/1.png 0} {cat/2.png 0} {cat/old/0.png 0} {dog/1.png 1}]",
+		"*/*.png":            "[cat dog] [{cat/1.png 0} {cat/2.png 0} {dog/1.png 1}]",
+		"dog/1.png cat/o*/*": "[cat dog] [{cat/old/0.png 0} {dog/1.png 1}]",
+		"**/0* **/z.* */1*":  "[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}]",
+		"*.png":              `class "cat" has no file (patterns ["*.png"])`,
+		"cat/*":              `class "dog" has no file (patterns ["cat/*"])`,
+		"**/*.gif":           `pattern "**/*.gif": it matches no file`,
+		"*/* cat/.hidden":    `pattern "cat/.hidden": it matches no file`,
+		"[":                  `pattern "[": syntax error in pattern`,
+	} {
+		if got := folder(closedFS{tree(), ".git"}, strings.Fields(pattern)...); !strings.HasSuffix(got, want) {
+			t.Errorf("%s: %s, want %s", pattern, got, want)
+		}
+	}
+	equal(t, "a hidden folder", strings.HasSuffix(folder(names, "*/*", ".git/*"), `pattern ".git/*": it matches no file`), true)
+	_, _, err := Folder(closedFS{tree(), "dog"})
+	equal(t, "a folder that cannot be listed", errors.Is(err, fs.ErrPermission), true)
+
 	dir := t.TempDir()
 	os.CopyFS(dir, fstest.MapFS{"root/cat/1": {}, "elsewhere/2": {}})
-	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // not everywhere
-		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] [{{cat/1 []} 0} {{dog/2 []} 1}]")
+	link := func(to, name string) error { return os.Symlink(to, filepath.Join(dir, "root", name)) }
+	if link("../elsewhere", "dog") == nil { // not everywhere
+		link("1", "cat/3")
+		link("../../elsewhere", "cat/old")
+		for _, patterns := range [][]string{nil, {"*/*"}, {"**/[0-9]"}} {
+			equal(t, "with links", folder(os.DirFS(filepath.Join(dir, "root")), patterns...), "[cat dog] [{cat/1 0} {cat/3 0} {dog/2 1}]")
+		}
+		link("nowhere", "cow")
+		_, _, err := Folder(os.DirFS(filepath.Join(dir, "root")))
+		equal(t, "a broken link at the top is an error", errors.Is(err, fs.ErrNotExist), true)
 	}
 }
 
@@ -3051,7 +3114,7 @@ func TestBadDatasets(t *testing.T) {
 		{folder(nil), "Folder … nil"},
 		{folder(os.DirFS("testdata/missing")), "Folder: testdata/missing: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
-		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: … class "dog" has no file`},
+		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
 	})
 }
 
