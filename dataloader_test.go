@@ -461,7 +461,7 @@ func undo(f *feistel, x uint64) uint64 {
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError
 //	save and resume    ExampleCursor, Example_checkpoint; train a model: Example_training, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
-//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: Example_imageFolder
+//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: ExampleImageTensor, Example_imageFolder
 //	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets
 //	share an epoch     ExampleShardFromEnv, ExampleTail
 //	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle; evaluate: ExampleDataLoader, ExampleDataLoader_Batch
@@ -2367,6 +2367,44 @@ func ExampleDecode() {
 	// string meow
 }
 
+// ImageTensor makes a sample of an image, and Stack a batch of samples. Augmentation works on the image or on the tensor:
+// this one mirrors half of the images.
+func ExampleImageTensor() {
+	first, second := image.NewNRGBA(image.Rect(0, 0, 2, 1)), image.NewGray(image.Rect(0, 0, 2, 1))
+	first.Set(0, 0, color.NRGBA{255, 51, 0, 255})
+	second.Set(1, 0, color.White)
+
+	images := Slice[image.Image]{first, second}
+	samples := Transform(images, func(ctx context.Context, img image.Image) (Tensor[float32], error) {
+		t := ImageTensor(Tensor[float32]{}, img)
+		if Rand(ctx).IntN(2) == 1 {
+			for row := range slices.Chunk(t.Data, t.Shape[2]) {
+				slices.Reverse(row)
+			}
+		}
+		return t, nil
+	})
+	loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.Shape, "images, planes, rows, columns")
+		for data := range slices.Chunk(batch.Data, 6) {
+			fmt.Println("red", data[0:2], "green", data[2:4], "blue", data[4:6])
+		}
+	}
+	// Output:
+	// [2 3 1 2] images, planes, rows, columns
+	// red [0 1] green [0 0.2] blue [0 0]
+	// red [0 1] green [0 1] blue [0 1]
+}
+
 // Images in a folder for each class become batches: Folder lists them, Transform decodes them, and Stack puts them into
 // one tensor.
 func Example_imageFolder() {
@@ -2397,15 +2435,7 @@ func Example_imageFolder() {
 		if err != nil {
 			return labelled{}, fmt.Errorf("%s: %w", f.First, err)
 		}
-		b := img.Bounds()
-		gray := Tensor[float32]{Shape: []int{b.Dy(), b.Dx()}}
-		for y := b.Min.Y; y < b.Max.Y; y++ {
-			for x := b.Min.X; x < b.Max.X; x++ {
-				pixel := color.GrayModel.Convert(img.At(x, y)).(color.Gray)
-				gray.Data = append(gray.Data, float32(pixel.Y)/255)
-			}
-		}
-		return labelled{gray, f.Second}, nil
+		return labelled{ImageTensor(Tensor[float32]{}, img), f.Second}, nil
 	})
 	loader, err := New(images, CollatePair(Stack[float32], List[int]), Options{
 		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
@@ -2422,7 +2452,7 @@ func Example_imageFolder() {
 		fmt.Println(classes, batch.First.Shape, len(batch.Second))
 		break
 	}
-	// Output: [0 1 2 3 4 5 6 7 8 9] [64 16 16] 64
+	// Output: [0 1 2 3 4 5 6 7 8 9] [64 3 16 16] 64
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
@@ -7340,6 +7370,105 @@ func TestDecode(t *testing.T) {
 		v, err := Decode(name, []byte(data))
 		if saysAll(t, err, "Decode", name); v != nil {
 			t.Errorf("%s: %v in spite of the error", name, v)
+		}
+	}
+}
+
+// slowly hides the type of an image, so that only At is left.
+type slowly struct{ image.Image }
+
+// testImages returns an image of each type that ImageTensor knows, and of some that it does not, with random pixels.
+func testImages(r image.Rectangle) (images []image.Image) {
+	n := uint64(0)
+	random := func(pix []byte) {
+		for i := range pix {
+			n++
+			pix[i] = byte(counter(1, n))
+		}
+	}
+	gray, rgba, nrgba := image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r)
+	gray16, cmyk, nycbcra := image.NewGray16(r), image.NewCMYK(r), image.NewNYCbCrA(r, image.YCbCrSubsampleRatio420)
+	paletted := image.NewPaletted(r, nil)
+	for i := range 256 {
+		paletted.Palette = append(paletted.Palette, color.NRGBA{uint8(i), uint8(255 - i), uint8(i / 2), uint8(i * i)})
+	}
+	for _, pix := range [][]byte{gray.Pix, rgba.Pix, nrgba.Pix, gray16.Pix, cmyk.Pix, nycbcra.Y, nycbcra.Cb, nycbcra.Cr, nycbcra.A, paletted.Pix} {
+		random(pix)
+	}
+	for i := 0; i < len(rgba.Pix); i += 4 { // no colour of an RGBA is greater than its alpha, which is often 0 or 255
+		p := rgba.Pix[i : i+4]
+		p[3] = []byte{p[3], 0, 255}[i/4%3]
+		p[0], p[1], p[2] = min(p[0], p[3]), min(p[1], p[3]), min(p[2], p[3])
+	}
+	images = append(images, gray, rgba, nrgba, gray16, cmyk, nycbcra, paletted)
+	for ratio := image.YCbCrSubsampleRatio444; ratio <= image.YCbCrSubsampleRatio410; ratio++ {
+		img := image.NewYCbCr(r, ratio)
+		random(img.Y)
+		random(img.Cb)
+		random(img.Cr)
+		images = append(images, img)
+	}
+	return images
+}
+
+// TestImageTensor compares the images that ImageTensor reads directly with the same ones read with At, at odd sizes and
+// places, cropped and empty. Each tensor is made in the memory of the one before.
+func TestImageTensor(t *testing.T) {
+	var fast, slow Tensor[float32]
+	for _, r := range []image.Rectangle{image.Rect(0, 0, 7, 5), image.Rect(-3, 1, 10, 10), image.Rect(5, 9, 6, 10), image.Rect(0, 0, 0, 3), {}} {
+		for _, img := range testImages(r) {
+			crop := img.(interface {
+				SubImage(image.Rectangle) image.Image
+			}).SubImage
+			for _, img := range []image.Image{img, crop(r.Inset(1)), crop(image.Rect(1, 3, 4, 5)), crop(image.Rect(3, 2, 6, 5))} {
+				fast, slow = ImageTensor(fast, img), ImageTensor(slow, slowly{img})
+				what := fmt.Sprintf("%T %v", img, img.Bounds())
+				equal(t, what, fast, slow)
+				equal(t, what, fast.Shape, []int{3, img.Bounds().Dy(), img.Bounds().Dx()})
+				equal(t, what, len(fast.Data), elements(fast.Shape))
+			}
+		}
+	}
+	first := ImageTensor(Tensor[float32]{}, testImages(image.Rect(0, 0, 4, 4))[0])
+	equal(t, "in the memory of dst", &ImageTensor(first, image.NewGray(image.Rect(0, 0, 4, 4))).Data[0] == &first.Data[0], true)
+	for _, img := range testImages(image.Rect(0, 0, 9, 9)) {
+		switch img.(type) {
+		case *image.Gray, *image.RGBA, *image.NRGBA, *image.YCbCr:
+			equal(t, fmt.Sprintf("allocations for %T", img), testing.AllocsPerRun(10, func() { fast = ImageTensor(fast, img) }), 0)
+		}
+	}
+}
+
+// A pixel is an image of one color.
+type pixel struct{ color.Color }
+
+func (p pixel) ColorModel() color.Model { return nil }
+func (p pixel) Bounds() image.Rectangle { return image.Rect(6, 7, 7, 8) }
+func (p pixel) At(x, y int) color.Color { return p.Color }
+
+// TestImageTensorColors: alpha is left out, and the plain colors stay.
+func TestImageTensorColors(t *testing.T) {
+	r, g, b := color.YCbCrToRGB(90, 200, 30)
+	for c, want := range map[color.Color][3]float32{
+		color.Gray{51}:                             {0.2, 0.2, 0.2},
+		color.Gray16{13107}:                        {0.2, 0.2, 0.2},
+		color.White:                                {1, 1, 1},
+		color.RGBA{255, 51, 0, 255}:                {1, 0.2, 0},
+		color.RGBA{51, 102, 0, 102}:                {0.5, 1, 0},
+		color.RGBA{}:                               {0, 0, 0},
+		color.NRGBA{255, 51, 0, 1}:                 {1, 0.2, 0},
+		color.NRGBA{255, 51, 0, 0}:                 {1, 0.2, 0},
+		color.NRGBA64{65535, 13107, 0, 1}:          {1, 0.2, 0},
+		color.CMYK{0, 204, 255, 0}:                 {1, 0.2, 0},
+		color.YCbCr{90, 200, 30}:                   {float32(r) / 255, float32(g) / 255, float32(b) / 255},
+		color.NYCbCrA{color.YCbCr{90, 200, 30}, 1}: {float32(r) / 255, float32(g) / 255, float32(b) / 255},
+	} {
+		got := ImageTensor(Tensor[float32]{}, pixel{c})
+		equal(t, fmt.Sprintf("shape of %T", c), got.Shape, "[3 1 1]")
+		for i, v := range got.Data {
+			if math.Abs(float64(v-want[i])) > 1.0/0xffff {
+				t.Errorf("%T %v: %v, want %v", c, c, got.Data, want)
+			}
 		}
 	}
 }

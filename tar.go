@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"image"
+	"image/color"
 	_ "image/gif"
 	_ "image/jpeg"
 	_ "image/png"
@@ -1765,4 +1766,90 @@ func Decode(name string, data []byte) (any, error) {
 		return nil, fmt.Errorf("dataloader: Decode(%q): %w", name, err)
 	}
 	return value, nil
+}
+
+// ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of red, one of green and one of blue, with values
+// from 0 to 1. The planes of a gray image are equal. Like append, ImageTensor builds the tensor in the memory of dst if
+// there is enough; dst may be the zero Tensor.
+//
+// Alpha is dropped, and colors are not premultiplied: transparent red is as red as opaque red. (An image.RGBA has no color
+// where it is fully transparent. Such a pixel is black.) 16-bit images keep their precision. YCbCr images, which JPEGs
+// are, get the 8-bit colors of color.YCbCrToRGB; those of At differ from them by less than 1/255.
+//
+// Images of the types image.YCbCr, RGBA, NRGBA and Gray are read directly. All others are read with At, which may allocate
+// for each pixel. PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
+func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
+	b := img.Bounds()
+	w, h := b.Dx(), b.Dy()
+	dst.Shape = append(dst.Shape[:0], 3, h, w)
+	dst.Data = slices.Grow(dst.Data[:0], 3*h*w)[:3*h*w]
+	for y := range h {
+		red, green, blue := dst.Data[y*w:], dst.Data[(h+y)*w:], dst.Data[(2*h+y)*w:]
+		imageRow(red[:w], green[:w], blue[:w], img, b.Min.X, b.Min.Y+y)
+	}
+	return dst
+}
+
+// imageRow fills a row of each plane with the pixels of an image from (left, y) on.
+func imageRow(red, green, blue []float32, img image.Image, left, y int) {
+	green, blue = green[:len(red)], blue[:len(red)] // so that the compiler checks no index below
+	switch img := img.(type) {
+	case *image.Gray:
+		for x := range red {
+			red[x] = float32(img.Pix[img.PixOffset(left+x, y)]) / 255
+		}
+		copy(green, red)
+		copy(blue, red)
+	case *image.YCbCr:
+		luma := img.Y[img.YOffset(left, y):]
+		for x := range red {
+			c := img.COffset(left+x, y)
+			r, g, b := color.YCbCrToRGB(luma[x], img.Cb[c], img.Cr[c])
+			red[x], green[x], blue[x] = float32(r)/255, float32(g)/255, float32(b)/255
+		}
+	case *image.NRGBA:
+		for x := range red {
+			c := img.NRGBAAt(left+x, y)
+			red[x], green[x], blue[x] = float32(c.R)/255, float32(c.G)/255, float32(c.B)/255
+		}
+	case *image.RGBA:
+		for x := range red {
+			red[x], green[x], blue[x] = plain(img.RGBAAt(left+x, y).RGBA())
+		}
+	default:
+		for x := range red {
+			red[x], green[x], blue[x] = plainColor(img.At(left+x, y))
+		}
+	}
+}
+
+// plainColor returns the plain values of a color. It takes the values of a color that is not premultiplied as they are:
+// its RGBA method premultiplies them, which loses precision, and everything if alpha is 0.
+func plainColor(c color.Color) (red, green, blue float32) {
+	switch c := c.(type) {
+	case color.NRGBA:
+		return float32(c.R) / 255, float32(c.G) / 255, float32(c.B) / 255
+	case color.NRGBA64:
+		return float32(c.R) / 0xffff, float32(c.G) / 0xffff, float32(c.B) / 0xffff
+	case color.YCbCr:
+		return plainYCbCr(c.Y, c.Cb, c.Cr)
+	case color.NYCbCrA:
+		return plainYCbCr(c.Y, c.Cb, c.Cr)
+	}
+	return plain(c.RGBA())
+}
+
+// plainYCbCr returns the 8-bit values that imageRow takes too, for an image whose At returns such a color.
+func plainYCbCr(y, cb, cr uint8) (red, green, blue float32) {
+	r, g, b := color.YCbCrToRGB(y, cb, cr)
+	return float32(r) / 255, float32(g) / 255, float32(b) / 255
+}
+
+// plain undoes the premultiplication of what a RGBA method returns: 16-bit values, none greater than alpha.
+func plain(r, g, b, a uint32) (red, green, blue float32) {
+	if a == 0 {
+		return 0, 0, 0
+	}
+	alpha := float32(a)
+	return float32(r) / alpha, float32(g) / alpha, float32(b) / alpha
 }
