@@ -22,6 +22,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -7344,6 +7345,7 @@ const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 func TestDecode(t *testing.T) {
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
+	gz := func(data string) string { return string(gzipped([]byte(data))) }
 	pngs, jpegs, gifs := b.String(), unBase64(jpegData), unBase64(gifData)
 	for _, c := range []struct {
 		name, data string
@@ -7353,9 +7355,13 @@ func TestDecode(t *testing.T) {
 		{"jpg", jpegs, "*image.Gray (0,0)-(3,2)"}, {"JPEG", jpegs, "*image.Gray (0,0)-(3,2)"},
 		{"gif", gifs, "*image.Paletted (0,0)-(3,2)"}, {"jpg", pngs, "*image.Gray (0,0)-(3,2)"},
 		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
+		{"jsn", " 12345678901234567890.10\n", "json.Number 12345678901234567890.10"},
+		{"jsonl", "{\"a\":1}\n\n[2]\r\n9007199254740993", "[]interface {} [map[a:1] [2] 9007199254740993]"}, {"jsonl", "", "[]interface {} []"},
 		{"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
-		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
-		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
+		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"inx", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
+		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"},
+		{"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"}, {"gz", gz("x"), "[]uint8 [120]"},
+		{"a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), "*image.Gray (0,0)-(3,2)"},
 	} {
 		v, err := Decode(c.name, []byte(c.data))
 		got := fmt.Sprintf("%T %v", v, v)
@@ -7366,10 +7372,69 @@ func TestDecode(t *testing.T) {
 			t.Errorf("%s: %s and %v, want %s", c.name, got, err, c.want)
 		}
 	}
-	for name, data := range map[string]string{"a.png": "no image", "json": "{", "cls": "one", "gif": ""} {
-		v, err := Decode(name, []byte(data))
-		if saysAll(t, err, "Decode", name); v != nil {
-			t.Errorf("%s: %v in spite of the error", name, v)
+	for _, c := range []struct{ name, data, says string }{
+		{"a.png", "no image", "unknown format"}, {"gif", "", "unknown format"}, {"cls", "one", "invalid syntax"},
+		{"json", "{", "unexpected EOF"}, {"json", "", "unexpected EOF"}, {"json", "1 2", "after the value"}, {"json", "1 }", "after the value"},
+		{"jsonl", "1\n\n2 3\n", "line 3: there is more after the value"}, {"jsonl", "[1,\n2]", "line 1: unexpected EOF"},
+		{"txt.gz", "text, not compressed", "gzip: invalid header"}, {"gz", "", "unexpected EOF"}, {"txt.gz", gz("text")[:20], "unexpected EOF"}, {"cls.gz", gz("one"), "invalid syntax"},
+		{"txt.gz", gz("text") + "x", "EOF"},
+	} {
+		v, err := Decode(c.name, []byte(c.data))
+		if saysAll(t, err, fmt.Sprintf("Decode(%q)", c.name), c.says); v != nil {
+			t.Errorf("%s: %v in spite of the error", c.name, v)
+		}
+	}
+	bomb := []byte(gz(strings.Repeat("0", 1000)))
+	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
+	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
+}
+
+// npy is an array file as NumPy writes it.
+func npy(version byte, descr, fortran, shape, data string) string {
+	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
+	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
+	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
+	if version > 1 {
+		length = append(length, 0, 0)
+	}
+	return "\x93NUMPY" + string(version) + "\x00" + string(length) + header + data
+}
+
+// TestDecodeNumpy decodes arrays of all types, and refuses damaged ones without taking memory for what their headers say.
+func TestDecodeNumpy(t *testing.T) {
+	for _, c := range []struct{ data, want string }{
+		{npy(1, "'<f4'", "False", "(2, 1)", "\x00\x00\x80\x3f\x00\x00\x00\x40"), "Tensor[float32] {[1 2] [2 1]}"},
+		{npy(2, "'>f8'", "False", "(1,)", "\xbf\xf0\x00\x00\x00\x00\x00\x00"), "Tensor[float64] {[-1] [1]}"},
+		{npy(3, "'|b1'", "False", "(3,)", "\x00\x01\x01"), "Tensor[bool] {[false true true] [3]}"},
+		{npy(1, "'|u1'", "False", "(1, 2, 1)", "\x01\xff"), "Tensor[uint8] {[1 255] [1 2 1]}"},
+		{npy(1, "'|i1'", "False", "()", "\xff"), "Tensor[int8] {[-1] []}"},
+		{npy(1, "'<i2'", "False", "(1,)", "\x01\xff"), "Tensor[int16] {[-255] [1]}"},
+		{npy(1, "'>u2'", "False", "(1,)", "\x01\xff"), "Tensor[uint16] {[511] [1]}"},
+		{npy(1, "'>i4'", "False", "(1,)", "\xff\xff\xff\xfe"), "Tensor[int32] {[-2] [1]}"},
+		{npy(1, "'<u4'", "False", "(1,)", "\xff\xff\xff\xff"), "Tensor[uint32] {[4294967295] [1]}"},
+		{npy(1, "'<i8'", "False", "(1,)", "\xfe\xff\xff\xff\xff\xff\xff\xff"), "Tensor[int64] {[-2] [1]}"},
+		{npy(1, "'>u8'", "False", "(1,)", "\x00\x00\x00\x00\x00\x00\x00\x07"), "Tensor[uint64] {[7] [1]}"},
+		{npy(1, "'<f4'", "False", "(0, 5)", ""), "Tensor[float32] {[] [0 5]}"},
+	} {
+		v, err := Decode("x.npy", []byte(c.data))
+		got := fmt.Sprintf("%T %v", v, v)
+		if _, got, _ = strings.Cut(got, "."); err != nil || got != c.want {
+			t.Errorf("%q: %s and %v, want %s", c.data, got, err, c.want)
+		}
+	}
+	sound := npy(1, "'<f4'", "False", "(2,)", "12345678")
+	for _, c := range []struct{ data, says string }{
+		{"", "no npy file"}, {sound[:9], "no npy file"}, {"x" + sound[1:], "no npy file"}, {npy(4, "'<f4'", "False", "(2,)", "12345678"), "no npy file of version 1 to 3"},
+		{sound[:50], "is truncated"}, {npy(2, "'<f4'", "False", "(2,)", "")[:12], "is truncated"},
+		{sound[:len(sound)-1], "7 bytes"}, {sound + "x", "9 bytes"}, {sound[:len(sound)-8], "0 bytes"},
+		{npy(1, "'<f4'", "True", "(2,)", "12345678"), "fortran_order"}, {npy(1, "'|O'", "False", "(2,)", "x"), "f4, f8"}, {npy(1, "'<f2'", "False", "(1,)", "xx"), "f4, f8"},
+		{npy(1, "[('a', '<f4')]", "False", "(1,)", "xxxx"), "f4, f8"}, {npy(1, "'<f4'", "False", "(1000000000000,)", "1234"), "4 bytes"},
+		{npy(1, "'<f4'", "False", "(4294967296, 4294967296)", ""), "does not fit"}, {npy(1, "'<f8'", "False", "(2305843009213693952,)", ""), "0 bytes"},
+		{npy(1, "'<f4'", "False", "(-1, -1)", "1234"), "not supported"}, {npy(1, "'<f4'", "False", "(99999999999999999999,)", "1234"), "does not fit"}, {npy(1, "'<f4'", "False", "(x,)", "1234"), "not supported"},
+	} {
+		v, err := Decode("npy", []byte(c.data))
+		if saysAll(t, err, `Decode("npy")`, c.says); v != nil {
+			t.Errorf("%q: %v in spite of the error", c.data, v)
 		}
 	}
 }
