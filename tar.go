@@ -1741,7 +1741,7 @@ func alternatives(inside string) (all []string, err error) {
 //
 //	png, jpg, jpeg, gif                       image.Image, whatever format the bytes are in
 //	json, jsn                                 what encoding/json makes of it; a number is a json.Number, with all digits
-//	jsonl                                     []any, with a JSON value for each line that is not blank
+//	jsonl                                     []any: JSON values, one in each line
 //	txt, text, transcript                     string
 //	cls, cls2, class, count, index, inx, id   int
 //	npy                                       a Tensor of float32, float64, bool, int8 to int64, or uint8 to uint64
@@ -1770,9 +1770,16 @@ func decode(name string, data []byte) (value any, err error) {
 	case "png", "jpg", "jpeg", "gif":
 		value, _, err = image.Decode(bytes.NewReader(data))
 	case "json", "jsn":
-		value, err = decodeJSON(data)
+		values, err := decodeJSON(data)
+		if err == nil && len(values) != 1 {
+			err = fmt.Errorf("there are %d JSON values, must be one", len(values))
+		}
+		if err != nil {
+			return nil, err
+		}
+		value = values[0]
 	case "jsonl":
-		value, err = decodeLines(data)
+		value, err = decodeJSON(data)
 	case "txt", "text", "transcript":
 		value = string(data)
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
@@ -1789,33 +1796,19 @@ func decode(name string, data []byte) (value any, err error) {
 	return value, err
 }
 
-// decodeJSON decodes one JSON value, with nothing after it.
-func decodeJSON(data []byte) (value any, err error) {
+// decodeJSON decodes JSON values, one after the other.
+func decodeJSON(data []byte) (values []any, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
-	if err := d.Decode(&value); err != nil {
-		return nil, unexpected(err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("there is more after the value")
-	}
-	return value, nil
-}
-
-// decodeLines decodes a JSON value in each line.
-func decodeLines(data []byte) (any, error) {
-	values, n := []any{}, 0
-	for line := range bytes.Lines(data) {
-		if n++; len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		value, err := decodeJSON(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", n, err)
+	for {
+		var value any
+		if err = d.Decode(&value); err == io.EOF {
+			return values, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("JSON value %d: %w", len(values)+1, err)
 		}
 		values = append(values, value)
 	}
-	return values, nil
 }
 
 // gunzip decompresses data, up to max bytes.
@@ -1877,9 +1870,9 @@ func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, er
 // from 0 to 1. The planes of a gray image are equal. Like append, ImageTensor builds the tensor in the memory of dst if
 // there is enough; dst may be the zero Tensor.
 //
-// Alpha is dropped, and colors are not premultiplied: transparent red is as red as opaque red. (An image.RGBA has no color
-// where it is fully transparent. Such a pixel is black.) 16-bit images keep their precision. YCbCr images, which JPEGs
-// are, get the 8-bit colors of color.YCbCrToRGB; those of At differ from them by less than 1/255.
+// Alpha is dropped, and colors are not premultiplied: half transparent red is as red as opaque red. Where alpha is 0, only
+// an image.NRGBA has a color. All others are black there. 16-bit images keep their precision. YCbCr images, which JPEGs
+// are, get the 8-bit colors of color.YCbCrToRGB.
 //
 // Images of the types image.YCbCr, RGBA, NRGBA and Gray are read directly. All others are read with At, which may allocate
 // for each pixel. PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
@@ -1917,44 +1910,16 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 			c := img.NRGBAAt(left+x, y)
 			red[x], green[x], blue[x] = float32(c.R)/255, float32(c.G)/255, float32(c.B)/255
 		}
-	case *image.RGBA:
+	case *image.RGBA: // premultiplied: no value is greater than alpha
 		for x := range red {
-			red[x], green[x], blue[x] = plain(img.RGBAAt(left+x, y).RGBA())
+			c := img.RGBAAt(left+x, y)
+			alpha := float32(max(c.A, 1))
+			red[x], green[x], blue[x] = float32(c.R)/alpha, float32(c.G)/alpha, float32(c.B)/alpha
 		}
 	default:
 		for x := range red {
-			red[x], green[x], blue[x] = plainColor(img.At(left+x, y))
+			c := color.NRGBA64Model.Convert(img.At(left+x, y)).(color.NRGBA64)
+			red[x], green[x], blue[x] = float32(c.R)/0xffff, float32(c.G)/0xffff, float32(c.B)/0xffff
 		}
 	}
-}
-
-// plainColor returns the plain values of a color. It takes the values of a color that is not premultiplied as they are:
-// its RGBA method premultiplies them, which loses precision, and everything if alpha is 0.
-func plainColor(c color.Color) (red, green, blue float32) {
-	switch c := c.(type) {
-	case color.NRGBA:
-		return float32(c.R) / 255, float32(c.G) / 255, float32(c.B) / 255
-	case color.NRGBA64:
-		return float32(c.R) / 0xffff, float32(c.G) / 0xffff, float32(c.B) / 0xffff
-	case color.YCbCr:
-		return plainYCbCr(c.Y, c.Cb, c.Cr)
-	case color.NYCbCrA:
-		return plainYCbCr(c.Y, c.Cb, c.Cr)
-	}
-	return plain(c.RGBA())
-}
-
-// plainYCbCr returns the 8-bit values that imageRow takes too, for an image whose At returns such a color.
-func plainYCbCr(y, cb, cr uint8) (red, green, blue float32) {
-	r, g, b := color.YCbCrToRGB(y, cb, cr)
-	return float32(r) / 255, float32(g) / 255, float32(b) / 255
-}
-
-// plain undoes the premultiplication of what a RGBA method returns: 16-bit values, none greater than alpha.
-func plain(r, g, b, a uint32) (red, green, blue float32) {
-	if a == 0 {
-		return 0, 0, 0
-	}
-	alpha := float32(a)
-	return float32(r) / alpha, float32(g) / alpha, float32(b) / alpha
 }
