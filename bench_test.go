@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"image"
 	"image/jpeg"
+
 	"io"
 	"iter"
 	"math"
@@ -980,6 +981,34 @@ func scale(dst []float32, src []uint8, stride, right, bottom int) {
 			low := int(below[c.at])*(256-c.weight) + int(below[c.next])*c.weight
 			out[x] = float32(top*(256-weight)+low*weight) / (256 * 256)
 		}
+	}
+}
+
+// BenchmarkImageTensor makes tensors from images of 224×224 pixels, against the loop with At that is written for it first.
+func BenchmarkImageTensor(b *testing.B) {
+	const size = 224
+	for _, img := range testImages(image.Rect(0, 0, size, size)) {
+		if img, ok := img.(*image.YCbCr); ok { // colors as in a photo, of which few are out of range
+			for i := range img.Cb {
+				img.Cb[i], img.Cr[i] = 118+img.Cb[i]/16, 118+img.Cr[i]/16
+			}
+		}
+		data := make([]float32, 3*size*size)
+		loop := func() {
+			for y := range size {
+				for x := range size {
+					r, g, b, _ := img.At(x, y).RGBA()
+					i := y*size + x
+					data[i], data[size*size+i], data[2*size*size+i] = float32(r)/0xffff, float32(g)/0xffff, float32(b)/0xffff
+				}
+			}
+		}
+		name := strings.TrimPrefix(fmt.Sprintf("%T", img), "*image.")
+		if img, ok := img.(*image.YCbCr); ok {
+			name += strings.TrimPrefix(img.SubsampleRatio.String(), "YCbCrSubsampleRatio")
+		}
+		var dst Tensor[float32]
+		against(b, name, "pixel", size*size, "At", loop, func() { dst = ImageTensor(dst, img) }, amount{1, "images"})
 	}
 }
 

@@ -23,8 +23,9 @@
 //		}
 //	}
 //
-// The rest of this comment explains how the package works. It starts from a loop that anybody would write. The names after
-// "Read" at the end of each section are for later: read this comment to its end first.
+// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Each section
+// answers one question. It ends with a prediction to make, a command in the package's folder that shows the answer, and
+// names to read afterwards; go doc -u engine, for example, shows a name that is not exported.
 //
 // # A loop of ten lines
 //
@@ -44,41 +45,63 @@
 //
 // # The data set
 //
-// A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is a data set, and
-// [Func], [Files], [Folder] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make one data set from
-// another. Any sample may be fetched at any time, by several goroutines at once. Read dataset.go.
+// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is
+// a data set, and [Func], [Files] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make one data set
+// from another. Any sample may be fetched at any time, by several goroutines at once.
+//
+//   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
+//   - Run: go test -v -run TestCache$
+//   - Read: Dataset, Func and Cache
 //
 // # The sampler
 //
-// A [Sampler] says which sample stands at which position of which epoch (PyTorch: Sampler). In the loop above the order
-// is a table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and
-// position alone. [Random] computes the index at any position of a permutation of any length; it needs a table only for
-// short ones. Read permutation and feistel in sampler.go.
+// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a
+// table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and position
+// alone. [Random] computes the index at any position of a permutation of any length, and needs a table only for short ones.
+//
+//   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
+//     the middle?
+//   - Run: go test -run ^$ -bench Start
+//   - Read: Sampler, Random, permutation and feistel
 //
 // # The batch
 //
-// A [Collate] makes a batch from samples (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor with one
-// more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may reuse memory:
-// [DataLoader.Recycle] gives a batch back. Read Stack in batch.go.
+// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a
+// tensor with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may
+// reuse memory: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call, without samples.
+//
+//   - Predict: 3 workers make 20 batches, and the loop recycles most of them. In how many places of memory are they made?
+//   - Run: go test -v -run TestRecycle
+//   - Read: Collate, Stack and fetcher
 //
 // # One goroutine
 //
-// With Options.Workers = 0 the calling goroutine loads each batch when the loop asks for it (PyTorch:
-// _SingleProcessDataLoaderIter). Loading with 0 workers is the specification: any number of workers gives the same batches,
-// errors and random numbers, in the same order, sooner. Read fetcher.load in dataloader.go, and inline in worker.go.
+// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it. This is the
+// first stage of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
+// workers gives the same batches, errors and random numbers, in the same order, sooner.
+//
+//   - Predict: 20 samples take 0.1 s each. How long do they take with 0 workers, with 1, with 4, with 100?
+//   - Run: go test -v -run TestWallTime
+//   - Read: job and engine.inline
 //
 // # Several goroutines, out of order
 //
-// Workers are goroutines. They take tasks, which are the numbers of batches, from one queue and put results into
-// another, while the loop trains. With Options.Unordered (PyTorch: in_order=False) a batch is handed over as soon as it
-// is ready. The workers run ahead of the loop, but not far: at most Workers × Prefetch batches, the window, are with the
-// workers or ready. The batch in the loop body does not count. Read work in worker.go.
+// How can a worker never block when it sends? Workers are goroutines. They take tasks, which are the numbers of batches,
+// from one queue and put results into another, while the loop trains. If the queue of results had no room, the workers
+// would wait for ever for a loop that was left. A select between sending and a signal to stop would help. Room is simpler:
+// the workers run ahead of the loop, but at most Workers × Prefetch batches, the window, are with them or ready, and each
+// queue has room for a window. The batch in the loop body does not count. With Options.Unordered a batch is handed over as
+// soon as it is ready: the second stage (PyTorch: in_order=False).
+//
+//   - Predict: 3 workers send to a channel without room, and the loop breaks after one result. What becomes of them?
+//   - Run: go test -v -run TestNaivePool
+//   - Read: engine.work
 //
 // # In order
 //
-// By default a batch that is ready too early waits in the reorder cache until its turn (PyTorch:
-// _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe
-// what is in flight:
+// How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its
+// turn: the third stage (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters,
+// send and recv, describe what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -86,14 +109,28 @@
 //	             ^           ^
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch between the two is in exactly one place, and there are at most window of them. Each queue has room for window
-// batches, so no send ever blocks, and memory is bounded even if batch 2 never comes. The picture in the README, and
-// testdata/timeline.txt, show the same batches with one worker, with three out of order, and with three in order. Read
-// engine in worker.go.
+// Each batch between the two is in exactly one place, and there are at most window of them. So memory is bounded even if
+// batch 2 never comes. Example_inFiftyLines is this loader and nothing else; the engine is the same, plus slots that are
+// reused, a reader for streams, and survival of panics. The picture in the README, and testdata/timeline.txt, show the
+// three stages with the same batches.
+//
+//   - Predict: batch 0 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
+//   - Run: go test -v -run TestStuckBatch
+//   - Read: Example_inFiftyLines, then engine and engine.loop
+//
+// # Random numbers
+//
+// Why not a generator for each worker? The workers share a queue, so which worker loads sample 4 depends on how long the
+// other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
+// depends only on the seed, the epoch and the position.
+//
+//   - Predict: two runs with 3 workers, a generator each. Does sample 4 get the same number twice?
+//   - Run: go test -v -run TestGeneratorPerWorker
+//   - Read: Rand and scope
 //
 // # Errors and breaks
 //
-// If a batch cannot be loaded, the loop gets an error at the batch's turn. The error is a [*SampleError]. It says which batch
+// What if a sample is bad? The loop gets an error at the batch's turn. The error is a [*SampleError]. It says which batch
 // failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
 // other error is the last: the context has ended, or the cursor does not fit. A loop that skips bad batches tells the two
 // apart:
@@ -118,53 +155,81 @@
 //
 // (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
 //
-// Goroutines live only inside the range. Leaving it in any way stops them and waits for them, also for a Get that ignores
-// its context. There is nothing to close. Read run in worker.go, from its defers on.
+// Goroutines live only inside the range. Leaving it in any way stops them and waits for them. There is nothing to close.
+//
+//   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
+//     and if it does not?
+//   - Run: go test -v -run TestBreakWaits
+//   - Read: SampleError, fetcher.fetch, and engine.run from its defers on
 //
 // # Cursors and checkpoints
 //
-// A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current: the epoch, the position after the
-// batch in hand, and a description of the order with its seed, so that a loader with another order refuses it. Saved as
-// JSON it is the checkpoint; passed to Run it is the resume, for any number of workers (PyTorch: StatefulDataLoader):
+// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current:
+// the epoch, the position after the batch in hand, and a description of the order with its seed, so that a loader with
+// another order refuses it. Saved as JSON it is the checkpoint; passed to Run it is the resume, for any number of workers
+// (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
 //
-// Batches in flight are not in it. The order and the position say what they are, so a resume simply loads them again.
-// Random numbers for augmentation come from [Rand], and depend on the position too. Read Cursor and DataLoader.resume in
-// dataloader.go.
+// Save the weights and the cursor together, after the step. If the process dies, the next one continues there:
+//
+//	a batch that                              comes again?
+//	was in flight                             yes: it is not in the cursor
+//	was trained on before the save            no
+//	was trained on after the save             yes: its step is lost with the weights
+//	failed just before the save               yes, until a later batch has succeeded
+//	any of these, with its random numbers     the same numbers: they depend on the position
+//
+// A sample that OnError has dropped counts as seen.
+//
+//   - Predict: a loop with 4 workers is left, and continued with 0. How many samples are lost, and how many come twice?
+//   - Run: go test -v -run TestUnorderedResume
+//   - Read: Cursor and DataLoader.resume
 //
 // # Shards and ranks
 //
-// If several machines train one model, Options.Shard gives each rank its part of every epoch: the positions Index,
-// Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers. All ranks' cursors are equal after
-// the same number of batches, so one file is enough. The file resumes any number of ranks: every sample still comes once.
-// If ranks × BatchSize stays the same, the ranks together also train on the same samples in each step. The cursor of an
-// Unordered loop resumes only its own rank, with the same batch size. Read deal in sampler.go.
+// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
+// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says what happens
+// if the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is
+// enough. The file resumes any number of ranks: every sample still comes once. If ranks × BatchSize stays the same, the
+// ranks together also train on the same samples in each step. The cursor of an Unordered loop resumes only its own rank,
+// with the same batch size.
 //
-// # Streams
+//   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail?
+//   - Run: go test -v -run ExampleTail, and look at its Output
+//   - Read: Shard, Tail and deal
 //
-// A [Stream] is for data without indices, and for a pipeline of your own. It is a function. It takes a cursor and returns
-// the items that follow, each with the cursor after it (PyTorch: IterableDataset, torchdata.nodes). [FromSeq], [Indices]
-// and [Tar] make streams. Shuffle, [Mix], [Map], [Batch], Prefetch and others make one stream from another. Any composition
-// resumes:
+// # Second lesson: streams
+//
+// What if there is no sample i? A [Stream] is for data without indices, and for a pipeline of your own. It is a function.
+// It takes a cursor and returns the items that follow, each with the cursor after it (PyTorch: IterableDataset,
+// torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams. Shuffle, [Mix], [Map], [Batch], Prefetch and others make
+// one stream from another. Any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
 //
-// Read Stream, Take and staged in dataset.go.
+// Take a DataLoader where it will do: it knows its length, deals out whole batches, and resumes any rank. Take a stream for
+// data that can only be read in order, for stages of your own, or to have all workers at the samples of one batch.
+//
+//   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
+//     pipeline above?
+//   - Run: go test -v -run TestPipelineIsLoader
+//   - Read: Stream, Stream.Take and staged
 //
 // # Tar shards
 //
-// Many small files are stored as a few tar archives, called shards, which a disk or a web server reads from front to
-// back at full speed (PyTorch: webdataset). [Tar] is the stream of their records; its cursor is a shard and a byte
-// offset. [OpenTar] reads records by index, and a [TarWriter] writes them. A shard that is damaged or truncated is an
-// error that says where; no sample is lost in silence. Read tar.go.
+// How are many small files read fast? They are stored as a few tar archives, called shards, which a disk or a web server
+// reads from front to back at full speed (PyTorch: webdataset). [Tar] is the stream of their records; its cursor is a shard
+// and a byte offset. [OpenTar] reads records by index, and a [TarWriter] writes them. A shard that is damaged or truncated
+// is an error that says where; no sample is lost in silence. Read Tar and readShard.
 //
 // # Where the time goes
 //
-// Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which names the bottleneck. [Progress]
-// shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0", "reader"). In execution
-// traces (go test -trace) each batch of a loader has the regions fetch and collate, and a log entry with its number.
+// Is the loader too slow? Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which names the
+// bottleneck. [Progress] shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0",
+// "reader"). In execution traces (go test -trace) each batch of a loader has the regions fetch and collate, or load, and a
+// log entry with its number.
 //
 // # Reading order
 //
@@ -618,6 +683,7 @@ func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
 	if err := f.fetch(j); err != nil {
 		return dst, err
 	}
+	f.sample = nil // it may hold what GetBatch returned
 	if j.samples = len(f.samples); j.samples == 0 {
 		return dst, nil
 	}
@@ -1119,9 +1185,9 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
 // for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
 //
-// To find the slow stage of a pipeline, read the first stage alone, then the first two, and so on, each with Take and
-// Progress: the rate falls at the slow stage. The time between two items is that of all stages up to the last Prefetch or
-// Map with workers, since these work while the loop body runs.
+// A loop over a stream that waits has a slow stage. To find it, read the source alone, then with its first stage, then with
+// two, and so on, each with Take and Progress: the rate falls at the slow stage. Map with workers makes a stage faster, and
+// Prefetch moves the stages before it into a goroutine of their own.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
 // every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.

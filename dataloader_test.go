@@ -22,6 +22,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -45,6 +46,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -428,14 +430,21 @@ func tree() fs.FS {
 	return files
 }
 
-// closedFS is a file system of which the folder dog cannot be read.
-type closedFS struct{ fs.FS }
+// closedFS is a file system of which one folder cannot be listed, and no file opened.
+type closedFS struct {
+	fs.FS
+	folder string
+}
 
 func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == "dog" {
+	if name == c.folder {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
 	}
 	return fs.ReadDir(c.FS, name)
+}
+
+func (c closedFS) Open(name string) (fs.File, error) {
+	return nil, fmt.Errorf("%s is not to be opened", name)
 }
 
 // augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
@@ -466,7 +475,7 @@ func undo(f *feistel, x uint64) uint64 {
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError
 //	save and resume    ExampleCursor, Example_checkpoint; train a model: Example_training, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
-//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: Example_imageFolder
+//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: ExampleImageTensor, Example_imageFolder
 //	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets
 //	share an epoch     ExampleShardFromEnv, ExampleTail
 //	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle; evaluate: ExampleDataLoader, ExampleDataLoader_Batch
@@ -858,21 +867,26 @@ func Example_training() {
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
 	type digit = Pair[Tensor[float32], int]
 
-	// decode makes a digit of a file and the number of its class.
-	decode := func(_ context.Context, file Pair[File, int]) (digit, error) {
-		img, err := png.Decode(bytes.NewReader(file.First.Data))
+	// decode makes a digit of a file of the archive.
+	decode := func(name string, label int) (digit, error) {
+		file, err := archive.Open(name)
 		if err != nil {
-			return digit{}, fmt.Errorf("%s: %w", file.First.Name, err)
+			return digit{}, err
+		}
+		defer file.Close()
+		img, err := png.Decode(file)
+		if err != nil {
+			return digit{}, fmt.Errorf("%s: %w", name, err)
 		}
 		gray, ok := img.(*image.Gray)
 		if !ok {
-			return digit{}, fmt.Errorf("%s: %T, want %T", file.First.Name, img, gray)
+			return digit{}, fmt.Errorf("%s: %T, want %T", name, img, gray)
 		}
 		pixels := make([]float32, len(gray.Pix))
 		for i, p := range gray.Pix {
 			pixels[i] = float32(p) / 255
 		}
-		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, file.Second}, nil
+		return digit{Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, label}, nil
 	}
 
 	// shift moves an image at random by up to a pixel in each direction. What leaves it on one side enters on the other.
@@ -890,11 +904,13 @@ func Example_training() {
 		if err != nil {
 			return nil, err
 		}
-		files, _, err := Folder(sub) // the classes are "0" to "9", so their numbers are the digits
+		files, _, err := Folder(sub, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
 		if err != nil {
 			return nil, err
 		}
-		return Cache(Transform(files, decode)), nil
+		return Cache(Transform(files, func(_ context.Context, file Pair[string, int]) (digit, error) {
+			return decode(path.Join(folder, file.First), file.Second)
+		})), nil
 	}
 
 	// The model is a softmax regression: a weight for each digit and pixel.
@@ -1136,18 +1152,41 @@ func ExampleFiles() {
 	// [b/e/f.txt: THREE]
 }
 
-// Folder reads a tree with a folder for each class. A sample is a file and the number of its class.
+// Folder lists a tree with a folder for each class. A sample is a file's name and its label, so weights that draw each
+// class equally often need no file. Transform reads the files.
 func ExampleFolder() {
-	data, classes, err := Folder(fstest.MapFS{
-		"cat/1.png": {Data: []byte("meow")},
-		"cat/2.png": {Data: []byte("purr")},
-		"dog/1.png": {Data: []byte("woof")},
-	})
+	fsys := fstest.MapFS{
+		"cat/1.txt":     {Data: []byte("meow")},
+		"cat/Thumbs.db": {},
+		"dog/1.txt":     {Data: []byte("woof")},
+		"dog/old/2.txt": {Data: []byte("growl")},
+		"dog/old/3.txt": {Data: []byte("bark")},
+	}
+	samples, classes, err := Folder(fsys, "**/*.txt")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	loader, err := New(data, List[Pair[File, int]], Options{})
+	fmt.Println(classes, samples)
+
+	counts := make([]float64, len(classes))
+	for _, s := range samples {
+		counts[s.Second]++
+	}
+	var weights []float64
+	for _, s := range samples {
+		weights = append(weights, 1/counts[s.Second])
+	}
+	balanced, err := Weighted(weights, len(weights), true, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	texts := Transform(samples, func(_ context.Context, s Pair[string, int]) (string, error) {
+		text, err := fs.ReadFile(fsys, s.First)
+		return fmt.Sprintf("%s: %s", classes[s.Second], text), err
+	})
+	loader, err := New(texts, List[string], Options{BatchSize: 4, Sampler: balanced})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -1157,13 +1196,11 @@ func ExampleFolder() {
 			fmt.Println(err)
 			return
 		}
-		file, class := batch[0].First, batch[0].Second
-		fmt.Println(file.Name, classes[class], string(file.Data))
+		fmt.Printf("%q\n", batch)
 	}
 	// Output:
-	// cat/1.png cat meow
-	// cat/2.png cat purr
-	// dog/1.png dog woof
+	// [cat dog] [{cat/1.txt 0} {dog/1.txt 1} {dog/old/2.txt 1} {dog/old/3.txt 1}]
+	// ["cat: meow" "dog: bark" "cat: meow" "cat: meow"]
 }
 
 // Rows are the samples of an arena loader: the features of all samples are one array, and a batch is a copy of some of
@@ -2422,7 +2459,45 @@ func ExampleDecode() {
 	// string meow
 }
 
-// Images in a folder for each class become batches: Folder finds them, Transform decodes them, and Stack puts them into
+// ImageTensor makes a sample of an image, and Stack a batch of samples. Augmentation works on the image or on the tensor:
+// this one mirrors half of the images.
+func ExampleImageTensor() {
+	first, second := image.NewNRGBA(image.Rect(0, 0, 2, 1)), image.NewGray(image.Rect(0, 0, 2, 1))
+	first.Set(0, 0, color.NRGBA{255, 51, 0, 255})
+	second.Set(1, 0, color.White)
+
+	images := Slice[image.Image]{first, second}
+	samples := Transform(images, func(ctx context.Context, img image.Image) (Tensor[float32], error) {
+		t := ImageTensor(Tensor[float32]{}, img)
+		if Rand(ctx).IntN(2) == 1 {
+			for row := range slices.Chunk(t.Data, t.Shape[2]) {
+				slices.Reverse(row)
+			}
+		}
+		return t, nil
+	})
+	loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.Shape, "images, planes, rows, columns")
+		for data := range slices.Chunk(batch.Data, 6) {
+			fmt.Println("red", data[0:2], "green", data[2:4], "blue", data[4:6])
+		}
+	}
+	// Output:
+	// [2 3 1 2] images, planes, rows, columns
+	// red [0 1] green [0 0.2] blue [0 0]
+	// red [0 1] green [0 1] blue [0 1]
+}
+
+// Images in a folder for each class become batches: Folder lists them, Transform decodes them, and Stack puts them into
 // one tensor.
 func Example_imageFolder() {
 	archive, err := zip.OpenReader("testdata/digits.zip")
@@ -2436,30 +2511,23 @@ func Example_imageFolder() {
 		fmt.Println(err)
 		return
 	}
-	files, classes, err := Folder(fsys)
+	files, classes, err := Folder(fsys, "**/*.png")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	type labelled = Pair[Tensor[float32], int]
-	images := Transform(files, func(ctx context.Context, f Pair[File, int]) (labelled, error) {
-		decoded, err := Decode(f.First.Name, f.First.Data)
+	images := Transform(files, func(ctx context.Context, f Pair[string, int]) (labelled, error) {
+		file, err := fsys.Open(f.First)
 		if err != nil {
 			return labelled{}, err
 		}
-		img, ok := decoded.(image.Image)
-		if !ok {
-			return labelled{}, fmt.Errorf("%s is not an image", f.First.Name)
+		defer file.Close()
+		img, err := png.Decode(file)
+		if err != nil {
+			return labelled{}, fmt.Errorf("%s: %w", f.First, err)
 		}
-		b := img.Bounds()
-		gray := Tensor[float32]{Shape: []int{b.Dy(), b.Dx()}}
-		for y := b.Min.Y; y < b.Max.Y; y++ {
-			for x := b.Min.X; x < b.Max.X; x++ {
-				pixel := color.GrayModel.Convert(img.At(x, y)).(color.Gray)
-				gray.Data = append(gray.Data, float32(pixel.Y)/255)
-			}
-		}
-		return labelled{gray, f.Second}, nil
+		return labelled{ImageTensor(Tensor[float32]{}, img), f.Second}, nil
 	})
 	loader, err := New(images, CollatePair(Stack[float32], List[int]), Options{
 		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
@@ -2476,7 +2544,7 @@ func Example_imageFolder() {
 		fmt.Println(classes, batch.First.Shape, len(batch.Second))
 		break
 	}
-	// Output: [0 1 2 3 4 5 6 7 8 9] [64 16 16] 64
+	// Output: [0 1 2 3 4 5 6 7 8 9] [64 3 16 16] 64
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
@@ -2501,7 +2569,7 @@ func Example_trainingFromTar() {
 		if err != nil {
 			return err
 		}
-		files, classes, err := Folder(train)
+		files, classes, err := Folder(train, "*/*.png")
 		if err != nil {
 			return err
 		}
@@ -2514,14 +2582,12 @@ func Example_trainingFromTar() {
 			defer out.Close()
 			w := NewTarWriter(out)
 			for pos := s; pos < files.Len(); pos += shards {
-				file, err := files.Get(ctx, order(pos))
+				file := files[order(pos)]
+				data, err := fs.ReadFile(train, file.First)
 				if err != nil {
 					return err
 				}
-				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{
-					{"cls", []byte(classes[file.Second])},
-					{"png", file.First.Data},
-				}}
+				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{{"cls", []byte(classes[file.Second])}, {"png", data}}}
 				if err := w.Write(r); err != nil {
 					return err
 				}
@@ -2889,6 +2955,7 @@ func TestCache(t *testing.T) {
 		for i := range calls {
 			equal(t, fmt.Sprint("fetches of ", i), calls[i].Load(), []int{1, 1, 1, 2, 2, 2, 1}[i])
 		}
+		t.Logf("20 goroutines have asked for sample 0, which was fetched %d time", calls[0].Load())
 	})
 }
 
@@ -3044,7 +3111,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	for pattern, reads := range map[string]bool{"*.png": false, "cat/*.png": false, "c*/*.png": false, "*/*.png": true, "**/*.png": true, "dog/*": true} {
-		if err := errorOf(Files(closedFS{tree()}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
+		if err := errorOf(Files(closedFS{tree(), "dog"}, pattern)); errors.Is(err, fs.ErrPermission) != reads || !reads && err != nil {
 			t.Errorf("%s: %v", pattern, err)
 		}
 	}
@@ -3076,24 +3143,52 @@ func TestFilesOnDisk(t *testing.T) {
 	}
 }
 
-// TestFolder checks the classes and the labels, that hidden names are left out at every depth, and that a class may be a link.
+// TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, that no file
+// is opened, and which links are followed.
 func TestFolder(t *testing.T) {
-	folder := func(fsys fs.FS) string {
-		data, classes, err := Folder(fsys)
+	folder := func(fsys fs.FS, patterns ...string) string {
+		samples, classes, err := Folder(fsys, patterns...)
 		if err != nil {
 			return err.Error()
 		}
-		return fmt.Sprint(classes, values(t, data))
+		return fmt.Sprint(classes, samples)
 	}
 	names := fstest.MapFS{}
-	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. dog/x/y/z .git/7") {
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z .git/7") {
 		names[name] = &fstest.MapFile{}
 	}
-	equal(t, "samples", folder(names), "[cat dog] [{{cat/2 []} 0} {{cat/a/6. []} 0} {{dog/x/y/z []} 1}]")
+	equal(t, "samples", folder(closedFS{names, ".git"}), "[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}]")
+	for pattern, want := range map[string]string{
+		"**/*.png":           "[cat dog] [{cat/1.png 0} {cat/2.png 0} {cat/old/0.png 0} {dog/1.png 1}]",
+		"*/*.png":            "[cat dog] [{cat/1.png 0} {cat/2.png 0} {dog/1.png 1}]",
+		"dog/1.png cat/o*/*": "[cat dog] [{cat/old/0.png 0} {dog/1.png 1}]",
+		"**/0* **/z.* */1*":  "[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}]",
+		"*.png":              `class "cat" has no file (patterns ["*.png"])`,
+		"cat/*":              `class "dog" has no file (patterns ["cat/*"])`,
+		"**/*.gif":           `pattern "**/*.gif": it matches no file`,
+		"*/* cat/.hidden":    `pattern "cat/.hidden": it matches no file`,
+		"[":                  `pattern "[": syntax error in pattern`,
+	} {
+		if got := folder(closedFS{tree(), ".git"}, strings.Fields(pattern)...); !strings.HasSuffix(got, want) {
+			t.Errorf("%s: %s, want %s", pattern, got, want)
+		}
+	}
+	equal(t, "a hidden folder", strings.HasSuffix(folder(names, "*/*", ".git/*"), `pattern ".git/*": it matches no file`), true)
+	_, _, err := Folder(closedFS{tree(), "dog"})
+	equal(t, "a folder that cannot be listed", errors.Is(err, fs.ErrPermission), true)
+
 	dir := t.TempDir()
 	os.CopyFS(dir, fstest.MapFS{"root/cat/1": {}, "elsewhere/2": {}})
-	if os.Symlink("../elsewhere", filepath.Join(dir, "root/dog")) == nil { // not everywhere
-		equal(t, "with a link", folder(os.DirFS(filepath.Join(dir, "root"))), "[cat dog] [{{cat/1 []} 0} {{dog/2 []} 1}]")
+	link := func(to, name string) error { return os.Symlink(to, filepath.Join(dir, "root", name)) }
+	if link("../elsewhere", "dog") == nil { // not everywhere
+		link("1", "cat/3")
+		link("../../elsewhere", "cat/old")
+		for _, patterns := range [][]string{nil, {"*/*"}, {"**/[0-9]"}} {
+			equal(t, "with links", folder(os.DirFS(filepath.Join(dir, "root")), patterns...), "[cat dog] [{cat/1 0} {cat/3 0} {dog/2 1}]")
+		}
+		link("nowhere", "cow")
+		_, _, err := Folder(os.DirFS(filepath.Join(dir, "root")))
+		equal(t, "a broken link at the top is an error", errors.Is(err, fs.ErrNotExist), true)
 	}
 }
 
@@ -3140,7 +3235,7 @@ func TestBadDatasets(t *testing.T) {
 		{folder(nil), "Folder … nil"},
 		{folder(os.DirFS("testdata/missing")), "Folder: testdata/missing: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
-		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: … class "dog" has no file`},
+		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
 	})
 }
 
@@ -3635,9 +3730,11 @@ func TestRecycle(t *testing.T) {
 		for i, batch := range kept {
 			equal(t, "a batch that was kept", batch, all[5*i])
 		}
-		if most := 4 + workers*2 + 2; len(memory) > most {
+		most := 4 + workers*2 + 2 // kept, in flight, and in hand
+		if len(memory) > most {
 			t.Errorf("%d batches in %d places, want at most %d", len(all), len(memory), most)
 		}
+		t.Logf("%d workers: %d batches, of which 4 were kept, in %d places", workers, len(all), len(memory))
 	}
 	loader := newLoader(t, failing(3, 1), Options{OnError: dropBad})
 	clear(memory)
@@ -3677,6 +3774,7 @@ func TestNaivePool(t *testing.T) {
 	}
 	saysAll(t, bubble(0), "blocked goroutines remain")
 	equal(t, "with room for all results", bubble(5), nil)
+	t.Logf("without room: %v; with room for 5 results: %v", bubble(0), bubble(5))
 }
 
 // TestGeneratorPerWorker checks why Rand exists: with a generator for each worker and a shared queue, the number of a sample
@@ -3698,15 +3796,17 @@ func TestGeneratorPerWorker(t *testing.T) {
 		for w := range generators {
 			generators[w] = rand.New(rand.NewPCG(uint64(w), 0))
 		}
-		return draw(seed, func(ctx context.Context) int { return generators[Worker(ctx)].Int() })
+		return draw(seed, func(ctx context.Context) int { return generators[Worker(ctx)].IntN(1000) })
 	}
 	ofSample := func(seed uint64) []int {
-		return draw(seed, func(ctx context.Context) int { return Rand(ctx).Int() })
+		return draw(seed, func(ctx context.Context) int { return Rand(ctx).IntN(1000) })
 	}
-	if slices.Equal(perWorker(1), perWorker(2)) {
-		t.Error("a generator per worker gives the same numbers whatever the workers take")
+	var theirs, ours []int // the numbers of sample 4 in five runs
+	for run := range uint64(5) {
+		theirs, ours = append(theirs, perWorker(run)[4]), append(ours, ofSample(run)[4])
 	}
-	equal(t, "Rand", ofSample(1), ofSample(2))
+	equal(t, "different numbers", fmt.Sprint(len(slices.Compact(sorted(theirs))) > 1, len(slices.Compact(sorted(ours)))), "true 1")
+	t.Log("sample 4 in five runs, with a generator per worker:", theirs, "with Rand:", ours)
 }
 
 // TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, with any number of workers.
@@ -3727,6 +3827,7 @@ func TestWallTime(t *testing.T) {
 			start := time.Now()
 			collect(t, newLoader(t, Dataset[int](&probe{n: 20, takes: always(100 * time.Millisecond)}), c.opts).Epoch(t.Context(), 0))
 			equal(t, fmt.Sprintf("%+v", c.opts), time.Since(start), c.want)
+			t.Logf("%3d workers, batches of %d: %v", c.opts.Workers, max(1, c.opts.BatchSize), time.Since(start))
 		})
 	}
 }
@@ -3777,7 +3878,9 @@ func TestStuckBatch(t *testing.T) {
 					late = append(late, batch...)
 				}
 			}
-			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, <-stuck, late), want)
+			then := <-stuck
+			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, then, late), want)
+			t.Logf("Unordered %t, while batch 0 hangs: delivered %d; loaded, and loading: %s", unordered, len(early), then)
 		})
 	}
 }
@@ -3822,6 +3925,21 @@ func TestCancelWhileWaiting(t *testing.T) {
 		equal(t, "again", outcomes(loader.Run(ctx, &at)), "[error a minute is over]")
 		equal(t, "Batch", errorOf(loader.Batch(ctx, 0, 0)), "a minute is over")
 	})
+}
+
+// TestBreakWaits checks that a break waits for the Gets that run: as long as they take if they do not look at their context.
+func TestBreakWaits(t *testing.T) {
+	for deaf, want := range map[bool]time.Duration{false: 0, true: time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			data := &probe{n: 4, deaf: deaf, takes: func(i int) time.Duration { return time.Duration(min(i, 1)) * time.Hour }}
+			start := time.Now()
+			for range newLoader(t, data, Options{Workers: 2}).Epoch(t.Context(), 0) {
+				break // batch 0 takes no time
+			}
+			equal(t, fmt.Sprint("deaf: ", deaf), time.Since(start), want)
+			t.Logf("Get looks at its context: %t; the loop has ended after %v", !deaf, time.Since(start))
+		})
+	}
 }
 
 // TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
@@ -4317,6 +4435,7 @@ func TestResumeExhaustive(t *testing.T) {
 
 // TestUnorderedResume checks that after random stops, in order and out of it, every batch comes exactly once.
 func TestUnorderedResume(t *testing.T) {
+	resumes := 0
 	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
@@ -4331,6 +4450,7 @@ func TestUnorderedResume(t *testing.T) {
 			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
 				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
 				stop, pos := random.IntN(9), at.Pos
+				resumes++
 				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
 					outcome := outcomes(one(batch, err))[0]
 					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
@@ -4353,6 +4473,7 @@ func TestUnorderedResume(t *testing.T) {
 			equal(t, "outcomes", got, want)
 		})
 	}
+	t.Logf("100 epochs were left and continued %d times, with 0 to 4 workers: nothing was lost, and nothing came twice", resumes)
 }
 
 // TestCursorRefused checks that a cursor of another order, or a damaged one, is refused with the reason, and left alone.
@@ -5527,13 +5648,16 @@ func TestPipelineIsLoader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &probe{n: 64, takes: always(time.Second)}
 		pipeline, loader := Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]), newLoader(t, slow, Options{BatchSize: 16, Workers: 8})
-		for want, first := range map[time.Duration]Stream[[]int]{2 * time.Second: pipeline, 16 * time.Second: loader.Stream()} {
+		after := func(s Stream[[]int]) time.Duration {
 			start := time.Now()
-			for range first.Epoch(t.Context(), 0) {
-				equal(t, "the first batch comes after", time.Since(start), want)
-				break
+			for range s.Epoch(t.Context(), 0) {
+				return time.Since(start)
 			}
+			return 0
 		}
+		first := fmt.Sprintf("pipeline %v, loader %v", after(pipeline), after(loader.Stream()))
+		equal(t, "the first batch", first, "pipeline 2s, loader 16s")
+		t.Log("the first batch comes after:", first)
 	})
 }
 
@@ -7633,6 +7757,7 @@ const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 func TestDecode(t *testing.T) {
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
+	gz := func(data string) string { return string(gzipped([]byte(data))) }
 	pngs, jpegs, gifs := b.String(), unBase64(jpegData), unBase64(gifData)
 	for _, c := range []struct {
 		name, data string
@@ -7642,9 +7767,13 @@ func TestDecode(t *testing.T) {
 		{"jpg", jpegs, "*image.Gray (0,0)-(3,2)"}, {"JPEG", jpegs, "*image.Gray (0,0)-(3,2)"},
 		{"gif", gifs, "*image.Paletted (0,0)-(3,2)"}, {"jpg", pngs, "*image.Gray (0,0)-(3,2)"},
 		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
+		{"jsn", " 12345678901234567890.10\n", "json.Number 12345678901234567890.10"},
+		{"jsonl", "{\"a\":1}\n\n[2]\r\n9007199254740993", "[]interface {} [map[a:1] [2] 9007199254740993]"}, {"jsonl", "", "[]interface {} []"},
 		{"txt", "text", "string text"}, {"text", "text", "string text"}, {"a.transcript", "text", "string text"},
-		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
-		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"}, {"txt.gz", "x", "[]uint8 [120]"},
+		{"cls", " 12\n", "int 12"}, {"cls2", "3", "int 3"}, {"class", "3", "int 3"}, {"index", "3", "int 3"}, {"inx", "3", "int 3"}, {"id", "3", "int 3"}, {"count", "-1", "int -1"},
+		{"bin", "12", "[]uint8 [49 50]"}, {"README", "x", "[]uint8 [120]"}, {"", "x", "[]uint8 [120]"},
+		{"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"}, {"gz", gz("x"), "[]uint8 [120]"},
+		{"a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), "*image.Gray (0,0)-(3,2)"},
 	} {
 		v, err := Decode(c.name, []byte(c.data))
 		got := fmt.Sprintf("%T %v", v, v)
@@ -7655,12 +7784,178 @@ func TestDecode(t *testing.T) {
 			t.Errorf("%s: %s and %v, want %s", c.name, got, err, c.want)
 		}
 	}
-	for name, data := range map[string]string{"a.png": "no image", "json": "{", "cls": "one", "gif": ""} {
-		v, err := Decode(name, []byte(data))
-		if saysAll(t, err, "Decode", name); v != nil {
-			t.Errorf("%s: %v in spite of the error", name, v)
+	for _, c := range []struct{ name, data, says string }{
+		{"a.png", "no image", "unknown format"}, {"gif", "", "unknown format"}, {"cls", "one", "invalid syntax"},
+		{"json", "{", "unexpected EOF"}, {"json", "", "there are 0 JSON values"}, {"json", "1 2", "there are 2 JSON values"}, {"json", "1 }", "JSON value 2: invalid"},
+		{"jsonl", "1\n\n[2\n", "JSON value 2: unexpected EOF"},
+		{"txt.gz", "text, not compressed", "gzip: invalid header"}, {"gz", "", "unexpected EOF"}, {"txt.gz", gz("text")[:20], "unexpected EOF"}, {"cls.gz", gz("one"), "invalid syntax"},
+		{"txt.gz", gz("text") + "x", "EOF"},
+	} {
+		v, err := Decode(c.name, []byte(c.data))
+		if saysAll(t, err, fmt.Sprintf("Decode(%q)", c.name), c.says); v != nil {
+			t.Errorf("%s: %v in spite of the error", c.name, v)
 		}
 	}
+	bomb := []byte(gz(strings.Repeat("0", 1000)))
+	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
+	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
+}
+
+// npy is an array file as NumPy writes it.
+func npy(version byte, descr, fortran, shape, data string) string {
+	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
+	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
+	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
+	if version > 1 {
+		length = append(length, 0, 0)
+	}
+	return "\x93NUMPY" + string(version) + "\x00" + string(length) + header + data
+}
+
+// TestDecodeNumpy decodes arrays of all types, and refuses damaged ones without taking memory for what their headers say.
+func TestDecodeNumpy(t *testing.T) {
+	for _, c := range []struct{ data, want string }{
+		{npy(1, "'<f4'", "False", "(2, 1)", "\x00\x00\x80\x3f\x00\x00\x00\x40"), "Tensor[float32] {[1 2] [2 1]}"},
+		{npy(2, "'>f8'", "False", "(1,)", "\xbf\xf0\x00\x00\x00\x00\x00\x00"), "Tensor[float64] {[-1] [1]}"},
+		{npy(3, "'|b1'", "False", "(3,)", "\x00\x01\x01"), "Tensor[bool] {[false true true] [3]}"},
+		{npy(1, "'|u1'", "False", "(1, 2, 1)", "\x01\xff"), "Tensor[uint8] {[1 255] [1 2 1]}"},
+		{npy(1, "'|i1'", "False", "()", "\xff"), "Tensor[int8] {[-1] []}"},
+		{npy(1, "'<i2'", "False", "(1,)", "\x01\xff"), "Tensor[int16] {[-255] [1]}"},
+		{npy(1, "'>u2'", "False", "(1,)", "\x01\xff"), "Tensor[uint16] {[511] [1]}"},
+		{npy(1, "'>i4'", "False", "(1,)", "\xff\xff\xff\xfe"), "Tensor[int32] {[-2] [1]}"},
+		{npy(1, "'<u4'", "False", "(1,)", "\xff\xff\xff\xff"), "Tensor[uint32] {[4294967295] [1]}"},
+		{npy(1, "'<i8'", "False", "(1,)", "\xfe\xff\xff\xff\xff\xff\xff\xff"), "Tensor[int64] {[-2] [1]}"},
+		{npy(1, "'>u8'", "False", "(1,)", "\x00\x00\x00\x00\x00\x00\x00\x07"), "Tensor[uint64] {[7] [1]}"},
+		{npy(1, "'<f4'", "False", "(0, 5)", ""), "Tensor[float32] {[] [0 5]}"},
+	} {
+		v, err := Decode("x.npy", []byte(c.data))
+		got := fmt.Sprintf("%T %v", v, v)
+		if _, got, _ = strings.Cut(got, "."); err != nil || got != c.want {
+			t.Errorf("%q: %s and %v, want %s", c.data, got, err, c.want)
+		}
+	}
+	sound := npy(1, "'<f4'", "False", "(2,)", "12345678")
+	for _, c := range []struct{ data, says string }{
+		{"", "no npy file"}, {sound[:9], "no npy file"}, {"x" + sound[1:], "no npy file"}, {npy(4, "'<f4'", "False", "(2,)", "12345678"), "no npy file of version 1 to 3"},
+		{sound[:50], "is truncated"}, {npy(2, "'<f4'", "False", "(2,)", "")[:12], "is truncated"},
+		{sound[:len(sound)-1], "7 bytes"}, {sound + "x", "9 bytes"}, {sound[:len(sound)-8], "0 bytes"},
+		{npy(1, "'<f4'", "True", "(2,)", "12345678"), "fortran_order"}, {npy(1, "'|O'", "False", "(2,)", "x"), "f4, f8"}, {npy(1, "'<f2'", "False", "(1,)", "xx"), "f4, f8"},
+		{npy(1, "[('a', '<f4')]", "False", "(1,)", "xxxx"), "f4, f8"}, {npy(1, "'<f4'", "False", "(1000000000000,)", "1234"), "4 bytes"},
+		{npy(1, "'<f4'", "False", "(4294967296, 4294967296)", ""), "does not fit"}, {npy(1, "'<f8'", "False", "(2305843009213693952,)", ""), "0 bytes"},
+		{npy(1, "'<f4'", "False", "(-1, -1)", "1234"), "not supported"}, {npy(1, "'<f4'", "False", "(99999999999999999999,)", "1234"), "does not fit"}, {npy(1, "'<f4'", "False", "(x,)", "1234"), "not supported"},
+	} {
+		v, err := Decode("npy", []byte(c.data))
+		if saysAll(t, err, `Decode("npy")`, c.says); v != nil {
+			t.Errorf("%q: %v in spite of the error", c.data, v)
+		}
+	}
+}
+
+// slowly hides the type of an image, so that only At is left.
+type slowly struct{ image.Image }
+
+// testImages returns an image of each type that ImageTensor knows, and of some that it does not, with random pixels.
+func testImages(r image.Rectangle) (images []image.Image) {
+	n := uint64(0)
+	random := func(pix []byte) {
+		for i := range pix {
+			n++
+			pix[i] = byte(counter(1, n))
+		}
+	}
+	gray, rgba, nrgba := image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r)
+	gray16, cmyk, nycbcra := image.NewGray16(r), image.NewCMYK(r), image.NewNYCbCrA(r, image.YCbCrSubsampleRatio420)
+	paletted := image.NewPaletted(r, nil)
+	for i := range 256 {
+		paletted.Palette = append(paletted.Palette, color.NRGBA{uint8(i), uint8(255 - i), uint8(i / 2), uint8(i * i)})
+	}
+	for _, pix := range [][]byte{gray.Pix, rgba.Pix, nrgba.Pix, gray16.Pix, cmyk.Pix, nycbcra.Y, nycbcra.Cb, nycbcra.Cr, nycbcra.A, paletted.Pix} {
+		random(pix)
+	}
+	for i := 3; i < len(nrgba.Pix); i += 4 { // with little alpha At loses the colour
+		nrgba.Pix[i] |= 128
+	}
+	for i := 0; i < len(rgba.Pix); i += 4 { // no colour of an RGBA is greater than its alpha, which is often 0 or 255
+		p := rgba.Pix[i : i+4]
+		p[3] = []byte{p[3], 0, 255}[i/4%3]
+		p[0], p[1], p[2] = min(p[0], p[3]), min(p[1], p[3]), min(p[2], p[3])
+	}
+	images = append(images, gray, rgba, nrgba, gray16, cmyk, nycbcra, paletted)
+	for ratio := image.YCbCrSubsampleRatio444; ratio <= image.YCbCrSubsampleRatio410; ratio++ {
+		img := image.NewYCbCr(r, ratio)
+		random(img.Y)
+		random(img.Cb)
+		random(img.Cr)
+		images = append(images, img)
+	}
+	return images
+}
+
+// TestImageTensor compares the images that ImageTensor reads directly with the same ones read with At, at odd sizes and
+// places, cropped and empty. Each tensor is made in the memory of the one before.
+func TestImageTensor(t *testing.T) {
+	var fast, slow Tensor[float32]
+	for _, r := range []image.Rectangle{image.Rect(0, 0, 7, 5), image.Rect(-3, 1, 10, 10), image.Rect(5, 9, 6, 10), image.Rect(0, 0, 0, 3), {}} {
+		for _, img := range testImages(r) {
+			crop := img.(interface {
+				SubImage(image.Rectangle) image.Image
+			}).SubImage
+			for _, img := range []image.Image{img, crop(r.Inset(1)), crop(image.Rect(1, 3, 4, 5)), crop(image.Rect(3, 2, 6, 5))} {
+				fast, slow = ImageTensor(fast, img), ImageTensor(slow, slowly{img})
+				what := fmt.Sprintf("%T %v", img, img.Bounds())
+				for i, v := range fast.Data {
+					if math.Abs(float64(v-slow.Data[i])) > 1.0/255 {
+						t.Fatalf("%s: element %d is %v, want %v", what, i, v, slow.Data[i])
+					}
+				}
+				equal(t, what, fast.Shape, slow.Shape)
+				equal(t, what, fast.Shape, []int{3, img.Bounds().Dy(), img.Bounds().Dx()})
+				equal(t, what, len(fast.Data), elements(fast.Shape))
+			}
+		}
+	}
+	first := ImageTensor(Tensor[float32]{}, testImages(image.Rect(0, 0, 4, 4))[0])
+	equal(t, "in the memory of dst", &ImageTensor(first, image.NewGray(image.Rect(0, 0, 4, 4))).Data[0] == &first.Data[0], true)
+	for _, img := range testImages(image.Rect(0, 0, 9, 9)) {
+		switch img.(type) {
+		case *image.Gray, *image.RGBA, *image.NRGBA, *image.YCbCr:
+			equal(t, fmt.Sprintf("allocations for %T", img), testing.AllocsPerRun(10, func() { fast = ImageTensor(fast, img) }), 0)
+		}
+	}
+}
+
+// A pixel is an image of one color.
+type pixel struct{ color.Color }
+
+func (p pixel) ColorModel() color.Model { return nil }
+func (p pixel) Bounds() image.Rectangle { return image.Rect(6, 7, 7, 8) }
+func (p pixel) At(x, y int) color.Color { return p.Color }
+
+// TestImageTensorColors: alpha is left out, and the plain colors stay.
+func TestImageTensorColors(t *testing.T) {
+	for c, want := range map[color.Color][3]float32{
+		color.Gray{51}:                    {0.2, 0.2, 0.2},
+		color.Gray16{13107}:               {0.2, 0.2, 0.2},
+		color.White:                       {1, 1, 1},
+		color.RGBA{255, 51, 0, 255}:       {1, 0.2, 0},
+		color.RGBA{51, 102, 0, 102}:       {0.5, 1, 0},
+		color.RGBA{}:                      {0, 0, 0},
+		color.NRGBA{255, 51, 0, 128}:      {1, 0.2, 0},
+		color.NRGBA{255, 51, 0, 0}:        {0, 0, 0},
+		color.NRGBA64{65535, 13107, 0, 1}: {1, 0.2, 0},
+		color.CMYK{0, 204, 255, 0}:        {1, 0.2, 0},
+	} {
+		got := ImageTensor(Tensor[float32]{}, pixel{c})
+		equal(t, fmt.Sprintf("shape of %T", c), got.Shape, "[3 1 1]")
+		for i, v := range got.Data {
+			if math.Abs(float64(v-want[i])) > 2.0/0xffff {
+				t.Errorf("%T %v: %v, want %v", c, c, got.Data, want)
+			}
+		}
+	}
+	clear := image.NewNRGBA(image.Rect(0, 0, 1, 1))
+	clear.Pix[0] = 255
+	equal(t, "transparent red", ImageTensor(Tensor[float32]{}, clear), "{[1 0 0] [3 1 1]}")
 }
 
 // What broke under attack, in tar shards. Each of these tests failed once.

@@ -384,7 +384,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
 // draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
 //
-// PyTorch: the generators that a worker_init_fn must seed, whose numbers depend on the number of workers.
+// PyTorch: the generators that a worker_init_fn must seed. There each worker has a queue of its own and gets the same
+// batches in every run, so the numbers are the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
 	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
@@ -470,28 +471,14 @@ type File struct {
 // anywhere. A pattern that matches no file is an error, and so is a folder that cannot be read. Links to files are
 // followed. Links to folders are followed only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
-	if fsys == nil {
-		return nil, errors.New("dataloader: Files: the file system is nil")
+	names, err := list(fsys, patterns)
+	if err != nil {
+		return nil, fmt.Errorf("dataloader: Files: %s: %w", root(fsys), err)
 	}
-	all := len(patterns) == 0
-	if all {
-		patterns = []string{"**"}
-	}
-	var names []string
-	for _, pattern := range patterns {
-		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
-		if _, bad := path.Match(pattern, ""); bad != nil {
-			err = bad
-		} else if err == nil && len(found) == 0 && !all {
-			err = errors.New("it matches no file")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("dataloader: Files: %s: pattern %q: %w", root(fsys), pattern, err)
-		}
-		names = append(names, found...)
-	}
-	slices.Sort(names)
-	return readFiles(fsys, slices.Compact(names)), nil
+	return Func(len(names), func(_ context.Context, i int) (File, error) {
+		data, err := fs.ReadFile(fsys, names[i])
+		return File{names[i], data}, err
+	}), nil
 }
 
 // root names a file system in errors: an os.DirFS is the string of its folder.
@@ -502,12 +489,29 @@ func root(fsys fs.FS) string {
 	return fmt.Sprintf("%T", fsys)
 }
 
-// readFiles is the data set of the named files.
-func readFiles(fsys fs.FS, names []string) Dataset[File] {
-	return Func(len(names), func(_ context.Context, i int) (File, error) {
-		data, err := fs.ReadFile(fsys, names[i])
-		return File{names[i], data}, err
-	})
+// list returns the sorted names of the files that match at least one pattern, or of all files if there is no pattern.
+func list(fsys fs.FS, patterns []string) (names []string, err error) {
+	if fsys == nil {
+		return nil, errors.New("the file system is nil")
+	}
+	all := len(patterns) == 0
+	if all {
+		patterns = []string{"**"}
+	}
+	for _, pattern := range patterns {
+		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
+		if _, bad := path.Match(pattern, ""); bad != nil {
+			err = bad
+		} else if err == nil && len(found) == 0 && !all {
+			err = errors.New("it matches no file")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+		}
+		names = append(names, found...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // glob lists the files below dir that match the elements of a pattern. The first element is matched against the entries
@@ -573,51 +577,71 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 	return mode.IsRegular(), nil
 }
 
-// Folder is the data set of a tree that keeps each class in a top-level folder of its own, at any depth in it:
-// "cat/1.png", "dog/old/2.png". A sample is a file and its label: label i means the folder classes[i], and classes is
-// sorted. Files at the top, and names that begin with a dot, are left out. It is an error if there is no folder, or a
-// folder has no file. PyTorch: torchvision's ImageFolder.
-func Folder(fsys fs.FS) (data Dataset[Pair[File, int]], classes []string, err error) {
+// Folder lists a tree that keeps each class in a top-level folder of its own, at any depth in it: "cat/1.png",
+// "dog/old/2.png". A sample is a file's name and its label: label i means the folder classes[i]. classes is sorted, and so
+// are the samples of each class. Nothing is read, so labels cost nothing; fsys.Open in a Transform reads a file.
+//
+// Patterns are those of Files, and are matched against the whole name, class included: "*/*.png" or "**/*.png". Without
+// patterns Folder lists all files. In any case it leaves out files at the top and names that begin with a dot. Unlike
+// Files, it follows links to folders at the top. It is an error if there is no folder at the top, a folder at the top has
+// no file that matches, or a pattern matches no file.
+//
+// PyTorch: torchvision's ImageFolder, with its samples and classes.
+func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], classes []string, err error) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
 	}
-	entries, err := fs.ReadDir(fsys, ".")
-	if err != nil {
+	names, err := list(classTree{fsys}, patterns)
+	entries, err2 := classTree{fsys}.ReadDir(".")
+	if err = cmp.Or(err2, err); err != nil {
 		return nil, nil, fmt.Errorf("dataloader: Folder: %s: %w", root(fsys), err)
 	}
-	var names []string
-	var labels Slice[int]
 	for _, entry := range entries {
-		class := entry.Name()
-		if strings.HasPrefix(class, ".") {
+		if !entry.IsDir() {
 			continue
 		}
-		info, err := fs.Stat(fsys, class) // class may be a link to a folder
-		if err != nil {
-			return nil, nil, fmt.Errorf("dataloader: Folder: %w", err)
+		begin, _ := slices.BinarySearch(names, entry.Name()+"/")
+		end, _ := slices.BinarySearch(names, entry.Name()+"0") // "0" follows "/"
+		if begin == end {
+			return nil, nil, fmt.Errorf("dataloader: Folder: %s: class %q has no file (patterns %q)", root(fsys), entry.Name(), patterns)
 		}
-		if !info.IsDir() {
-			continue
+		for _, name := range names[begin:end] {
+			samples = append(samples, Pair[string, int]{name, len(classes)})
 		}
-		found, err := glob(fsys, class, []string{"**"})
-		if err != nil {
-			return nil, nil, fmt.Errorf("dataloader: Folder: class %q: %w", class, err)
-		}
-		found = slices.DeleteFunc(found, func(name string) bool { return strings.Contains(name, "/.") })
-		if len(found) == 0 {
-			return nil, nil, fmt.Errorf("dataloader: Folder: class %q has no file", class)
-		}
-		slices.Sort(found)
-		names = append(names, found...)
-		labels = append(labels, slices.Repeat([]int{len(classes)}, len(found))...)
-		classes = append(classes, class)
+		classes = append(classes, entry.Name())
 	}
 	if len(classes) == 0 {
-		return nil, nil, errors.New("dataloader: Folder: there is no folder at the top; each class needs one")
+		return nil, nil, fmt.Errorf("dataloader: Folder: %s: there is no folder at the top; each class needs one", root(fsys))
 	}
-	data, err = Pairs(readFiles(fsys, names), labels)
-	return data, classes, err
+	return samples, classes, nil
 }
+
+// A classTree is a file system as Folder lists it: without names that begin with a dot, and with folders in place of the
+// links to folders at the top.
+type classTree struct{ fs.FS }
+
+// ReadDir lists a folder.
+func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
+	entries, err := fs.ReadDir(t.FS, dir)
+	for _, entry := range entries {
+		name := path.Join(dir, entry.Name())
+		if strings.Contains("/"+name, "/.") {
+			continue
+		}
+		if dir == "." && entry.Type()&fs.ModeSymlink != 0 {
+			info, err := t.Stat(name)
+			if err != nil {
+				return nil, err
+			}
+			entry = fs.FileInfoToDirEntry(info)
+		}
+		visible = append(visible, entry)
+	}
+	return visible, err
+}
+
+// Stat follows a link. Without it, fs.Stat would open the file.
+func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS, name) }
 
 // Second reading: streams, for data without indices. Cursor and Item are in dataloader.go.
 

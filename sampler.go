@@ -769,7 +769,8 @@ type MixOptions struct {
 
 // Mix takes items from several sources, in turn or at random by weight. In epoch e every source starts with its epoch e;
 // a source that is continued goes on with its epochs e+1, e+2, …. If such an epoch has no items, the mix cannot be
-// continued. With StopAtLast the weights are those of the sources that are left.
+// continued. With StopAtLast the weights are those of the sources that are left. The cursor of a mix contains the cursors of
+// all sources, the number of draws, and which sources have ended. It has no items: what a source has yielded is drawn.
 //
 // Mix panics if there is no source, a source is nil, the number of weights is not that of the sources, a weight is not
 // positive and finite, or Stop is none of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.

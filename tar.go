@@ -9,11 +9,13 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"image"
+	"image/color"
 	_ "image/gif"
 	_ "image/jpeg"
 	_ "image/png"
@@ -27,6 +29,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -1736,33 +1739,187 @@ func alternatives(inside string) (all []string, err error) {
 
 // Decode decodes a file by its extension, as far as the standard library can:
 //
-//	png, jpg, jpeg, gif                  image.Image, whatever format the bytes are in
-//	json                                 what encoding/json makes of it
-//	txt, text, transcript                string
-//	cls, cls2, class, count, index, id   int
-//	anything else                        []byte, as it is
+//	png, jpg, jpeg, gif                       image.Image, whatever format the bytes are in
+//	json, jsn                                 what encoding/json makes of it; a number is a json.Number, with all digits
+//	jsonl                                     []any: JSON values, one in each line
+//	txt, text, transcript                     string
+//	cls, cls2, class, count, index, inx, id   int
+//	npy                                       a Tensor of float32, float64, bool, int8 to int64, or uint8 to uint64
+//	gz                                        what is compressed, decoded by the rest of the name: x.json.gz as x.json
+//	anything else                             []byte, as it is
 //
 // name may be a path or the field of a Record; its case does not matter. Nothing in the data is ever executed. Decode
-// may be called concurrently. It returns an error for data that cannot be decoded.
+// may be called concurrently.
+//
+// Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxFile: a file of
+// 1 MiB can claim as much.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
-	var value any
-	var err error
-	switch strings.ToLower(name[strings.LastIndexByte(name, '.')+1:]) {
-	case "png", "jpg", "jpeg", "gif":
-		value, _, err = image.Decode(bytes.NewReader(data))
-	case "json":
-		err = json.Unmarshal(data, &value)
-	case "txt", "text", "transcript":
-		value = string(data)
-	case "cls", "cls2", "class", "count", "index", "id":
-		value, err = strconv.Atoi(strings.TrimSpace(string(data)))
-	default:
-		value = data
-	}
+	value, err := decode(strings.ToLower(name), data)
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Decode(%q): %w", name, err)
 	}
 	return value, nil
+}
+
+// decode decodes a file whose name is in lower case.
+func decode(name string, data []byte) (value any, err error) {
+	switch name[strings.LastIndexByte(name, '.')+1:] {
+	case "png", "jpg", "jpeg", "gif":
+		value, _, err = image.Decode(bytes.NewReader(data))
+	case "json", "jsn":
+		values, err := decodeJSON(data)
+		if err == nil && len(values) != 1 {
+			err = fmt.Errorf("there are %d JSON values, must be one", len(values))
+		}
+		if err != nil {
+			return nil, err
+		}
+		value = values[0]
+	case "jsonl":
+		value, err = decodeJSON(data)
+	case "txt", "text", "transcript":
+		value = string(data)
+	case "cls", "cls2", "class", "count", "index", "inx", "id":
+		value, err = strconv.Atoi(strings.TrimSpace(string(data)))
+	case "npy":
+		value, err = decodeNumpy(data)
+	case "gz":
+		if data, err = gunzip(data, defaultMaxFile); err == nil {
+			value, err = decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data)
+		}
+	default:
+		value = data
+	}
+	return value, err
+}
+
+// decodeJSON decodes JSON values, one after the other.
+func decodeJSON(data []byte) (values []any, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	for {
+		var value any
+		if err = d.Decode(&value); err == io.EOF {
+			return values, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("JSON value %d: %w", len(values)+1, err)
+		}
+		values = append(values, value)
+	}
+}
+
+// gunzip decompresses data, up to max bytes.
+func gunzip(data []byte, max int64) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, unexpected(err)
+	}
+	data, err = io.ReadAll(io.LimitReader(r, max+1))
+	if err == nil && int64(len(data)) > max {
+		err = fmt.Errorf("it decompresses to more than %d bytes", max)
+	}
+	return data, err
+}
+
+// npyHeader is the header of an npy file of the types that Decode knows, as NumPy and others write it.
+var npyHeader = regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', 'fortran_order': False, 'shape': \(([0-9, ]*)\),? *} *\n$`)
+
+// decodeNumpy decodes an array in NumPy's npy format: a magic string, a version, the length of the header in 2 bytes, or
+// in 4 since version 2, the header in the syntax of Python, and the elements. It takes memory only for elements that are
+// there.
+func decodeNumpy(data []byte) (any, error) {
+	if len(data) < 12 || string(data[:6]) != "\x93NUMPY" || data[6] < 1 || data[6] > 3 {
+		return nil, errors.New("it is no npy file of version 1 to 3")
+	}
+	length, rest := uint(binary.LittleEndian.Uint16(data[8:])), data[10:]
+	if data[6] > 1 {
+		length, rest = uint(binary.LittleEndian.Uint32(data[8:])), data[12:]
+	}
+	header, rest := rest[:min(length, uint(len(rest)))], rest[min(length, uint(len(rest))):]
+	m := npyHeader.FindSubmatch(header)
+	if m == nil {
+		return nil, fmt.Errorf("the header %.200q is truncated or not supported: descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False", header)
+	}
+	var shape []int
+	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
+	if size := int(m[2][1] - '0'); err != nil || elements(shape) != len(rest)/size || len(rest)%size != 0 {
+		return nil, fmt.Errorf("the shape (%s) of %s does not fit %d bytes of data", m[3], m[2], len(rest))
+	}
+	var order binary.ByteOrder = binary.LittleEndian
+	if m[1][0] == '>' {
+		order = binary.BigEndian
+	}
+	return map[string]func([]int, binary.ByteOrder, []byte) (any, error){
+		"f4": npyTensor[float32], "f8": npyTensor[float64], "b1": npyTensor[bool],
+		"i1": npyTensor[int8], "i2": npyTensor[int16], "i4": npyTensor[int32], "i8": npyTensor[int64],
+		"u1": npyTensor[uint8], "u2": npyTensor[uint16], "u4": npyTensor[uint32], "u8": npyTensor[uint64],
+	}[string(m[2])](shape, order, rest)
+}
+
+// npyTensor makes a tensor of a shape from as many elements.
+func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, error) {
+	t := Tensor[E]{make([]E, elements(shape)), shape}
+	_, err := binary.Decode(data, order, t.Data)
+	return t, err
+}
+
+// ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of red, one of green and one of blue, with values
+// from 0 to 1. The planes of a gray image are equal. Like append, ImageTensor builds the tensor in the memory of dst if
+// there is enough; dst may be the zero Tensor.
+//
+// Alpha is dropped, and colors are not premultiplied: half transparent red is as red as opaque red. Where alpha is 0, only
+// an image.NRGBA has a color. All others are black there. 16-bit images keep their precision. YCbCr images, which JPEGs
+// are, get the 8-bit colors of color.YCbCrToRGB.
+//
+// Images of the types image.YCbCr, RGBA, NRGBA and Gray are read directly. All others are read with At, which may allocate
+// for each pixel. PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
+func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
+	b := img.Bounds()
+	w, h := b.Dx(), b.Dy()
+	dst.Shape = append(dst.Shape[:0], 3, h, w)
+	dst.Data = slices.Grow(dst.Data[:0], 3*h*w)[:3*h*w]
+	for y := range h {
+		red, green, blue := dst.Data[y*w:], dst.Data[(h+y)*w:], dst.Data[(2*h+y)*w:]
+		imageRow(red[:w], green[:w], blue[:w], img, b.Min.X, b.Min.Y+y)
+	}
+	return dst
+}
+
+// imageRow fills a row of each plane with the pixels of an image from (left, y) on.
+func imageRow(red, green, blue []float32, img image.Image, left, y int) {
+	green, blue = green[:len(red)], blue[:len(red)] // so that indices into them are not checked
+	switch img := img.(type) {
+	case *image.Gray:
+		for x := range red {
+			red[x] = float32(img.Pix[img.PixOffset(left+x, y)]) / 255
+		}
+		copy(green, red)
+		copy(blue, red)
+	case *image.YCbCr:
+		luma := img.Y[img.YOffset(left, y):]
+		for x := range red {
+			c := img.COffset(left+x, y)
+			r, g, b := color.YCbCrToRGB(luma[x], img.Cb[c], img.Cr[c])
+			red[x], green[x], blue[x] = float32(r)/255, float32(g)/255, float32(b)/255
+		}
+	case *image.NRGBA:
+		for x := range red {
+			c := img.NRGBAAt(left+x, y)
+			red[x], green[x], blue[x] = float32(c.R)/255, float32(c.G)/255, float32(c.B)/255
+		}
+	case *image.RGBA: // premultiplied: no value is greater than alpha
+		for x := range red {
+			c := img.RGBAAt(left+x, y)
+			alpha := float32(max(c.A, 1))
+			red[x], green[x], blue[x] = float32(c.R)/alpha, float32(c.G)/alpha, float32(c.B)/alpha
+		}
+	default:
+		for x := range red {
+			c := color.NRGBA64Model.Convert(img.At(left+x, y)).(color.NRGBA64)
+			red[x], green[x], blue[x] = float32(c.R)/0xffff, float32(c.G)/0xffff, float32(c.B)/0xffff
+		}
+	}
 }
