@@ -3104,6 +3104,25 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
+// TestFeistelByHand computes the example in the comment of feistel. The same network on its whole domain does not walk.
+func TestFeistelByHand(t *testing.T) {
+	f, trace := newFeistel(12, 0), ""
+	for _, x := range []uint64{7, 11} {
+		left, right := x>>f.k, x&(1<<f.k-1)
+		for j := 0; j < len(f.keys); j += 2 {
+			trace += fmt.Sprintf("%d,%d ", left, right)
+			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
+			left = (left + add) % f.a
+			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
+		}
+		trace += fmt.Sprintf("%d,%d=%d; ", left, right, left<<f.k|right)
+	}
+	equal(t, "rounds", trace, "1,3 0,1 2,3 0,3 2,3=11; 2,3 1,1 0,3 1,0 1,1=5; ")
+	g := newFeistel(10, 0)
+	equal(t, "the network's cycle", []int{f.at(7), f.at(11), f.at(5), f.at(1)}, "[11 5 1 7]")
+	equal(t, "the permutation's cycle", []int{g.at(7), g.at(5), g.at(1)}, "[5 1 7]")
+}
+
 // TestRandomIsUniform checks by chi-square that over seeds and epochs Random is a good shuffle. Weak networks fail it.
 func TestRandomIsUniform(t *testing.T) {
 	bySeed := func(n, key int) func(pos int) int { return Random(n, uint64(key)).Order(0) }
