@@ -23,7 +23,6 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -235,44 +234,70 @@ const svgWidth = 760
 
 func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
 
-// panel draws lanes, with the time below them. A bar is what is the same in several columns.
-func (p *svg) panel(title string, lanes []string) {
-	const left, column, row, name = 74, 9, 20, 10
-	p.height += 24
-	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height, title)
-	p.height += 8
-	for x := 0; x <= len(lanes[0])-name; x += 10 {
-		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left+x*column, p.height, left+x*column, p.height+row*len(lanes)+4)
-		p.add(`<text class="time" x="%d" y="%d">%d</text>`, left+x*column, p.height+row*len(lanes)+16, 10*x)
+// A lane is a row of a timeline: a name, a character for each 10 ms, and a note. The character is a batch in base 12, or
+// one of a few signs: - for a worker while the window is full, | for a line through the rows below.
+type lane struct{ name, columns, note string }
+
+// legend says what the bars of a timeline mean.
+func (p *svg) legend(text string) {
+	p.add(`<text x="8" y="20">%s</text>`, text)
+	for i, kind := range []string{"load: loading", "wait: ready, waiting", "train: training", "load slow: batch 2", "full: window full"} {
+		class, name, _ := strings.Cut(kind, ": ")
+		p.add(`<rect class="%s" x="%d" y="30" width="24" height="14" rx="2"/>`, class, 8+140*i)
+		p.add(`<text x="%d" y="41">%s</text>`, 38+140*i, name)
 	}
-	for _, lane := range lanes {
-		where, columns := strings.TrimSpace(lane[:name]), lane[name:]
-		p.add(`<text x="8" y="%d">%s</text>`, p.height+14, where)
-		for from := 0; from < len(columns); {
-			bar := columns[from:]
-			bar = bar[:len(bar)-len(strings.TrimLeft(bar, bar[:1]))]
-			if bar[0] != '.' {
-				p.bar(where, bar, left+from*column, p.height, len(bar)*column-1, row)
-			}
-			from += len(bar)
-		}
-		p.height += row
-	}
-	p.height += 24
+	p.height = 56
 }
 
-// bar draws a batch as a bar: its number, as often as it has columns, says which one.
-func (p *svg) bar(where, columns string, x, y, width, height int) {
-	kind := map[string]string{"worker": "load", "queue": "wait", "cache": "wait", "caller": "train"}[strings.Fields(where)[0]]
-	batch := must(strconv.ParseInt(columns[:1], 12, 0))
-	if batch == 2 {
-		kind += " slow"
+// panel draws lanes, the last of which is the time.
+func (p *svg) panel(title string, lanes []lane) {
+	const left, column, row = 76, 8, 18
+	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height+16, title)
+	p.height += 22
+	top, bottom := p.height, p.height+row*(len(lanes)-1)
+	if lanes[0].name == "" {
+		top += row
 	}
-	if batch > 9 && width < 12 {
-		kind += " small"
+	for i, label := range strings.Fields(lanes[len(lanes)-1].columns) {
+		x := left + 10*i*column
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, x, top, x, bottom+2)
+		p.add(`<text class="tick" x="%d" y="%d">%s</text>`, x, bottom+14, label)
 	}
-	p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, kind, x, y+2, width, height-4)
-	p.add(`<text class="batch %s" x="%d.5" y="%d">%d</text>`, kind, x+width/2, y+14, batch)
+	for i, l := range slices.Backward(lanes) { // a line is above the bars of the rows below
+		y := p.height + i*row
+		p.add(`<text x="8" y="%d">%s</text>`, y+13, l.name)
+		if l.note != "" {
+			p.add(`<text class="note" x="%d" y="%d">%s</text>`, left+len(l.columns)*column+12, y+13, l.note)
+		}
+		if l.name != "ms" {
+			p.bars(l, left, y, column, bottom)
+		}
+	}
+	p.height += row*len(lanes) + 8
+}
+
+// bars draws the columns of a lane. A bar is what is the same in several columns.
+func (p *svg) bars(l lane, left, y, column, bottom int) {
+	kind := map[string]string{"load": "load", "worker": "load", "queue": "wait", "cache": "wait", "train": "train"}[strings.TrimRight(l.name, " [0123456789]")]
+	for from := 0; from < len(l.columns); {
+		sign, class := l.columns[from:from+1], kind
+		n := len(l.columns[from:]) - len(strings.TrimLeft(l.columns[from:], sign))
+		x, width := left+from*column, n*column-1
+		switch sign {
+		case " ", ".":
+		case "|":
+			p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/>`, x+column/2, y+4, x+column/2, bottom)
+		case "-":
+			p.add(`<rect class="full" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
+		case "2":
+			class += " slow"
+			fallthrough
+		default:
+			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`, class, x, y+2, width)
+			p.add(`<text class="batch %s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
+		}
+		from += n
+	}
 }
 
 // bytes ends the picture.
@@ -283,8 +308,11 @@ func (p *svg) bytes(title string) []byte {
 svg { background: #ffffff; }
 text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
 .title { font-weight: 600; }
-.time, .batch { text-anchor: middle; font-size: 10px; }
-.batch.small { font-size: 7px; }
+.time { text-anchor: middle; font-size: 10px; }
+.tick, .batch { text-anchor: middle; font-size: 11px; }
+.tick, .note { fill: #59636e; }
+.mark { stroke: #cf222e; }
+.full { fill: none; stroke: #59636e; stroke-dasharray: 3 2; }
 .time { fill: #59636e; }
 .grid { stroke: #d1d9e0; }
 .load { fill: #2a78d6; }
@@ -300,16 +328,19 @@ text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
 @media (prefers-color-scheme: dark) {
 svg { background: #0d1117; }
 text { fill: #e6edf3; }
-.time { fill: #9198a1; }
+.time, .tick, .note { fill: #9198a1; }
+.mark { stroke: #ff7b72; }
+.full { stroke: #9198a1; }
 .grid { stroke: #30363d; }
 .wait { fill: #1c3d66; }
 .train { fill: #8b949e; }
+.slow { fill: #db6d28; }
 .wait.slow { fill: #5c2e12; }
 .ideal { stroke: #9198a1; }
 .line { stroke: #58a6ff; }
 .line.slow { stroke: #f0883e; }
 .batch.wait { fill: #e6edf3; }
-.batch.train { fill: #0d1117; }
+.batch.train, .batch.load.slow { fill: #0d1117; }
 }
 </style>
 %s</svg>

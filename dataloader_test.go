@@ -3278,6 +3278,25 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
+// TestFeistelByHand computes the example in the comment of feistel. The same network on its whole domain does not walk.
+func TestFeistelByHand(t *testing.T) {
+	f, trace := newFeistel(12, 0), ""
+	for _, x := range []uint64{7, 11} {
+		left, right := x>>f.k, x&(1<<f.k-1)
+		for j := 0; j < len(f.keys); j += 2 {
+			trace += fmt.Sprintf("%d,%d ", left, right)
+			add, _ := bits.Mul64(scramble(right^f.keys[j]), f.a)
+			left = (left + add) % f.a
+			right ^= scramble(left^f.keys[j+1]) >> 32 & (1<<f.k - 1)
+		}
+		trace += fmt.Sprintf("%d,%d=%d; ", left, right, left<<f.k|right)
+	}
+	equal(t, "rounds", trace, "1,3 0,1 2,3 0,3 2,3=11; 2,3 1,1 0,3 1,0 1,1=5; ")
+	g := newFeistel(10, 0)
+	equal(t, "the network's cycle", []int{f.at(7), f.at(11), f.at(5), f.at(1)}, "[11 5 1 7]")
+	equal(t, "the permutation's cycle", []int{g.at(7), g.at(5), g.at(1)}, "[5 1 7]")
+}
+
 // TestRandomIsUniform checks by chi-square that over seeds and epochs Random is a good shuffle. Weak networks fail it.
 func TestRandomIsUniform(t *testing.T) {
 	bySeed := func(n, key int) func(pos int) int { return Random(n, uint64(key)).Order(0) }
@@ -6034,74 +6053,169 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestTimeline draws what three loaders do with the same twelve batches, of which the third is slow, from their Timings in
-// fake time: as text, and as the picture of the README. A column is 10 ms.
+// TestTimeline draws what four loaders do with the same twelve batches, of which batch 2 is slow, from their Timings in
+// fake time: as text, and as the picture of the README.
 func TestTimeline(t *testing.T) {
+	const workers, prefetch, window = 3, 2, 6
+	alone, one := journeys(t, Options{}), journeys(t, Options{Workers: 1})
+	unordered := journeys(t, Options{Workers: workers, Prefetch: prefetch, Unordered: true})
+	ordered := journeys(t, Options{Workers: workers, Prefetch: prefetch})
+	larger := journeys(t, Options{Workers: workers, Prefetch: 2 * prefetch})
+	slow, left := ordered[2].received, len(ordered)-2
+	room := fmt.Sprintf("window %d = %d workers × Prefetch %d", window, workers, prefetch)
+	times := "Loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. Training takes 10 ms."
+	names := " Batches 10 and 11 are a and b."
+	text := times + "\nA column is 10 ms." + names + " Dashes: no task, because the window is full.\n"
+	pic := new(svg)
+	pic.legend(times + names)
+	for _, c := range []struct {
+		title string
+		run   []journey
+		lanes []lane
+	}{
+		{"Workers: 0, load and train in turn", alone, lanes(alone, 0, nil)},
+		{"Workers: 1, load while training", one, lanes(one, 0, nil)},
+		{"Workers: 3, Unordered: true, out of order", unordered, lanes(unordered, 0, map[string]string{
+			"worker 0": room,
+			"queue":    "ready, while the caller trains",
+			"train":    "an order that depends on timing",
+		})},
+		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window, map[string]string{
+			"worker 0": "window full: no task until batch 2 is handed over",
+			"worker 1": room,
+			"queue":    "ready, while the caller trains",
+			"cache[0]": fmt.Sprintf("batch k waits for its turn in cache[k %% %d]", window),
+			"cache[2]": "empty: the caller waits for batch 2",
+			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each: %d ms", 10*slow, left, 10*(slow+left)),
+			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*(end(larger)-end(unordered))),
+		})...)},
+	} {
+		title := fmt.Sprintf("%s: %d ms, %d ms of them waiting for batches", c.title, 10*end(c.run), 10*(end(c.run)-len(c.run)))
+		text += "\n" + title + "\n"
+		for _, l := range c.lanes {
+			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, l.columns, l.note), " ") + "\n"
+		}
+		pic.panel(title, c.lanes)
+	}
+	goldenFile(t, "timeline.txt", []byte(text))
+	goldenFile(t, "timeline.svg", pic.bytes("What four loaders do with the same twelve batches, of which batch 2 is slow"))
+}
+
+// A journey is the way of a batch, in columns of 10 ms: when it was sent to the workers, when a worker began and ended to
+// load it, when it went from the queue of results into the cache, and when the caller had it.
+type journey struct{ batch, worker, sent, start, done, cached, received int }
+
+// journeys lets a loader load twelve batches in fake time.
+func journeys(t *testing.T, opts Options) (all []journey) {
 	const column = 10 * time.Millisecond
-	slow := Func(12, func(_ context.Context, k int) (int, error) {
+	data := Func(12, func(_ context.Context, k int) (int, error) {
 		d := time.Duration(4+k%2) * column
 		if k == 2 {
 			d = 19 * column
 		}
-		time.Sleep(d + time.Duration(1+k*k)*10*time.Microsecond) // so that no two are ready at the same moment
+		time.Sleep(d + time.Duration(1+k*k)*time.Microsecond) // so that no two are ready at the same moment
 		return k, nil
 	})
-	var text strings.Builder
-	var pic svg
-	for _, c := range []struct {
-		title, ready string
-		opts         Options
-	}{
-		{"one worker", "queue", Options{Workers: 1}},
-		{"three workers, out of order", "queue", Options{Workers: 3, Unordered: true}},
-		{"three workers, in order", "cache", Options{Workers: 3}},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var timings []Timing
-			c.opts.Trace = func(tm Timing) { timings = append(timings, tm) }
-			start := time.Now()
-			for range newLoader(t, slow, c.opts).Epoch(t.Context(), 0) {
-				time.Sleep(column)
+	synctest.Test(t, func(t *testing.T) {
+		var timings []Timing
+		opts.Trace = func(tm Timing) { timings = append(timings, tm) }
+		start := time.Now()
+		for range newLoader(t, data, opts).Epoch(t.Context(), 0) {
+			time.Sleep(column)
+		}
+		at := func(x time.Time) int { return int(x.Sub(start) / column) }
+		for _, tm := range timings {
+			// The caller takes results from the queue until it has the one whose turn it is. The others go into the cache.
+			turn := timings[slices.IndexFunc(timings, func(x Timing) bool { return !x.Done.Before(tm.Done) })]
+			cached := at(tm.Received)
+			if turn.Batch < tm.Batch && !opts.Unordered {
+				cached = max(at(tm.Done), at(turn.Received.Add(-turn.Wait)))
 			}
-			at := func(x time.Time) int { return int(x.Sub(start) / column) }
-			last := at(timings[11].Received) + 1
-			// Which of the workers that are free at the same moment takes a task is up to the scheduler; here, the first.
-			lines := lanes("worker #", last, timings, func(tm Timing) (int, int) { return at(tm.Start), at(tm.Done) })
-			lines = append(lines, lanes(c.ready, last, timings, func(tm Timing) (int, int) { return at(tm.Done), at(tm.Received) })...)
-			lines = append(lines, lanes("caller", last, timings, func(tm Timing) (int, int) { return at(tm.Received), at(tm.Received) + 1 })...)
-			fmt.Fprintf(&text, "%s: %d ms, %d ms of them waiting\n%s\n\n", c.title, 10*last, 10*(last-12), strings.Join(lines, "\n"))
-			pic.panel(fmt.Sprintf("%s: %d ms", c.title, 10*last), lines)
-		})
-	}
-	goldenFile(t, "timeline.txt", []byte(text.String()))
-	goldenFile(t, "timeline.svg", pic.bytes("What three loaders do with the same twelve batches, of which batch 2 is slow"))
+			all = append(all, journey{tm.Batch, tm.Worker, at(tm.Sent), at(tm.Start), at(tm.Done), cached, at(tm.Received)})
+		}
+	})
+	return all
 }
 
-// lanes draws where the batches are in time, in as few lines as there are batches at most at once, each with its name,
-// in which # is the number of the line. A batch is its number, in base 12, in each of the columns that span returns.
-func lanes(name string, columns int, timings []Timing, span func(Timing) (from, to int)) (lines []string) {
-	timings = slices.SortedFunc(slices.Values(timings), func(a, b Timing) int {
+// end returns the column in which a run has ended.
+func end(run []journey) int { return run[len(run)-1].received + 1 }
+
+// marked is a line through a column: what the engine's counters are there, and where the batches between them are.
+func marked(run []journey, column int) lane {
+	recv, send := 0, 0
+	where := make([][]int, 2)
+	for _, j := range run {
+		if j.sent <= column {
+			send++
+		}
+		switch {
+		case j.received <= column:
+			recv++
+		case j.cached <= column:
+			where[0] = append(where[0], j.batch)
+		case j.start <= column && column < j.done:
+			where[1] = append(where[1], j.batch)
+		}
+	}
+	note := fmt.Sprintf("%d ms: recv = %d, send = %d; %v in the cache, %v in workers", 10*column+5, recv, send, where[0], where[1])
+	return lane{columns: strings.Repeat(" ", column) + "|", note: strings.NewReplacer("[", "", "]", "").Replace(note)}
+}
+
+// lanes are the rows of a run: the workers, the queue of results, the cache with its slots, the loop body, and the time.
+func lanes(run []journey, slots int, notes map[string]string) []lane {
+	loader, axis := "worker #", ""
+	if run[0].worker < 0 {
+		loader = "load"
+	}
+	for x := 0; x <= end(run); x += 10 {
+		axis += fmt.Sprintf("%-10d", 10*x)
+	}
+	axis = fmt.Sprintf("%-*s", end(run), strings.TrimRight(axis, " "))
+	all := slices.Concat(
+		rows(loader, 0, run, func(j journey) (int, int) { return j.start, j.done }),
+		rows("queue", 0, run, func(j journey) (int, int) { return j.done, j.cached }),
+		rows("cache[#]", slots, run, func(j journey) (int, int) { return j.cached, j.received }),
+		rows("train", 1, run, func(j journey) (int, int) { return j.received, j.received + 1 }),
+		[]lane{{name: "ms", columns: axis}})
+	for i := range all {
+		all[i].note = notes[all[i].name]
+		delete(notes, all[i].name) // once
+	}
+	return all
+}
+
+// rows draws where the batches are: batch k in row k % slots, or, with 0 slots, in the first row that is free. A batch is
+// its number, in base 12, in each of the columns that span returns. # in the name is the number of the row.
+func rows(name string, slots int, run []journey, span func(journey) (from, to int)) (all []lane) {
+	empty := strings.Repeat(".", end(run))
+	lines := slices.Repeat([]string{empty}, slots)
+	run = slices.SortedFunc(slices.Values(run), func(a, b journey) int {
 		x, _ := span(a)
 		y, _ := span(b)
-		return cmp.Or(x-y, a.Batch-b.Batch)
+		return cmp.Or(x-y, a.batch-b.batch)
 	})
-	var rows [][]byte
-	for _, tm := range timings {
-		from, to := span(tm)
+	for _, j := range run {
+		from, to := span(j)
 		if from == to {
 			continue
 		}
-		free := slices.IndexFunc(rows, func(row []byte) bool { return row[from] == '.' })
-		if free < 0 {
-			free = len(rows)
-			rows = append(rows, bytes.Repeat([]byte("."), columns))
+		row := slices.IndexFunc(lines, func(line string) bool { return line[from] == '.' })
+		if slots > 0 {
+			row = j.batch % slots
+		} else if row < 0 {
+			row = len(lines)
+			lines = append(lines, empty)
 		}
-		copy(rows[free][from:], strings.Repeat(strconv.FormatInt(int64(tm.Batch), 12), to-from))
+		lines[row] = lines[row][:from] + strings.Repeat(strconv.FormatInt(int64(j.batch), 12), to-from) + lines[row][to:]
 	}
-	for i, row := range rows {
-		lines = append(lines, fmt.Sprintf("%-9s %s", strings.Replace(name, "#", strconv.Itoa(i), 1), row))
+	for i, line := range lines {
+		if name == "worker #" { // A worker without a task between two others: the window is full.
+			busy := strings.TrimRight(line, ".")
+			line = strings.ReplaceAll(busy, ".", "-") + line[len(busy):]
+		}
+		all = append(all, lane{name: strings.Replace(name, "#", strconv.Itoa(i), 1), columns: line})
 	}
-	return lines
+	return all
 }
 
 // Streams, under attack.

@@ -96,15 +96,22 @@ func permutation(n int, seed uint64) func(pos int) int {
 }
 
 // A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network: a number is
-// split into two halves, and each half round changes one half by a hash of the other.
+// split into two halves, and each half round changes one half by a hash of the other. Here 7 is split into 1 and 3, and a
+// round of two half rounds turns them into 0 and 1:
 //
-//	left ──────────(+)──────┬──────────── left      left  = (left + hash(right)) mod a
+//	left  1 ──────(+2)──────┬──────── 0      left  = (left + hash(right)) mod a      hash(3) = 2, (1 + 2) mod 3 = 0
 //	                ^       v
-//	right ──────────┴──────(xor)───────── right     right = right xor hash(left)
+//	right 3 ────────┴────(xor 2)───── 1      right = right xor hash(left)            hash(0) = 2, 3 xor 2 = 1
 //
 // The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
 // a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black and
 // Rogaway, Ciphers with Arbitrary Finite Domains, 2002). That happens to at most about one result in √(n/2).
+//
+// The numbers are those of newFeistel(10, 0), where k is 2, a is 3, and the domain has 12 numbers. Four rounds turn 7 into
+// 11, which is outside, and four more turn 11 into 5. So position 7 has the value 5, and 11 is left out of the cycle:
+//
+//	 7 = 1,3 → 0,1 → 2,3 → 0,3 → 2,3 = 11      the network's cycle  7 → 11 → 5 → 1 → 7
+//	11 = 2,3 → 1,1 → 0,3 → 1,0 → 1,1 = 5       the permutation's    7 ─────→ 5 → 1 → 7
 //
 // Rejected: a balanced network, whose domain is a power of 4, so that a position may take four tries; a linear
 // congruence, or fewer rounds, which are faster but leave neighbours visibly together in the batches.
@@ -601,7 +608,13 @@ const (
 //
 // and divides them into batches of size positions. A step is one batch of each shard: step k takes the size×c positions
 // that follow begin+k×size×c. Therefore another c with the same size×c can continue after any step. Under a BatchSampler a
-// position is a batch, and size is 1.
+// position is a batch, and size is 1. Ten positions, dealt to three shards in batches of two:
+//
+//	        shard 0   1   2
+//	step 0        0   1   2
+//	              3   4   5      the next step begins at position 6, for all shards
+//	step 1        6   7   8
+//	              9  10  11      PadTail takes 10 and 11 for 0 and 1, UnevenTail only 9, DropTail none of this row
 type deal struct {
 	begin, n int
 	size     int   // at most n+1
