@@ -112,7 +112,7 @@
 // Each batch between the two is in exactly one place, and there are at most window of them. So memory is bounded even if
 // batch 2 never comes. Example_inFiftyLines is this loader and nothing else; the engine is the same, plus slots that are
 // reused, a reader for streams, and survival of panics. The picture in the README, and testdata/timeline.txt, show the
-// three stages with the same batches.
+// same batches without workers, with one, and with three, out of order and in order. The line at 135 ms is this moment.
 //
 //   - Predict: batch 0 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
