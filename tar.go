@@ -9,6 +9,7 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -565,32 +566,40 @@ func (r *tarReader) decompress() error {
 
 // entry reads the headers of the next entry into at, and leaves pos at its data. It returns io.EOF if the end marker
 // comes instead.
+//
+// The headers are parsed where they lie in the buffer. Nothing is taken out of it before parseHeaders has understood
+// them all, so archive/tar can read from the first of them if parseHeaders has not.
 func (r *tarReader) entry() error {
 	if err := r.skip(); err != nil {
 		return err
 	}
 	r.at.head, r.at.sparse = r.pos, nil
-	block, err := r.in.Peek(tarBlock)
-	switch {
-	case len(block) == 0 && err == io.EOF && r.pos == 0:
-		return errors.New("the archive is empty")
-	case err == io.EOF && r.pos == 0:
-		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(block))
-	case err == io.EOF:
-		return errTruncated
-	case err != nil:
-		return err
+	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
+	name, size, n := parseHeaders(b)
+	for n > len(b) && err == nil {
+		b, err = r.in.Peek(n)
+		name, size, n = parseHeaders(b)
 	}
-	if name, size, ok := parseHeader(block); ok {
-		r.at = tarEntry{name: name, kind: tar.TypeReg, head: r.pos, data: r.pos + tarBlock, size: size}
-		r.in.Discard(tarBlock)
+	switch {
+	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
+		return err
+	case 0 < n && n <= len(b):
+		r.at = tarEntry{name: string(name), kind: tar.TypeReg, head: r.pos, data: r.pos + int64(n), size: size}
+		r.in.Discard(n)
 		r.pos, r.left = r.at.data, size
 		return nil
+	case len(b) >= tarBlock:
+		return r.headers(isZero(b[:tarBlock]))
+	case r.pos > 0:
+		return errTruncated
+	case len(b) == 0:
+		return errors.New("the archive is empty")
+	default:
+		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 	}
-	return r.headers(isZero(block))
 }
 
-// headers reads the headers of an entry that has several, or an unusual one, with archive/tar. marker says that they
+// headers reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that they
 // begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
 //
 // archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
@@ -678,8 +687,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// skip passes over what is left of the entry, and the zeros that fill up its last block: -x & 511 is the number of bytes
-// from x to the next multiple of 512.
+// skip passes over what is left of the entry, and the zeros that fill up its last block.
 func (r *tarReader) skip() error {
 	if r.at.sparse != nil {
 		if _, err := io.Copy(io.Discard, r.at.sparse); err != nil {
@@ -687,10 +695,13 @@ func (r *tarReader) skip() error {
 		}
 		r.left = 0
 	}
-	n := r.left + -(r.pos+r.left)&(tarBlock-1)
+	n := wholeBlocks(r.pos+r.left) - r.pos
 	r.left = 0
 	return r.discard(n)
 }
+
+// wholeBlocks rounds n up to whole blocks.
+func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
 // discard passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
 // buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next header is
@@ -740,11 +751,64 @@ func (r *tarReader) drain() error {
 // isZero reports whether all bytes are zero.
 func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 
-// parseHeader reads the header of a regular file that says everything in one block, as nearly all headers do. It is
-// several times faster than archive/tar, which makes a Header with all fields of each entry.
+// parseHeaders reads the headers of a regular file, which b begins with, up to its data. n is how many bytes they take,
+// or, if that is more than b has, how many bytes of the archive must be in b to go on. n is 0 for headers that are left
+// to archive/tar. parseHeaders is several times faster than archive/tar, which makes a map of the PAX records and a Header
+// with all fields of each entry.
 //
-// If ok is true, archive/tar would return the same name and size. Every header about which they might differ is left to
-// archive/tar: FuzzTar and TestTarArchives compare the two. These are the rules, with offsets in the header:
+// If 0 < n <= len(b), archive/tar would return the same name and size. Everything about which the two might differ is
+// left to archive/tar: FuzzTar and TestTarArchives compare them. Known are these types, which are at 156 in a header:
+//
+//   - '0', NUL and '7' are regular files. A file of type NUL whose name ends in a slash is a folder.
+//   - 'x' is followed by PAX records, which hold for the next file instead of those of another 'x' before it. Python
+//     writes one for the time of each file, with its fraction of a second.
+//   - 'L' is followed by a name of any length, as GNU tar writes it. That name comes before the one of 'x'.
+//   - 'K' is followed by the target of a link, of which a regular file makes no use.
+func parseHeaders(b []byte) (name []byte, size int64, n int) {
+	var path, long []byte // of 'x' and 'L'
+	length := int64(-1)   // the size, of 'x'
+	for n+tarBlock <= len(b) {
+		h := b[n : n+tarBlock]
+		size, ok := parseHeader(h)
+		if kind := h[156]; ok && (kind == tar.TypeReg || kind == 0 || kind == tar.TypeCont) {
+			switch {
+			case len(long) > 0:
+				name = long
+			case path != nil:
+				name = path
+			default:
+				name = parseName(h)
+			}
+			if length >= 0 {
+				size = length
+			}
+			if kind == 0 && bytes.HasSuffix(name, []byte("/")) {
+				return nil, 0, 0
+			}
+			return name, size, n + tarBlock
+		}
+		if !ok || size > tarBuffer || strings.IndexByte("xLK", h[156]) < 0 {
+			return nil, 0, 0
+		}
+		from := n + tarBlock
+		n = from + int(wholeBlocks(size))
+		if n > len(b) {
+			break
+		}
+		switch data := b[from : from+int(size)]; h[156] {
+		case tar.TypeXHeader:
+			if path, length, ok = parsePAX(data); !ok {
+				return nil, 0, 0
+			}
+		case tar.TypeGNULongName:
+			long, _, _ = bytes.Cut(data, []byte{0})
+		}
+	}
+	return nil, 0, n + tarBlock
+}
+
+// parseHeader checks a header, whatever its type, and reads its size. These are the rules for what is known here, with
+// offsets in the header:
 //
 //   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
 //   - Numbers are octal; archive/tar also reads base-256. archive/tar refuses a header with a malformed number, so those
@@ -752,9 +816,8 @@ func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
 //   - The magic, at 257, tells three formats apart. POSIX headers have a prefix to the name, at 345, of 155 bytes;
 //     star's end in "tar" and have a shorter one. GNU headers have other fields there, which are zero in regular files;
 //     old versions of Go wrote a prefix there. Headers without magic are those of the seventh edition of Unix, v7.
-//   - In v7 a folder is a file whose name ends in a slash.
-func parseHeader(b []byte) (name string, size int64, ok bool) {
-	file, size, ok := parseFile(b)
+func parseHeader(b []byte) (size int64, ok bool) {
+	size, ok = octal(b[124:136])
 	sum, good := octal(b[148:156])
 	ok = ok && good && sum == checksum(b)
 	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
@@ -762,7 +825,7 @@ func parseHeader(b []byte) (name string, size int64, ok bool) {
 	case posixMagic:
 		ok = ok && string(b[508:]) != "tar\x00"
 	case "ustar ": // GNU
-		ok = ok && isZero(b[329:])
+		ok = ok && isZero(b[345:])
 	default: // v7
 		numbers = numbers[:4]
 	}
@@ -770,27 +833,59 @@ func parseHeader(b []byte) (name string, size int64, ok bool) {
 		_, good := octal(field)
 		ok = ok && good
 	}
-	folder := b[156] == 0 && bytes.HasSuffix(file, []byte("/"))
-	if !ok || folder {
-		return "", 0, false
-	}
-	return string(file), size, true
+	return size, ok
 }
 
 // posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// parseFile reads name and size from a header. ok is false if the header is not that of a regular file, whose types are
-// '0', NUL and '7'. parseFile checks nothing else. The index uses it to recognize a header that was checked when the
-// index was made.
-func parseFile(b []byte) (name []byte, size int64, ok bool) {
-	size, ok = octal(b[124:136])
-	name, _, _ = bytes.Cut(b[:100], []byte{0})
+// parseName reads the name in a header.
+func parseName(b []byte) []byte {
+	name, _, _ := bytes.Cut(b[:100], []byte{0})
 	if string(b[257:263]) == posixMagic && b[345] != 0 {
 		prefix, _, _ := bytes.Cut(b[345:500], []byte{0})
 		name = slices.Concat(prefix, []byte{'/'}, name)
 	}
-	return name, size, ok && (b[156] == tar.TypeReg || b[156] == 0 || b[156] == tar.TypeCont)
+	return name
+}
+
+// parsePAX reads PAX records, and returns path, nil if there is none, and size, then -1. A record is "length key=value"
+// and the end of the line, where length counts all of it:
+//
+//	28 mtime=1700000000.1234567
+//	21 path=größe/a.jpg
+//
+// Of two records with the same key the last holds. ok is false if archive/tar might refuse the records, and for those
+// that it treats in another way: NULs, empty values, which take back what the header says, and the maps of sparse files.
+func parsePAX(b []byte) (path []byte, size int64, ok bool) {
+	size, ok = -1, bytes.IndexByte(b, 0) < 0
+	for len(b) > 0 && ok {
+		length, _, _ := bytes.Cut(b, []byte{' '})
+		n, err := strconv.ParseUint(string(length), 10, 31)
+		if err != nil || int(n) > len(b) || int(n) < len(length)+2 || b[n-1] != '\n' {
+			return nil, 0, false
+		}
+		key, value, _ := bytes.Cut(b[len(length)+1:n-1], []byte{'='})
+		b = b[n:]
+		ok = len(key) > 0 && len(value) > 0
+		switch string(key) {
+		case "path":
+			path = value
+		case "size":
+			n, err := strconv.ParseUint(string(value), 10, 62) // so that adding the padding cannot overflow
+			size, ok = int64(n), err == nil
+		case "uid", "gid":
+			_, err := strconv.ParseUint(string(value), 10, 63)
+			ok = err == nil
+		case "mtime", "atime", "ctime":
+			whole, fraction, _ := bytes.Cut(value, []byte{'.'})
+			_, err := strconv.ParseUint(string(whole), 10, 63)
+			ok = err == nil && len(bytes.TrimLeft(fraction, "0123456789")) == 0
+		default:
+			ok = ok && !bytes.HasPrefix(key, []byte("GNU.sparse."))
+		}
+	}
+	return path, size, ok
 }
 
 // octal reads a number with spaces or NULs after it. An empty field is 0. A field has at most 12 digits, so no number
@@ -806,15 +901,20 @@ func octal(field []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// checksum adds up the bytes of a header, in which the checksum itself counts as spaces.
+// checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time:
+// the sum has four parts of 16 bits, of which none is more than 64 * 2 * 255.
 func checksum(b []byte) int64 {
-	sum := int64(len("        ") * ' ')
-	for _, part := range [][]byte{b[:148], b[156:tarBlock]} {
-		for _, c := range part {
-			sum += int64(c)
-		}
+	const odd = 0x00ff00ff00ff00ff
+	sum := uint64(0)
+	for i := 0; i < tarBlock; i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		sum += w&odd + w>>8&odd
 	}
-	return sum
+	total := int64(sum&0xffff + sum>>16&0xffff + sum>>32&0xffff + sum>>48)
+	for _, c := range b[148:156] {
+		total += ' ' - int64(c)
+	}
+	return total
 }
 
 // OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
@@ -1172,6 +1272,10 @@ type tarMember struct {
 	key              int32
 }
 
+// alone reports whether a member is read by itself: a sparse file, or one behind so many headers that a read of them all
+// might take any amount of memory.
+func (m *tarMember) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
+
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
 // index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
 // those parts of the shard about which the index says nothing. WriteIndex writes such an index.
@@ -1330,7 +1434,7 @@ func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64
 	}
 	x.members = append(x.members, m)
 	x.ends[len(x.ends)-1] = len(x.members)
-	return data + size + -(data+size)&(tarBlock-1), nil
+	return wholeBlocks(data + size), nil
 }
 
 // scan adds the records that follow in s.
@@ -1436,34 +1540,34 @@ func (x *tarIndex) checkEdges(i int) error {
 
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
 // if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
-// target of a hard link may lie anywhere, also before that member. A sparse file is read by itself.
+// target of a hard link may lie anywhere, also before that member.
 func adjacent(members []tarMember) int {
 	n := 1
 	for ; n < len(members); n++ {
 		m, next := &members[n-1], &members[n]
-		gap := next.data - (m.data + m.size)
-		if m.sparse || next.sparse || gap < 0 || gap > tarBuffer {
+		end := m.data + m.size
+		if m.alone() || next.alone() || next.head < end || next.data-end > tarBuffer {
 			break
 		}
 	}
 	return n
 }
 
-// read reads adjacent members into files, with one read, from the header of the first to the data of the last:
+// read reads adjacent members into files, with one read, from the headers of the first to the data of the last:
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
 //
-// Each header must have the name and the size of its member, or the shard is not the one that was indexed. That costs
-// nearly nothing, and stale indexes are common. The checksum of the header would add nothing to it.
+// The headers of each must say its name and size, or the shard is not the one that was indexed. That costs nearly
+// nothing, and stale indexes are common. readAnew looks once more at headers that parseHeaders does not know.
 //
 // The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
 // next.
 func (x *tarIndex) read(files []File, members []tarMember) error {
 	first, last := &members[0], &members[len(members)-1]
-	if first.sparse {
+	if first.alone() {
 		return x.readAnew(&files[0], first)
 	}
-	from := first.data - tarBlock
+	from := first.head
 	data := make([]byte, last.data+last.size-from)
 	_, err := x.file.ReadAt(data, from)
 	if err == io.EOF {
@@ -1474,9 +1578,9 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	}
 	for j := range members {
 		m := &members[j]
-		begin, end := m.data-from, m.data-from+m.size
-		if name, size, ok := parseFile(data[begin-tarBlock : begin]); ok && size == m.size && string(name) == m.stored {
-			files[j].Data = data[begin:end:end]
+		headers, end := data[m.head-from:m.data-from], m.data-from+m.size
+		if name, size, n := parseHeaders(headers); n == len(headers) && size == m.size && string(name) == m.stored {
+			files[j].Data = data[m.data-from : end : end]
 		} else if err := x.readAnew(&files[j], m); err != nil {
 			return err
 		}
@@ -1484,8 +1588,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	return nil
 }
 
-// readAnew reads a member with a tarReader: one whose last header does not say everything, because its name is long or
-// the file is sparse.
+// readAnew reads a member with a tarReader: a sparse file, or one with unusual headers.
 func (x *tarIndex) readAnew(file *File, m *tarMember) error {
 	r, err := x.find(m)
 	if err != nil {
