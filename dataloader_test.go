@@ -6546,20 +6546,20 @@ func readArchive(t *testing.T, name string, data []byte) (streamed, again []stri
 func TestParseHeaders(t *testing.T) {
 	all := archives(t)
 	for format, at := range map[string]int{"v7": 0, "oldgnu": 0, "gnu": 0, "ustar": 0, "posix": 0, "posix-global": 1024, "ustar-prefix": 0} {
-		name, size, n := parseHeaders(all[format+".tar"][at:])
+		name, size, n := parseHeaders(all[format+".tar"][at:], false)
 		equal(t, format, fmt.Sprintf("%s %d %t", name, size, n > 0), "a.cls 1 true")
 	}
 	header := all["ustar.tar"][:512]
-	if _, _, n := parseHeaders(withSum(withBytes(withBytes(header, 5, "/"), 156, "\x00"), 0)); n != 0 {
+	if _, _, n := parseHeaders(withSum(withBytes(withBytes(header, 5, "/"), 156, "\x00"), 0), false); n != 0 {
 		t.Error("a folder of v7 is no file")
 	}
 	for at, bytes := range map[int]string{0: "a", 100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x", 508: "tar\x00"} {
 		changed := withSum(withBytes(header, at, bytes), 0)
-		if _, _, n := parseHeaders(changed); n > 0 != (at == 0) {
+		if _, _, n := parseHeaders(changed, false); n > 0 != (at == 0) {
 			t.Errorf("with %q at %d: %d", bytes, at, n)
 		}
 		changed[148] ^= 1
-		if _, _, n := parseHeaders(changed); n != 0 {
+		if _, _, n := parseHeaders(changed, false); n != 0 {
 			t.Errorf("with %q at %d and another sum", bytes, at)
 		}
 	}

@@ -575,10 +575,10 @@ func (r *tarReader) entry() error {
 	}
 	r.at.head, r.at.sparse = r.pos, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
-	name, size, n := parseHeaders(b)
+	name, size, n := parseHeaders(b, false)
 	for n > len(b) && err == nil {
 		b, err = r.in.Peek(n)
-		name, size, n = parseHeaders(b)
+		name, size, n = parseHeaders(b, false)
 	}
 	switch {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
@@ -748,54 +748,57 @@ func (r *tarReader) drain() error {
 	}
 }
 
-// isZero reports whether all bytes are zero.
-func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
+// isZero reports whether all bytes are zero: the first is, and each of the others is like the one before it.
+func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
-// parseHeaders reads the headers of a regular file, which b begins with, up to its data. n is how many bytes they take,
-// or, if that is more than b has, how many bytes of the archive must be in b to go on. n is 0 for headers that are left
-// to archive/tar. parseHeaders is several times faster than archive/tar, which makes a map of the PAX records and a Header
+// parseHeaders reads the headers of a regular file, with which b begins, up to its data. n is how many bytes they take
+// or, if b ends before that, how many bytes of the archive b needs at least. n is 0 for headers that are left to
+// archive/tar. parseHeaders is several times faster than archive/tar, which makes a map of the PAX records, and a Header
 // with all fields of each entry.
 //
 // If 0 < n <= len(b), archive/tar would return the same name and size. Everything about which the two might differ is
-// left to archive/tar: FuzzTar and TestTarArchives compare them. Known are these types, which are at 156 in a header:
+// left to archive/tar: FuzzTar and TestTarArchives compare them. Headers have these types, at 156:
 //
-//   - '0', NUL and '7' are regular files. A file of type NUL whose name ends in a slash is a folder.
-//   - 'x' is followed by PAX records, which hold for the next file instead of those of another 'x' before it. Python
-//     writes one for the time of each file, with its fraction of a second.
-//   - 'L' is followed by a name of any length, as GNU tar writes it. That name comes before the one of 'x'.
-//   - 'K' is followed by the target of a link, of which a regular file makes no use.
-func parseHeaders(b []byte) (name []byte, size int64, n int) {
+//   - '0', NUL and '7' are those of regular files. A file of type NUL whose name ends in a slash is a folder.
+//   - 'x' stands before PAX records, which replace those of any 'x' before it. Python writes one for each file, because
+//     a header has no fractions of a second.
+//   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
+//   - 'K' stands before the target of a link, which regular files do not have.
+//
+// known says that the headers were checked when the index was made, and are only compared with it.
+func parseHeaders(b []byte, known bool) (name []byte, size int64, n int) {
 	var path, long []byte // of 'x' and 'L'
 	length := int64(-1)   // the size, of 'x'
 	for n+tarBlock <= len(b) {
 		h := b[n : n+tarBlock]
-		size, ok := parseHeader(h)
-		if kind := h[156]; ok && (kind == tar.TypeReg || kind == 0 || kind == tar.TypeCont) {
-			switch {
-			case len(long) > 0:
-				name = long
-			case path != nil:
+		n += tarBlock
+		size, ok := octal(h[124:136])
+		if !ok || !known && !checkHeader(h) {
+			return nil, 0, 0
+		}
+		switch kind := h[156]; {
+		case kind == tar.TypeReg || kind == 0 || kind == tar.TypeCont:
+			if name = long; len(name) == 0 {
 				name = path
-			default:
+			}
+			if len(name) == 0 {
 				name = parseName(h)
 			}
 			if length >= 0 {
 				size = length
 			}
 			if kind == 0 && bytes.HasSuffix(name, []byte("/")) {
-				return nil, 0, 0
+				n = 0
 			}
-			return name, size, n + tarBlock
-		}
-		if !ok || size > tarBuffer || strings.IndexByte("xLK", h[156]) < 0 {
+			return name, size, n
+		case strings.IndexByte("xLK", kind) < 0 || size > tarBuffer:
 			return nil, 0, 0
 		}
-		from := n + tarBlock
-		n = from + int(wholeBlocks(size))
-		if n > len(b) {
+		from := n
+		if n += int(wholeBlocks(size)); n > len(b) {
 			break
 		}
-		switch data := b[from : from+int(size)]; h[156] {
+		switch data := b[from:][:size]; h[156] {
 		case tar.TypeXHeader:
 			if path, length, ok = parsePAX(data); !ok {
 				return nil, 0, 0
@@ -807,7 +810,20 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 	return nil, 0, n + tarBlock
 }
 
-// parseHeader checks a header, whatever its type, and reads its size. These are the rules for what is known here, with
+// parseName reads the name in a header.
+func parseName(b []byte) []byte {
+	name, _, _ := bytes.Cut(b[:100], []byte{0})
+	if string(b[257:263]) == posixMagic && b[345] != 0 {
+		prefix, _, _ := bytes.Cut(b[345:500], []byte{0})
+		name = slices.Concat(prefix, []byte{'/'}, name)
+	}
+	return name
+}
+
+// posixMagic marks the headers whose names have a prefix.
+const posixMagic = "ustar\x00"
+
+// checkHeader reports whether a header is in order, and everything in it is known here. These are the rules, with
 // offsets in the header:
 //
 //   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
@@ -816,10 +832,9 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 //   - The magic, at 257, tells three formats apart. POSIX headers have a prefix to the name, at 345, of 155 bytes;
 //     star's end in "tar" and have a shorter one. GNU headers have other fields there, which are zero in regular files;
 //     old versions of Go wrote a prefix there. Headers without magic are those of the seventh edition of Unix, v7.
-func parseHeader(b []byte) (size int64, ok bool) {
-	size, ok = octal(b[124:136])
-	sum, good := octal(b[148:156])
-	ok = ok && good && sum == checksum(b)
+func checkHeader(b []byte) bool {
+	sum, ok := octal(b[148:156])
+	ok = ok && sum == checksum(b)
 	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
 	switch string(b[257:263]) {
 	case posixMagic:
@@ -833,36 +848,23 @@ func parseHeader(b []byte) (size int64, ok bool) {
 		_, good := octal(field)
 		ok = ok && good
 	}
-	return size, ok
+	return ok
 }
 
-// posixMagic marks the headers whose names have a prefix.
-const posixMagic = "ustar\x00"
-
-// parseName reads the name in a header.
-func parseName(b []byte) []byte {
-	name, _, _ := bytes.Cut(b[:100], []byte{0})
-	if string(b[257:263]) == posixMagic && b[345] != 0 {
-		prefix, _, _ := bytes.Cut(b[345:500], []byte{0})
-		name = slices.Concat(prefix, []byte{'/'}, name)
-	}
-	return name
-}
-
-// parsePAX reads PAX records, and returns path, nil if there is none, and size, then -1. A record is "length key=value"
-// and the end of the line, where length counts all of it:
+// parsePAX reads PAX records, and returns path and size; path is nil, and size -1, if there is no such record. A record
+// is a length in bytes, which counts itself and the end of the line, a key and a value:
 //
 //	28 mtime=1700000000.1234567
 //	21 path=größe/a.jpg
 //
-// Of two records with the same key the last holds. ok is false if archive/tar might refuse the records, and for those
-// that it treats in another way: NULs, empty values, which take back what the header says, and the maps of sparse files.
+// The last record with a key counts. ok is false for all that archive/tar might refuse or treat in another way: NULs;
+// an empty value, which takes a record back; records of sparse files; negative numbers.
 func parsePAX(b []byte) (path []byte, size int64, ok bool) {
 	size, ok = -1, bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
 		length, _, _ := bytes.Cut(b, []byte{' '})
-		n, err := strconv.ParseUint(string(length), 10, 31)
-		if err != nil || int(n) > len(b) || int(n) < len(length)+2 || b[n-1] != '\n' {
+		n, good := digits(length, 10)
+		if begin := int64(len(length)) + 1; !good || n <= begin || n > int64(len(b)) || b[n-1] != '\n' {
 			return nil, 0, false
 		}
 		key, value, _ := bytes.Cut(b[len(length)+1:n-1], []byte{'='})
@@ -872,33 +874,42 @@ func parsePAX(b []byte) (path []byte, size int64, ok bool) {
 		case "path":
 			path = value
 		case "size":
-			n, err := strconv.ParseUint(string(value), 10, 62) // so that adding the padding cannot overflow
-			size, ok = int64(n), err == nil
+			size, good = digits(value, 10)
 		case "uid", "gid":
-			_, err := strconv.ParseUint(string(value), 10, 63)
-			ok = err == nil
+			_, good = digits(value, 10)
 		case "mtime", "atime", "ctime":
-			whole, fraction, _ := bytes.Cut(value, []byte{'.'})
-			_, err := strconv.ParseUint(string(whole), 10, 63)
-			ok = err == nil && len(bytes.TrimLeft(fraction, "0123456789")) == 0
+			seconds, fraction, _ := bytes.Cut(value, []byte{'.'})
+			_, good = digits(seconds, 10)
+			_, fine := digits(fraction, 10)
+			good = good && fine && len(seconds) > 0
 		default:
-			ok = ok && !bytes.HasPrefix(key, []byte("GNU.sparse."))
+			good = !bytes.HasPrefix(key, []byte("GNU.sparse."))
 		}
+		ok = ok && good
 	}
 	return path, size, ok
 }
 
-// octal reads a number with spaces or NULs after it. An empty field is 0. A field has at most 12 digits, so no number
-// overflows. A space before the number, which is allowed, is unusual; archive/tar reads it.
+// octal reads a number of a header, with spaces or NULs after it. An empty field is 0. A space before the number, which is
+// allowed, is unusual; archive/tar reads it.
 func octal(field []byte) (n int64, ok bool) {
-	digits := bytes.TrimRight(field, " \x00")
-	for _, c := range digits {
-		if c < '0' || c > '7' {
+	end := len(field)
+	for end > 0 && (field[end-1] == ' ' || field[end-1] == 0) {
+		end--
+	}
+	return digits(field[:end], 8)
+}
+
+// digits reads a number of at most 18 digits, so that neither it nor its sum with an offset overflows.
+func digits(b []byte, base int64) (n int64, ok bool) {
+	for _, c := range b {
+		d := int64(c) - '0'
+		if d < 0 || d >= base {
 			return 0, false
 		}
-		n = n<<3 | int64(c-'0')
+		n = n*base + d
 	}
-	return n, true
+	return n, len(b) <= 18
 }
 
 // checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time:
@@ -1579,7 +1590,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	for j := range members {
 		m := &members[j]
 		headers, end := data[m.head-from:m.data-from], m.data-from+m.size
-		if name, size, n := parseHeaders(headers); n == len(headers) && size == m.size && string(name) == m.stored {
+		if name, size, n := parseHeaders(headers, true); n == len(headers) && size == m.size && string(name) == m.stored {
 			files[j].Data = data[m.data-from : end : end]
 		} else if err := x.readAnew(&files[j], m); err != nil {
 			return err
