@@ -5819,6 +5819,53 @@ func withSum(data []byte, at int) []byte {
 	return withBytes(data, at+148, fmt.Sprintf("%06o\x00 ", checksum(data[at:at+512])))
 }
 
+// tarHeader returns a header of any type, and its data in whole blocks.
+func tarHeader(kind, name, data string) []byte {
+	b := make([]byte, wholeBlocks(int64(tarBlock+len(data))))
+	size := fmt.Sprintf("%011o\x00", len(data))
+	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 156: kind, 257: posixMagic + "00", tarBlock: data} {
+		copy(b[at:], field)
+	}
+	return withSum(b, 0)
+}
+
+// paxHeader returns an extended header of PAX records.
+func paxHeader(records ...string) []byte {
+	var text string
+	for _, r := range records {
+		n := len(r) + 3
+		for n != len(fmt.Sprintf("%d %s\n", n, r)) {
+			n++
+		}
+		text += fmt.Sprintf("%d %s\n", n, r)
+	}
+	return tarHeader("x", "PaxHeaders.0/a", text)
+}
+
+// otherHeaders are archives of the same entries with headers that say the same in other ways: with PAX records, as
+// Python writes them, and with long names of GNU tar. An archive that archive/tar cannot read, or that has an end marker
+// only, is not changed.
+func otherHeaders(data []byte) (all [][]byte) {
+	for _, format := range []tar.Format{tar.FormatPAX, tar.FormatGNU} {
+		var b bytes.Buffer
+		r, w := tar.NewReader(bytes.NewReader(data)), tar.NewWriter(&b)
+		h, err := r.Next()
+		for ; err == nil; h, err = r.Next() {
+			if format == tar.FormatGNU {
+				b.Write(tarHeader("L", "././@LongLink", h.Name+"\x00"))
+			}
+			h.Format, h.ModTime, h.PAXRecords = format, time.Unix(1.7e9, 123456700), nil
+			must(0, w.WriteHeader(h))
+			must(io.Copy(w, r))
+			must(0, w.Flush())
+		}
+		if must(0, w.Close()); err == io.EOF && b.Len() > 1024 {
+			all = append(all, b.Bytes())
+		}
+	}
+	return all
+}
+
 // gzipped compresses data.
 func gzipped(data []byte) []byte {
 	var b bytes.Buffer
@@ -6404,8 +6451,15 @@ func compareReaders(t testing.TB, data []byte, maxFile int64) {
 	if isPacked(data) {
 		return
 	}
+	for _, buffer := range []int{1 << 10, tarBuffer} { // in which headers fit, or do not
+		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), max: maxFile})
+	}
+}
+
+// compareBuffered compares archive/tar with one reader.
+func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
+	t.Helper()
 	theirs := tar.NewReader(bytes.NewReader(data))
-	ours := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
 	var late error // of archive/tar, about the entry before
 	for n := 0; ; n++ {
 		h, want := theirs.Next()
@@ -6420,7 +6474,7 @@ func compareReaders(t testing.TB, data []byte, maxFile int64) {
 			return
 		case says("end marker") || says("is empty") || says("unexpected EOF") || says("its type is"):
 			return
-		case want == nil && h.Size > maxFile && says("MaxFile"): // a sparse file, which would have to be read
+		case want == nil && h.Size > ours.max && says("MaxFile"): // a sparse file, which would have to be read
 			return
 		case got != nil || want != nil:
 			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
@@ -6565,6 +6619,104 @@ func TestParseHeaders(t *testing.T) {
 	}
 }
 
+// A headerCase is the beginning of an archive, up to the data of the first file, which is behind it. fast is what
+// parseHeaders makes of it, or empty if it is left to archive/tar.
+type headerCase struct {
+	headers []byte
+	fast    string
+}
+
+// headerCases are headers as people have them, and odd ones. Behind each is a file "a.txt" of 600 bytes.
+func headerCases() []headerCase {
+	const mtime = "mtime=1700000000.1234567"
+	x, h, name := paxHeader, tarHeader, strings.Repeat("long/", 40)+"b.txt"
+	text := func(records string) []byte { return h("x", "x", records) }
+	long := h("L", "././@LongLink", name+"\x00")
+	cases := []headerCase{
+		{nil, "a.txt 600"}, {x(mtime), "a.txt 600"}, {text(""), "a.txt 600"},
+		{x("atime=1", "ctime=1.", mtime, "uid=4000000", "gid=0", "uname=ä", "gname=b", "linkpath=c", "comment= d\n=e", "SCHILY.xattr.user.f=g",
+			"LIBARCHIVE.creationtime=1"), "a.txt 600"},
+		{x("path=ä/b.txt"), "ä/b.txt 600"}, {x("path=\xff.txt"), "\xff.txt 600"}, {x("path=b.txt", mtime, "path=c.txt"), "c.txt 600"},
+		{x("size=100"), "a.txt 100"}, {x("size=0"), "a.txt 0"}, {x("size=7", "size=100"), "a.txt 100"},
+		{slices.Concat(x("path=b.txt", "size=1"), x(mtime)), "a.txt 600"},
+		{long, name + " 600"}, {h("L", "", name), name + " 600"}, {h("L", "", ""), "a.txt 600"}, {h("L", "", "\x00b"), "a.txt 600"},
+		{slices.Concat(long, h("L", "", "c.txt")), "c.txt 600"}, {slices.Concat(long, h("L", "", "")), "a.txt 600"},
+		{h("K", "", name), "a.txt 600"}, {slices.Concat(h("K", "", "k"), long), name + " 600"},
+		{slices.Concat(x("path=b.txt", "size=100"), long), name + " 100"}, {slices.Concat(long, x("path=b.txt")), name + " 600"},
+		{text("6 a=b\n"), "a.txt 600"}, {text("07 a=b\n"), "a.txt 600"},
+		{h("L", "", strings.Repeat("n", tarBuffer)), strings.Repeat("n", tarBuffer) + " 600"},
+		{withSum(withBytes(long, 257, "ustar  \x00"), 0), name + " 600"}, {withSum(withBytes(long, 257, "\x00"), 0), name + " 600"},
+		// These are left to archive/tar, which reads some of them.
+		{x("path=b.txt", "path="), ""}, {x("mtime="), ""}, {x("path=b\x00.txt"), ""}, {x("uname=b\x00"), ""}, {x("xattr=b\x00"), ""}, {x("xattr\x00=b"), ""},
+		{x("mtime=-1.5"), ""}, {x("mtime=.5"), ""}, {x("mtime=1.x"), ""}, {x("mtime=x"), ""}, {x("atime=1.2.3"), ""}, {x("ctime=1e9"), ""}, {x("mtime=12345678901234567890"), ""},
+		{x("uid=-1"), ""}, {x("gid=1.5"), ""}, {x("uid=x", "uid=1"), ""}, {x("size=-1"), ""}, {x("size=0x10"), ""}, {x("size= 1"), ""}, {x("size=9223372036854775808"), ""},
+		{x("size=9223372036854775807"), ""}, {x("=b"), ""}, {x("a"), ""}, {x("GNU.sparse.major=1", "GNU.sparse.minor=0"), ""}, {x("GNU.sparse.name=b.txt"), ""},
+		{x("GNU.sparse.map=0,1", "GNU.sparse.size=100"), ""}, {x("GNU.sparse.offset=0", "GNU.sparse.numbytes=1"), ""},
+		{text("5 a=\n"), ""}, {text("4 a=\n"), ""}, {text("7 a=b\n"), ""}, {text("5 a=b\n"), ""}, {text("99 a=b\n"), ""}, {text("+6 a=b\n"), ""}, {text(" 6 a=b\n"), ""},
+		{text("6 a=b\x00"), ""}, {text("6 a=b "), ""}, {text("6 a=b\n\x00"), ""}, {text("6"), ""}, {text("2 \n"), ""}, {text("3 =\n"), ""}, {text("1 \n"), ""}, {text("0 a=b\n"), ""},
+		{text("99999999999999999999 a=b\n"), ""}, {text("-6 a=b\n"), ""}, {text("\n"), ""},
+		{h("g", "", "6 a=b\n"), ""}, {slices.Concat(x("path=b.txt"), h("g", "", "6 a=b\n")), ""}, {h("X", "", "6 a=b\n"), ""},
+		{slices.Concat(x("path=b.txt"), h("5", "d/", "")), ""}, {slices.Concat(x("linkpath=c"), h("2", "b.txt", "")), ""},
+		{slices.Concat(h("K", "", name), long, h("1", "b.txt", "")), ""}, {slices.Concat(long, make([]byte, 1024)), ""},
+		{slices.Concat(x("path=d/"), h("\x00", "a.txt", "")), ""}, {slices.Concat(x("path=b.txt"), h("\x00", "d/", "")), "b.txt 0"},
+		{h("L", "", strings.Repeat("n", tarBuffer+1)), ""}, {h("L", "", strings.Repeat("n", 1<<20+1)), ""}, {x("comment=" + strings.Repeat("n", 1<<20)), ""},
+		{withBytes(x("path=b.txt"), 0, "other"), ""}, {withSum(withBytes(long, 108, "x"), 0), ""}, {withSum(withBytes(long, 124, "\x80"), 0), ""},
+	}
+	for i := range cases {
+		cases[i].headers = append(cases[i].headers, h("0", "a.txt", strings.Repeat("d", 600))...)
+	}
+	return cases
+}
+
+// TestTarHeaders reads odd headers, whole and truncated: the reader agrees with archive/tar, and asks for more bytes as long
+// as it may need them.
+func TestTarHeaders(t *testing.T) {
+	for _, c := range headerCases() {
+		got := ""
+		name, size, n := parseHeaders(c.headers, false)
+		if 0 < n && n <= len(c.headers) {
+			got = fmt.Sprintf("%s %d", name, size)
+		}
+		if got != c.fast {
+			t.Errorf("%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
+		}
+		for end := range min(n, 4*tarBlock) {
+			if _, _, more := parseHeaders(c.headers[:end], false); got != "" && (more <= end || more > n) {
+				t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
+			}
+		}
+		whole := slices.Concat(c.headers, tarEntries("z.txt=1"))
+		compareReaders(t, whole, 1<<21)
+		for end := 0; end < min(len(c.headers), 4*tarBlock); end += 99 {
+			compareReaders(t, whole[:end], 1<<21)
+		}
+	}
+}
+
+// TestTarHeadersAreCheap shows that the usual headers are not left to archive/tar, neither in a stream nor by index: a
+// record takes as many allocations as one with plain headers.
+func TestTarHeadersAreCheap(t *testing.T) {
+	var entries []string
+	for i := range 100 {
+		entries = append(entries, fmt.Sprintf("%d.txt=1", i), fmt.Sprintf("%d.cls=1", i))
+	}
+	plain := tarEntries(entries...)
+	var streamed, got []float64
+	for _, data := range append(otherHeaders(plain), plain) {
+		stream := tarOf(TarOptions{}, data)
+		streamed = append(streamed, testing.AllocsPerRun(5, func() {
+			for range stream.Epoch(t.Context(), 0) {
+			}
+		}))
+		d := must(OpenTar(onDisk(t, "x.tar", data)))
+		defer d.Close()
+		got = append(got, testing.AllocsPerRun(5, func() { must(d.Get(t.Context(), 50)) }))
+	}
+	if slices.Max(streamed) > slices.Min(streamed)+50 || slices.Max(got) > slices.Min(got) {
+		t.Errorf("allocations with PAX records, with GNU names, and with neither: streamed %v, by index %v", streamed, got)
+	}
+}
+
 // FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing
 // panics, no more memory is allocated than MaxFile for a file, archive/tar agrees, and a resume after every record
 // yields the rest.
@@ -6575,8 +6727,24 @@ func FuzzTar(f *testing.F) {
 		}
 	}
 	f.Add(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2"))
+	for _, data := range otherHeaders(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2")) {
+		f.Add(data)
+	}
+	for _, c := range headerCases() {
+		if len(c.headers) < 8<<10 {
+			f.Add(slices.Concat(c.headers, tarEntries("z.txt=1")))
+			f.Add(c.headers[:len(c.headers)*2/5])
+		}
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const maxFile = 1 << 16
+		compareReaders(t, data, maxFile)
+		data = slices.Clone(data) // sound headers get further
+		for at := 0; at+tarBlock <= len(data); at += tarBlock {
+			if string(data[at+257:][:5]) == "ustar" {
+				data = withSum(data, at)
+			}
+		}
 		compareReaders(t, data, maxFile)
 		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: maxFile, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
 			return &countingFile{Reader: bytes.NewReader(data[min(int(offset), len(data)):])}, nil
