@@ -6090,7 +6090,12 @@ func TestTarRecords(t *testing.T) {
 			if strings.Contains(c.entries, long) {
 				opts.MaxFile = 0
 			}
-			checkShard(t, opts, tarEntries(strings.Fields(c.entries)...), c.want, cmp.Or(c.byIndex, c.want))
+			data := tarEntries(strings.Fields(c.entries)...)
+			checkShard(t, opts, data, c.want, cmp.Or(c.byIndex, c.want))
+			for _, data := range otherHeaders(data) {
+				c.want = strings.ReplaceAll(c.want, "offset 2048", "offset 4096")
+				checkShard(t, opts, data, c.want, cmp.Or(c.byIndex, c.want))
+			}
 		})
 	}
 	// An empty file is a field, and a missing file is not. A record may have many files.
@@ -7294,16 +7299,46 @@ func TestTarWriteIndex(t *testing.T) {
 	same(t, "a folder as the index", indexed(t, name), "error x.idx … is a directory")
 }
 
+// TestAdjacent shows which members are read at once: those with at most 256 KiB between them, in the order of the shard.
+func TestAdjacent(t *testing.T) {
+	member := func(head, data, size int64) tarMember { return tarMember{head: head, data: data, size: size} }
+	first, sparse := member(0, 512, 512), tarMember{head: 1024, data: 1536, sparse: true}
+	for i, c := range []struct {
+		want    int
+		members []tarMember
+	}{
+		{1, []tarMember{first}},
+		{3, []tarMember{first, member(1024, 1536, 1), member(2048, 3584, 1)}},
+		{2, []tarMember{first, member(tarBuffer, 1024+tarBuffer, 1)}},
+		{1, []tarMember{first, member(tarBuffer, 1025+tarBuffer, 1)}},
+		{2, []tarMember{member(0, tarBuffer, 512), member(tarBuffer+512, tarBuffer+1024, 1)}},
+		{1, []tarMember{member(0, tarBuffer+512, 512), member(tarBuffer+1024, tarBuffer+1536, 1)}},
+		{1, []tarMember{member(512, 1024, 1), member(0, 512, 1)}},
+		{1, []tarMember{first, first}}, {1, []tarMember{first, member(1023, 1536, 1)}},
+		{1, []tarMember{first, sparse}}, {1, []tarMember{sparse, member(2048, 2560, 1)}},
+	} {
+		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members), c.want)
+	}
+}
+
 // FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
 func FuzzTarIndex(f *testing.F) {
+	plain := tarEntries("a.txt=first", "a.cls=1", "b.txt=second")
+	shards := append(otherHeaders(plain), plain)
+	for _, data := range shards {
+		name := onDisk(f, "x.tar", data)
+		must(0, writeIndex(name))
+		f.Add(string(must(os.ReadFile(indexOf(name)))))
+	}
 	f.Add("v1.2 2\ntxt 512 5 a.txt cls 1536 1 a.cls\ntxt 2560 6 b.txt\n")
 	f.Add("v1.2 1\ntxt 512 5 a.txt\n")
 	f.Add("v1.2 99999999999\ntxt 2560 6 b.txt txt 512 5 a.txt\n")
 	f.Fuzz(func(t *testing.T, index string) {
-		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"), index)
-		for _, got := range indexed(t, name) {
-			if !slices.Contains([]string{"a{txt:first cls:1}", "b{txt:second}"}, got) && !isError(got) {
-				t.Fatalf("got %q", got)
+		for _, data := range shards {
+			for _, got := range indexed(t, onDisk(t, "x.tar", data, index)) {
+				if !slices.Contains([]string{"a{txt:first cls:1}", "b{txt:second}"}, got) && !isError(got) {
+					t.Fatalf("got %q", got)
+				}
 			}
 		}
 	})
@@ -7511,32 +7546,53 @@ func TestTarTypes(t *testing.T) {
 	equal(t, "a volume label", tarOutcomes(t, inMemory(map[string][]byte{"x": ofType(data, 2048, "V")}), "x"), "[a{jpg:1 cls:2}]")
 }
 
-// TestTarIndexDamaged changes each letter of an index. Every record that is read is one of the shard's, or an error.
+// TestTarIndexDamaged changes each letter of an index, and each byte of a header under an open data set. Every record that
+// is read is one of the shard's, or an error.
 func TestTarIndexDamaged(t *testing.T) {
-	shard := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
-	name := onDisk(t, "x.tar", shard)
-	must(0, writeIndex(name))
-	index := string(must(os.ReadFile(strings.TrimSuffix(name, "tar") + "idx")))
+	plain := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
 	sound := "a{txt:1 cls:2} b{txt:3 cls:5} c{txt:6}"
-	equal(t, "sound", strings.Join(indexed(t, name), " "), sound)
-	seen := 0
-	for i := range index {
-		for _, c := range "abcx.0 " {
-			must(0, os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", withBytes([]byte(index), i, string(c)), 0o666))
-			for _, got := range indexed(t, name) {
+	for _, shard := range append(otherHeaders(plain), plain) {
+		seen := 0
+		check := func(records []string, what ...any) {
+			for _, got := range records {
 				if isError(got) {
 					seen++
 				} else if !strings.Contains(sound, got) || !strings.HasSuffix(got, "}") {
-					t.Errorf("%q at %d: %s", c, i, got)
+					t.Errorf("%q: %s", what, got)
 				}
 			}
 		}
-	}
-	if seen == 0 {
-		t.Error("no damage was noticed")
+		name := onDisk(t, "x.tar", shard)
+		must(0, writeIndex(name))
+		index := must(os.ReadFile(indexOf(name)))
+		equal(t, "sound", strings.Join(indexed(t, name), " "), sound)
+		d := must(OpenTar(name))
+		defer d.Close()
+		file := must(os.OpenFile(name, os.O_WRONLY, 0))
+		defer file.Close()
+		for _, m := range d.shards[0].members[:2] {
+			for at := m.head; at < m.data; at++ {
+				must(file.WriteAt([]byte{shard[at] ^ 2}, at))
+				check(outcomes(one(briefOf(d.Get(t.Context(), 0)))), at)
+				must(file.WriteAt(shard[at:at+1], at))
+			}
+		}
+		if seen < 20 {
+			t.Errorf("%d damages of headers were noticed", seen)
+		}
+		seen = 0
+		for i := range index {
+			for _, c := range "bx.0 " {
+				must(0, os.WriteFile(indexOf(name), withBytes(index, i, string(c)), 0o666))
+				check(indexed(t, name), i, c)
+			}
+		}
+		if seen == 0 {
+			t.Error("no damage of the index was noticed")
+		}
 	}
 	// A folder in the place of an empty file.
-	name = onDisk(t, "x.tar", tarEntries("a.txt=1", "a.cls="))
+	name := onDisk(t, "x.tar", tarEntries("a.txt=1", "a.cls="))
 	must(0, writeIndex(name))
 	must(0, os.WriteFile(name, ofType(tarEntries("a.txt=1", "a.cls="), 1024, "5"), 0o666))
 	saysAll(t, errors.New(indexed(t, name)[0]), "the shard is not the one that was indexed")
@@ -7552,11 +7608,13 @@ func TestTarNamesCount(t *testing.T) {
 	}
 	for _, c := range [][]string{many(20, strings.Repeat("x", 10_000)), many(2000, "")} {
 		data := tarEntries(c...)
-		for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
-			got := checkStream(t, tarOf(opts, data), 0)
-			equal(t, "outcomes", len(got), 2)
-			saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
-			equal(t, "the next record", got[1], "b{txt:2}")
+		for _, data := range append(otherHeaders(data), data) {
+			for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
+				got := checkStream(t, tarOf(opts, data), 0)
+				equal(t, "outcomes", len(got), 2)
+				saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
+				equal(t, "the next record", got[1], "b{txt:2}")
+			}
 		}
 	}
 }
@@ -7589,6 +7647,18 @@ func TestTarIndexMemory(t *testing.T) {
 				break
 			}
 		}
+	}
+	// Headers without end are not kept in memory with the file.
+	data := must(OpenTar(onDisk(t, "x.tar", slices.Concat(bytes.Repeat(paxHeader("comment="+strings.Repeat("x", 1<<17)), 64), tarEntries("a.txt=1", "a.cls=2")))))
+	defer data.Close()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	r := must(data.Get(t.Context(), 0))
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if equal(t, "record", brief(r), "a{txt:1 cls:2}"); after.HeapAlloc > before.HeapAlloc+1<<20 {
+		t.Errorf("a record of 2 bytes takes %d bytes", after.HeapAlloc-before.HeapAlloc)
 	}
 	// A sparse file that does not fit is refused where its header is.
 	sparse := onDisk(t, "x.tar", archives(t)["posix-sparse-1.0.tar"])
