@@ -673,10 +673,7 @@ func (r *tarReader) content() ([]byte, error) {
 	data := make([]byte, r.at.size)
 	n, err := io.ReadFull(from, data)
 	r.left -= int64(n)
-	if err != nil {
-		return nil, unexpected(err)
-	}
-	return data, nil
+	return data, unexpected(err)
 }
 
 // unexpected returns err, but io.ErrUnexpectedEOF for io.EOF: the archive promised more bytes.
@@ -757,9 +754,9 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 // with all fields of each entry.
 //
 // If 0 < n <= len(b), archive/tar would return the same name and size. Everything about which the two might differ is
-// left to archive/tar: FuzzTar and TestTarArchives compare them. Headers have these types, at 156:
+// left to archive/tar: FuzzTar and TestTarHeaders compare them. These types of headers are known, which are at 156:
 //
-//   - '0', NUL and '7' are those of regular files. A file of type NUL whose name ends in a slash is a folder.
+//   - '0' is a regular file. Old archives have a NUL instead, or '7'.
 //   - 'x' stands before PAX records, which replace those of any 'x' before it. Python writes one for each file, because
 //     a header has no fractions of a second.
 //   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
@@ -767,44 +764,35 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 //
 // known says that the headers were checked when the index was made, and are only compared with it.
 func parseHeaders(b []byte, known bool) (name []byte, size int64, n int) {
-	var path, long []byte // of 'x' and 'L'
-	length := int64(-1)   // the size, of 'x'
+	var path []byte // of 'x'; name is that of 'L'
 	for n+tarBlock <= len(b) {
 		h := b[n : n+tarBlock]
 		n += tarBlock
-		size, ok := octal(h[124:136])
-		if !ok || !known && !checkHeader(h) {
+		kind, size := h[156], octal(h[124:136])
+		switch {
+		case size < 0, strings.IndexByte("0xLK", kind) < 0, !known && !checkHeader(h):
 			return nil, 0, 0
-		}
-		switch kind := h[156]; {
-		case kind == tar.TypeReg || kind == 0 || kind == tar.TypeCont:
-			if name = long; len(name) == 0 {
-				name = path
-			}
-			if len(name) == 0 {
-				name = parseName(h)
-			}
-			if length >= 0 {
-				size = length
-			}
-			if kind == 0 && bytes.HasSuffix(name, []byte("/")) {
-				n = 0
-			}
+		case kind == tar.TypeReg && len(name) > 0:
 			return name, size, n
-		case strings.IndexByte("xLK", kind) < 0 || size > tarBuffer:
+		case kind == tar.TypeReg && path != nil:
+			return path, size, n
+		case kind == tar.TypeReg:
+			return parseName(h), size, n
+		case size > tarBuffer:
 			return nil, 0, 0
 		}
-		from := n
+		data := b[n:]
 		if n += int(wholeBlocks(size)); n > len(b) {
 			break
 		}
-		switch data := b[from:][:size]; h[156] {
+		switch data = data[:size]; kind {
 		case tar.TypeXHeader:
-			if path, length, ok = parsePAX(data); !ok {
+			ok := false
+			if path, ok = parsePAX(data); !ok {
 				return nil, 0, 0
 			}
 		case tar.TypeGNULongName:
-			long, _, _ = bytes.Cut(data, []byte{0})
+			name, _, _ = bytes.Cut(data, []byte{0})
 		}
 	}
 	return nil, 0, n + tarBlock
@@ -823,76 +811,67 @@ func parseName(b []byte) []byte {
 // posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// checkHeader reports whether a header is in order, and everything in it is known here. These are the rules, with
-// offsets in the header:
+// checkHeader reports whether a header is sound, and nothing in it is unknown here. These are the rules, with offsets in
+// the header:
 //
 //   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
-//   - Numbers are octal; archive/tar also reads base-256. archive/tar refuses a header with a malformed number, so those
-//     that nobody needs here are parsed too: mode, uid, gid and mtime, and those of devices, at 329.
-//   - The magic, at 257, tells three formats apart. POSIX headers have a prefix to the name, at 345, of 155 bytes;
-//     star's end in "tar" and have a shorter one. GNU headers have other fields there, which are zero in regular files;
-//     old versions of Go wrote a prefix there. Headers without magic are those of the seventh edition of Unix, v7.
+//   - archive/tar refuses a header with a malformed number, so those that nobody needs here are parsed too: mode, uid, gid
+//     and mtime, and those of devices, at 329. They are octal, or in base 256 after 0x80, as GNU tar writes large uids; 7
+//     bytes of it cannot overflow.
+//   - POSIX headers, whose magic is at 257, have a prefix to the name, at 345, of 155 bytes; star's end in "tar" and have a
+//     shorter one. GNU headers have other fields there, which are zero in most files, and v7, the oldest, has none.
 func checkHeader(b []byte) bool {
-	sum, ok := octal(b[148:156])
-	ok = ok && sum == checksum(b)
-	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
-	switch string(b[257:263]) {
-	case posixMagic:
-		ok = ok && string(b[508:]) != "tar\x00"
-	case "ustar ": // GNU
-		ok = ok && isZero(b[345:])
-	default: // v7
-		numbers = numbers[:4]
+	if posix := string(b[257:263]) == posixMagic; posix && string(b[508:]) == "tar\x00" || !posix && !isZero(b[345:]) {
+		return false
 	}
-	for _, field := range numbers {
-		_, good := octal(field)
-		ok = ok && good
+	for _, number := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]} {
+		if base256 := number[0] == 0x80 && len(number) == 8; octal(number) < 0 && !base256 {
+			return false
+		}
 	}
-	return ok
+	return octal(b[148:156]) == checksum(b)
 }
 
-// parsePAX reads PAX records, and returns path and size; path is nil, and size -1, if there is no such record. A record
-// is a length in bytes, which counts itself and the end of the line, a key and a value:
+// parsePAX reads PAX records, and returns the path that they give the next file, or nil. A record is its length in
+// bytes, with all that belongs to it, a key and a value:
 //
 //	28 mtime=1700000000.1234567
 //	21 path=größe/a.jpg
 //
-// The last record with a key counts. ok is false for all that archive/tar might refuse or treat in another way: NULs;
-// an empty value, which takes a record back; records of sparse files; negative numbers.
-func parsePAX(b []byte) (path []byte, size int64, ok bool) {
-	size, ok = -1, bytes.IndexByte(b, 0) < 0
+// The last record with a key counts. ok is false for records that archive/tar might refuse, or that change more than a
+// name: NULs; negative numbers; an empty value, which takes a record back; the size, which only files of 8 GiB have
+// here; sparse files.
+func parsePAX(b []byte) (path []byte, ok bool) {
+	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
 		length, _, _ := bytes.Cut(b, []byte{' '})
-		n, good := digits(length, 10)
-		if begin := int64(len(length)) + 1; !good || n <= begin || n > int64(len(b)) || b[n-1] != '\n' {
-			return nil, 0, false
+		begin, end := int64(len(length))+1, digits(length, 10)
+		if end <= begin || end > int64(len(b)) || b[end-1] != '\n' {
+			return nil, false
 		}
-		key, value, _ := bytes.Cut(b[len(length)+1:n-1], []byte{'='})
-		b = b[n:]
-		ok = len(key) > 0 && len(value) > 0
+		key, value, _ := bytes.Cut(b[begin:end-1], []byte{'='})
+		b = b[end:]
 		switch string(key) {
 		case "path":
 			path = value
-		case "size":
-			size, good = digits(value, 10)
 		case "uid", "gid":
-			_, good = digits(value, 10)
+			ok = digits(value, 10) >= 0
 		case "mtime", "atime", "ctime":
 			seconds, fraction, _ := bytes.Cut(value, []byte{'.'})
-			_, good = digits(seconds, 10)
-			_, fine := digits(fraction, 10)
-			good = good && fine && len(seconds) > 0
+			ok = len(seconds) > 0 && digits(seconds, 10) >= 0 && digits(fraction, 10) >= 0
+		case "", "size":
+			ok = false
 		default:
-			good = !bytes.HasPrefix(key, []byte("GNU.sparse."))
+			ok = !bytes.HasPrefix(key, []byte("GNU.sparse."))
 		}
-		ok = ok && good
+		ok = ok && len(value) > 0
 	}
-	return path, size, ok
+	return path, ok
 }
 
-// octal reads a number of a header, with spaces or NULs after it. An empty field is 0. A space before the number, which is
-// allowed, is unusual; archive/tar reads it.
-func octal(field []byte) (n int64, ok bool) {
+// octal reads a number of a header, with spaces or NULs after it, or returns -1. An empty field is 0. A space before the
+// number, which is allowed, is unusual; archive/tar reads it.
+func octal(field []byte) int64 {
 	end := len(field)
 	for end > 0 && (field[end-1] == ' ' || field[end-1] == 0) {
 		end--
@@ -900,16 +879,16 @@ func octal(field []byte) (n int64, ok bool) {
 	return digits(field[:end], 8)
 }
 
-// digits reads a number of at most 18 digits, so that neither it nor its sum with an offset overflows.
-func digits(b []byte, base int64) (n int64, ok bool) {
+// digits reads a number of at most 18 digits, which cannot overflow, or returns -1. No digits are 0.
+func digits(b []byte, base int64) (n int64) {
 	for _, c := range b {
 		d := int64(c) - '0'
-		if d < 0 || d >= base {
-			return 0, false
+		if d < 0 || d >= base || len(b) > 18 {
+			return -1
 		}
 		n = n*base + d
 	}
-	return n, len(b) <= 18
+	return n
 }
 
 // checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time:
