@@ -891,20 +891,20 @@ func digits(b []byte, base int64) (n int64) {
 	return n
 }
 
-// checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time:
-// the sum has four parts of 16 bits, of which none is more than 64 * 2 * 255.
+// checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time,
+// to four sums of 16 bits, none of which becomes more than 64 * 2 * 255. That is four times as fast as byte by byte.
 func checksum(b []byte) int64 {
-	const odd = 0x00ff00ff00ff00ff
-	sum := uint64(0)
-	for i := 0; i < tarBlock; i += 8 {
-		w := binary.LittleEndian.Uint64(b[i:])
-		sum += w&odd + w>>8&odd
+	const even = 0x00ff00ff00ff00ff
+	h, sums := (*[tarBlock]byte)(b), uint64(0) // an array, so that the compiler needs no check of the bounds
+	for i := 0; i < len(h); i += 8 {
+		w := binary.LittleEndian.Uint64(h[i:])
+		sums += w&even + w>>8&even
 	}
-	total := int64(sum&0xffff + sum>>16&0xffff + sum>>32&0xffff + sum>>48)
-	for _, c := range b[148:156] {
-		total += ' ' - int64(c)
+	sum := int64(sums&0xffff + sums>>16&0xffff + sums>>32&0xffff + sums>>48)
+	for _, c := range h[148:156] {
+		sum += ' ' - int64(c)
 	}
-	return total
+	return sum
 }
 
 // OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
