@@ -6315,6 +6315,7 @@ func TestTarOpeners(t *testing.T) {
 	}{
 		{reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
 		{reads(nil, deniesOnce), "error denied … offset 0"},
+		{reads(otherHeaders(data)[0][:4096+700], fails), `a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
 		{reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
 		{reads(nil, panics), "error panic: broken … offset 0"},
 		{opens(panics), "error panic: broken"},
@@ -6917,6 +6918,14 @@ func TestWeb(t *testing.T) {
 		{"changes its date", func(n int, w http.ResponseWriter, r *http.Request) {
 			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(int64(n), 0), bytes.NewReader(data))
 		}, 2, "has changed"},
+		{"has only a date", func(_ int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Range") != "" && r.Header.Get("If-Range") != time.Unix(1e9, 0).UTC().Format(http.TimeFormat) {
+				t.Errorf("asks for a range without a date: %v", r.Header)
+			}
+			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(1e9, 0), bytes.NewReader(data))
+		}, parts(30000), ""},
+		{"forgets its tag", inTurn(breaks, ignoring("If-Range", sends(data, "", 40000)), good), 3, ""},
+		{"forgets its tag, and changes it", inTurn(breaks, ignoring("If-Range", sends(data, "", 40000)), ignoring("If-Range", sends(data, `"two"`, -1))), 3, "has changed"},
 		{"changes its length", anew(func(n int) answer { return sends(data[:len(data)-n], "", 30000) }), 2, "has changed"},
 		{"changes its weak tag", tagged(`W/"%d"`, 30000), 2, "has changed"},
 		{"changes before the first byte", tagged(`"%d"`, 0), 2, "has changed"},
@@ -7820,7 +7829,8 @@ func TestTarMessages(t *testing.T) {
 	}
 }
 
-// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop.
+// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop. A pipe cannot be
+// opened in the middle; it is closed then, so that its writer finds no reader.
 func TestTarPipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")
 	if err != nil {
@@ -7828,6 +7838,14 @@ func TestTarPipe(t *testing.T) {
 	}
 	name := filepath.Join(t.TempDir(), "pipe.tar")
 	must(0, exec.Command(mkfifo, name).Run())
+	writer := make(chan *os.File, 1)
+	go func() { writer <- must(os.OpenFile(name, os.O_WRONLY, 0)) }()
+	saysAll(t, errorOf(OpenShard(t.Context(), name, 512)), "seek")
+	w := <-writer
+	defer w.Close()
+	if _, err := w.WriteString("x"); err == nil {
+		t.Error("the pipe is still open")
+	}
 	pipe := must(os.OpenFile(name, os.O_RDWR, 0)) // also for reading, so that the open does not wait
 	defer pipe.Close()
 	must(pipe.Write(tarEntries("a.txt=1", "b.txt=2")[:1536]))
