@@ -567,8 +567,8 @@ func (r *tarReader) decompress() error {
 // entry reads the headers of the next entry into at, and leaves pos at its data. It returns io.EOF if the end marker
 // comes instead.
 //
-// The headers are parsed where they lie in the buffer. Nothing is taken out of it before parseHeaders has understood
-// them all, so archive/tar can read from the first of them if parseHeaders has not.
+// Headers are parsed in the buffer, and stay there until parseHeaders has understood all of them. If it has not,
+// archive/tar reads them from the first one on.
 func (r *tarReader) entry() error {
 	if err := r.skip(); err != nil {
 		return err
@@ -748,13 +748,15 @@ func (r *tarReader) drain() error {
 // isZero reports whether all bytes are zero: the first is, and each of the others is like the one before it.
 func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
-// parseHeaders reads the headers of a regular file, with which b begins, up to its data. n is how many bytes they take
-// or, if b ends before that, how many bytes of the archive b needs at least. n is 0 for headers that are left to
-// archive/tar. parseHeaders is several times faster than archive/tar, which makes a map of the PAX records, and a Header
-// with all fields of each entry.
+// parseHeaders parses the headers of a regular file at the beginning of b. n says what it found:
 //
-// If 0 < n <= len(b), archive/tar would return the same name and size. Everything about which the two might differ is
-// left to archive/tar: FuzzTar and TestTarHeaders compare them. These types of headers are known, which are at 156:
+//	0 < n <= len(b)   name and size; the headers have n bytes, and the data comes next
+//	n > len(b)        b ends too early; parseHeaders needs at least n bytes
+//	n == 0            headers that are left to archive/tar
+//
+// parseHeaders is several times faster than archive/tar, which makes a map of the PAX records, and a Header with all fields
+// of each entry. Both return the same name and size. Everything about which they might differ is left to archive/tar:
+// FuzzTar and TestTarHeaders compare the two. parseHeaders knows these types of headers, which are at offset 156:
 //
 //   - '0' is a regular file. Old archives have a NUL instead, or '7'.
 //   - 'x' stands before PAX records, which replace those of any 'x' before it. Python writes one for each file, because
@@ -762,7 +764,7 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 //   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
 //   - 'K' stands before the target of a link, which regular files do not have.
 //
-// known says that the headers were checked when the index was made, and are only compared with it.
+// known leaves out checkHeader, for headers that are only compared with an index.
 func parseHeaders(b []byte, known bool) (name []byte, size int64, n int) {
 	var path []byte // of 'x'; name is that of 'L'
 	for n+tarBlock <= len(b) {
@@ -832,15 +834,15 @@ func checkHeader(b []byte) bool {
 	return octal(b[148:156]) == checksum(b)
 }
 
-// parsePAX reads PAX records, and returns the path that they give the next file, or nil. A record is its length in
-// bytes, with all that belongs to it, a key and a value:
+// parsePAX reads PAX records. It returns the path of the next file, or nil if no record says it. A record is a length, a
+// key and a value; the length counts all bytes of the record, its own digits and the end of the line included:
 //
 //	28 mtime=1700000000.1234567
-//	21 path=größe/a.jpg
+//	22 path=größe/a.jpg
 //
-// The last record with a key counts. ok is false for records that archive/tar might refuse, or that change more than a
-// name: NULs; negative numbers; an empty value, which takes a record back; the size, which only files of 8 GiB have
-// here; sparse files.
+// If a key comes twice, the last record counts. ok is false if archive/tar might refuse the records, or if they say more
+// than a name: NULs, negative numbers, an empty value, which takes back the record before it, a size, which only files of
+// 8 GiB or more need, and the map of a sparse file. All other keys have no effect on a regular file.
 func parsePAX(b []byte) (path []byte, ok bool) {
 	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
@@ -892,7 +894,7 @@ func digits(b []byte, base int64) (n int64) {
 }
 
 // checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time,
-// to four sums of 16 bits, none of which becomes more than 64 * 2 * 255. That is four times as fast as byte by byte.
+// to four sums of 16 bits, none of which exceeds 64 * 2 * 255. That is about three times as fast as byte by byte.
 func checksum(b []byte) int64 {
 	const even = 0x00ff00ff00ff00ff
 	h, sums := (*[tarBlock]byte)(b), uint64(0) // an array, so that the compiler needs no check of the bounds
@@ -1262,8 +1264,8 @@ type tarMember struct {
 	key              int32
 }
 
-// alone reports whether a member is read by itself: a sparse file, or one behind so many headers that a read of them all
-// might take any amount of memory.
+// alone reports whether a member must be read by itself: its file is sparse, or its headers are so long that they should
+// not stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
 func (m *tarMember) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
@@ -1383,7 +1385,7 @@ func (x *tarIndex) parse(text string, s *recordReader) error {
 // at end. It returns where this one ends, with the zeros after it.
 //
 // In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
-// are entries that belong to no record, or other headers of the file, for a long name. advance reads them, and must come
+// are entries that belong to no record, or other headers of the file. advance reads them, and must come
 // out at this file.
 func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64) (int64, error) {
 	name := words[3]
@@ -1547,8 +1549,8 @@ func adjacent(members []tarMember) int {
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
 //
-// The headers of each must say its name and size, or the shard is not the one that was indexed. That costs nearly
-// nothing, and stale indexes are common. readAnew looks once more at headers that parseHeaders does not know.
+// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
+// nothing, and stale indexes are common. readAnew decides about headers that parseHeaders does not know.
 //
 // The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
 // next.
@@ -1578,7 +1580,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	return nil
 }
 
-// readAnew reads a member with a tarReader: a sparse file, or one with unusual headers.
+// readAnew reads a member with a tarReader, because the file is sparse or its headers are unusual.
 func (x *tarIndex) readAnew(file *File, m *tarMember) error {
 	r, err := x.find(m)
 	if err != nil {
