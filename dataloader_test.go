@@ -6439,6 +6439,53 @@ func withSum(data []byte, at int) []byte {
 	return withBytes(data, at+148, fmt.Sprintf("%06o\x00 ", checksum(data[at:at+512])))
 }
 
+// tarHeader returns a header of any type, and its data in whole blocks.
+func tarHeader(kind, name, data string) []byte {
+	b := make([]byte, wholeBlocks(int64(tarBlock+len(data))))
+	size := fmt.Sprintf("%011o\x00", len(data))
+	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 156: kind, 257: posixMagic + "00", tarBlock: data} {
+		copy(b[at:], field)
+	}
+	return withSum(b, 0)
+}
+
+// paxHeader returns an extended header of PAX records.
+func paxHeader(records ...string) []byte {
+	var text string
+	for _, r := range records {
+		n := len(r) + 3
+		for n != len(fmt.Sprintf("%d %s\n", n, r)) {
+			n++
+		}
+		text += fmt.Sprintf("%d %s\n", n, r)
+	}
+	return tarHeader("x", "PaxHeaders.0/a", text)
+}
+
+// otherHeaders are archives of the same entries with headers that say the same in other ways: with PAX records, as
+// Python writes them, and with long names of GNU tar. An archive that archive/tar cannot read, or that has an end marker
+// only, is not changed.
+func otherHeaders(data []byte) (all [][]byte) {
+	for _, format := range []tar.Format{tar.FormatPAX, tar.FormatGNU} {
+		var b bytes.Buffer
+		r, w := tar.NewReader(bytes.NewReader(data)), tar.NewWriter(&b)
+		h, err := r.Next()
+		for ; err == nil; h, err = r.Next() {
+			if format == tar.FormatGNU {
+				b.Write(tarHeader("L", "././@LongLink", h.Name+"\x00"))
+			}
+			h.Format, h.ModTime, h.PAXRecords = format, time.Unix(1.7e9, 123456700), nil
+			must(0, w.WriteHeader(h))
+			must(io.Copy(w, r))
+			must(0, w.Flush())
+		}
+		if must(0, w.Close()); err == io.EOF && b.Len() > 1024 {
+			all = append(all, b.Bytes())
+		}
+	}
+	return all
+}
+
 // gzipped compresses data.
 func gzipped(data []byte) []byte {
 	var b bytes.Buffer
@@ -6663,7 +6710,12 @@ func TestTarRecords(t *testing.T) {
 			if strings.Contains(c.entries, long) {
 				opts.MaxFile = 0
 			}
-			checkShard(t, opts, tarEntries(strings.Fields(c.entries)...), c.want, cmp.Or(c.byIndex, c.want))
+			data := tarEntries(strings.Fields(c.entries)...)
+			checkShard(t, opts, data, c.want, cmp.Or(c.byIndex, c.want))
+			for _, data := range otherHeaders(data) {
+				c.want = strings.ReplaceAll(c.want, "offset 2048", "offset 4096")
+				checkShard(t, opts, data, c.want, cmp.Or(c.byIndex, c.want))
+			}
 		})
 	}
 	// An empty file is a field, and a missing file is not. A record may have many files.
@@ -6883,6 +6935,7 @@ func TestTarOpeners(t *testing.T) {
 	}{
 		{reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
 		{reads(nil, deniesOnce), "error denied … offset 0"},
+		{reads(otherHeaders(data)[0][:4096+700], fails), `a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
 		{reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
 		{reads(nil, panics), "error panic: broken … offset 0"},
 		{opens(panics), "error panic: broken"},
@@ -7024,8 +7077,15 @@ func compareReaders(t testing.TB, data []byte, maxFile int64) {
 	if isPacked(data) {
 		return
 	}
+	for _, buffer := range []int{1 << 10, tarBuffer} { // in which headers fit, or do not
+		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), max: maxFile})
+	}
+}
+
+// compareBuffered compares archive/tar with one reader.
+func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
+	t.Helper()
 	theirs := tar.NewReader(bytes.NewReader(data))
-	ours := &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), 1<<10), max: maxFile}
 	var late error // of archive/tar, about the entry before
 	for n := 0; ; n++ {
 		h, want := theirs.Next()
@@ -7040,7 +7100,7 @@ func compareReaders(t testing.TB, data []byte, maxFile int64) {
 			return
 		case says("end marker") || says("is empty") || says("unexpected EOF") || says("its type is"):
 			return
-		case want == nil && h.Size > maxFile && says("MaxFile"): // a sparse file, which would have to be read
+		case want == nil && h.Size > ours.max && says("MaxFile"): // a sparse file, which would have to be read
 			return
 		case got != nil || want != nil:
 			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
@@ -7162,26 +7222,123 @@ func readArchive(t *testing.T, name string, data []byte) (streamed, again []stri
 	return streamed, again, err
 }
 
-// TestParseHeader shows which headers the fast path takes, and which it leaves to archive/tar.
-func TestParseHeader(t *testing.T) {
+// TestParseHeaders shows which headers the fast path takes, and which it leaves to archive/tar.
+func TestParseHeaders(t *testing.T) {
 	all := archives(t)
-	for format, at := range map[string]int{"v7": 0, "oldgnu": 0, "gnu": 0, "ustar": 0, "posix-global": 1024, "ustar-prefix": 0} {
-		name, size, ok := parseHeader(all[format+".tar"][at:][:512])
-		equal(t, format, fmt.Sprint(name, size, ok), "a.cls1 true")
+	for format, at := range map[string]int{"oldgnu": 0, "gnu": 0, "ustar": 0, "posix": 0, "posix-global": 1024, "ustar-prefix": 0} {
+		name, size, n := parseHeaders(all[format+".tar"][at:], false)
+		equal(t, format, fmt.Sprintf("%s %d %t", name, size, n > 0), "a.cls 1 true")
 	}
 	header := all["ustar.tar"][:512]
-	if _, _, ok := parseHeader(withSum(withBytes(withBytes(header, 5, "/"), 156, "\x00"), 0)); ok {
-		t.Error("a folder of v7 is no file")
-	}
 	for at, bytes := range map[int]string{0: "a", 100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x", 508: "tar\x00"} {
 		changed := withSum(withBytes(header, at, bytes), 0)
-		if _, _, ok := parseHeader(changed); ok != (at == 0) {
-			t.Errorf("with %q at %d: %t", bytes, at, ok)
+		if _, _, n := parseHeaders(changed, false); n > 0 != (at == 0) {
+			t.Errorf("with %q at %d: %d", bytes, at, n)
 		}
 		changed[148] ^= 1
-		if _, _, ok := parseHeader(changed); ok {
+		if _, _, n := parseHeaders(changed, false); n != 0 {
 			t.Errorf("with %q at %d and another sum", bytes, at)
 		}
+	}
+}
+
+// A headerCase is the beginning of an archive, up to the data of the first file, which is behind it. fast is what
+// parseHeaders makes of it, or empty if it is left to archive/tar.
+type headerCase struct {
+	headers []byte
+	fast    string
+}
+
+// headerCases are headers as people have them, and odd ones. Behind each is a file "a.txt" of 600 bytes.
+func headerCases() []headerCase {
+	const mtime = "mtime=1700000000.1234567"
+	x, h, name := paxHeader, tarHeader, strings.Repeat("long/", 40)+"b.txt"
+	text := func(records string) []byte { return h("x", "x", records) }
+	long := h("L", "././@LongLink", name+"\x00")
+	cases := []headerCase{
+		{nil, "a.txt 600"}, {x(mtime), "a.txt 600"}, {text(""), "a.txt 600"},
+		{x("atime=1", "ctime=1.", mtime, "uid=4000000", "gid=0", "uname=ä", "gname=b", "linkpath=c", "comment= d\n=e", "SCHILY.xattr.user.f=g",
+			"LIBARCHIVE.creationtime=1"), "a.txt 600"},
+		{x("path=ä/b.txt"), "ä/b.txt 600"}, {x("path=\xff.txt"), "\xff.txt 600"}, {x("path=b.txt", mtime, "path=c.txt"), "c.txt 600"},
+		{slices.Concat(x("path=b.txt"), x(mtime)), "a.txt 600"},
+		{long, name + " 600"}, {h("L", "", name), name + " 600"}, {h("L", "", ""), "a.txt 600"}, {h("L", "", "\x00b"), "a.txt 600"},
+		{slices.Concat(long, h("L", "", "c.txt")), "c.txt 600"}, {slices.Concat(long, h("L", "", "")), "a.txt 600"},
+		{h("K", "", name), "a.txt 600"}, {slices.Concat(h("K", "", "k"), long), name + " 600"},
+		{slices.Concat(x("path=b.txt"), long), name + " 600"}, {slices.Concat(long, x("path=b.txt")), name + " 600"},
+		{text("6 a=b\n"), "a.txt 600"}, {text("07 a=b\n"), "a.txt 600"},
+		{h("L", "", strings.Repeat("n", tarBuffer)), strings.Repeat("n", tarBuffer) + " 600"},
+		{withSum(withBytes(long, 257, "ustar  \x00"), 0), name + " 600"}, {withSum(withBytes(long, 257, "\x00"), 0), name + " 600"},
+		{withSum(withBytes(h("K", "", ""), 108, "\x80\xff\xff\xff\xff\xff\xff\xff\x80\x00\x00\x00\x01\x00\x00\x00"), 0), "a.txt 600"},
+		// These are left to archive/tar, which reads some of them.
+		{withSum(withBytes(long, 108, "\xff"), 0), ""}, {withSum(withBytes(long, 136, "\x80\xff\xff\xff\xff"), 0), ""},
+		{x("path=b.txt", "path="), ""}, {x("mtime="), ""}, {x("path=b\x00.txt"), ""}, {x("uname=b\x00"), ""}, {x("xattr=b\x00"), ""}, {x("xattr\x00=b"), ""},
+		{x("mtime=-1.5"), ""}, {x("mtime=.5"), ""}, {x("mtime=1.x"), ""}, {x("mtime=x"), ""}, {x("atime=1.2.3"), ""}, {x("ctime=1e9"), ""}, {x("mtime=12345678901234567890"), ""},
+		{x("mtime=36893488147419103233"), ""}, {x("uid=18446744073709551617"), ""}, // which overflow to 1
+		{x("uid=-1"), ""}, {x("gid=1.5"), ""}, {x("uid=x", "uid=1"), ""}, {x("size=-1"), ""}, {x("size=0x10"), ""}, {x("size=100"), ""}, {x("size=7", "size=0"), ""}, {slices.Concat(x("size=100"), x(mtime)), ""}, {x("size= 1"), ""}, {x("size=9223372036854775808"), ""},
+		{x("size=9223372036854775807"), ""}, {x("=b"), ""}, {x("a"), ""}, {x("GNU.sparse.major=1", "GNU.sparse.minor=0"), ""}, {x("GNU.sparse.name=b.txt"), ""},
+		{x("GNU.sparse.map=0,1", "GNU.sparse.size=100"), ""}, {x("GNU.sparse.offset=0", "GNU.sparse.numbytes=1"), ""},
+		{text("5 a=\n"), ""}, {text("4 a=\n"), ""}, {text("7 a=b\n"), ""}, {text("5 a=b\n"), ""}, {text("99 a=b\n"), ""}, {text("+6 a=b\n"), ""}, {text(" 6 a=b\n"), ""},
+		{text("6 a=b\x00"), ""}, {text("6 a=b "), ""}, {text("6 a=b\n\x00"), ""}, {text("6"), ""}, {text("2 \n"), ""}, {text("3 =\n"), ""}, {text("1 \n"), ""}, {text("0 a=b\n"), ""},
+		{text("99999999999999999999 a=b\n"), ""}, {text("-6 a=b\n"), ""}, {text("\n"), ""},
+		{h("g", "", "6 a=b\n"), ""}, {slices.Concat(x("path=b.txt"), h("g", "", "6 a=b\n")), ""}, {h("X", "", "6 a=b\n"), ""},
+		{slices.Concat(x("path=b.txt"), h("5", "d/", "")), ""}, {slices.Concat(x("linkpath=c"), h("2", "b.txt", "")), ""},
+		{slices.Concat(h("K", "", name), long, h("1", "b.txt", "")), ""}, {slices.Concat(long, make([]byte, 1024)), ""},
+		{slices.Concat(x("path=d/"), h("\x00", "a.txt", "")), ""}, {slices.Concat(x("path=b.txt"), h("\x00", "d/", "")), ""}, {slices.Concat(x("path=d/"), h("0", "a.txt", "")), "d/ 0"},
+		{h("L", "", strings.Repeat("n", tarBuffer+1)), ""}, {h("L", "", strings.Repeat("n", 1<<20+1)), ""}, {x("comment=" + strings.Repeat("n", 1<<20)), ""},
+		{withBytes(x("path=b.txt"), 0, "other"), ""}, {withSum(withBytes(long, 108, "x"), 0), ""}, {withSum(withBytes(long, 124, "\x80"), 0), ""},
+	}
+	for i := range cases {
+		cases[i].headers = append(cases[i].headers, h("0", "a.txt", strings.Repeat("d", 600))...)
+	}
+	return cases
+}
+
+// TestTarHeaders reads odd headers, whole and truncated: the reader agrees with archive/tar, and asks for more bytes as long
+// as it may need them.
+func TestTarHeaders(t *testing.T) {
+	for _, c := range headerCases() {
+		got := ""
+		name, size, n := parseHeaders(c.headers, false)
+		if 0 < n && n <= len(c.headers) {
+			got = fmt.Sprintf("%s %d", name, size)
+		}
+		if got != c.fast {
+			t.Errorf("%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
+		}
+		for end := range min(n, 4*tarBlock) {
+			if _, _, more := parseHeaders(c.headers[:end], false); got != "" && (more <= end || more > n) {
+				t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
+			}
+		}
+		whole := slices.Concat(c.headers, tarEntries("z.txt=1"))
+		compareReaders(t, whole, 1<<21)
+		for end := 0; end < min(len(c.headers), 4*tarBlock); end += 99 {
+			compareReaders(t, whole[:end], 1<<21)
+		}
+	}
+}
+
+// TestTarHeadersAreCheap shows that the usual headers are not left to archive/tar, neither in a stream nor by index: a
+// record takes as many allocations as one with plain headers.
+func TestTarHeadersAreCheap(t *testing.T) {
+	var entries []string
+	for i := range 100 {
+		entries = append(entries, fmt.Sprintf("%d.txt=1", i), fmt.Sprintf("%d.cls=1", i))
+	}
+	plain := tarEntries(entries...)
+	var streamed, got []float64
+	for _, data := range append(otherHeaders(plain), plain) {
+		stream := tarOf(TarOptions{}, data)
+		streamed = append(streamed, testing.AllocsPerRun(5, func() {
+			for range stream.Epoch(t.Context(), 0) {
+			}
+		}))
+		d := must(OpenTar(onDisk(t, "x.tar", data)))
+		defer d.Close()
+		got = append(got, testing.AllocsPerRun(5, func() { must(d.Get(t.Context(), 50)) }))
+	}
+	if slices.Max(streamed) > slices.Min(streamed)+50 || slices.Max(got) > slices.Min(got) {
+		t.Errorf("allocations with PAX records, with GNU names, and with neither: streamed %v, by index %v", streamed, got)
 	}
 }
 
@@ -7195,8 +7352,24 @@ func FuzzTar(f *testing.F) {
 		}
 	}
 	f.Add(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2"))
+	for _, data := range otherHeaders(tarEntries("a.txt=1", "b.txt>a.txt", "b.cls=2")) {
+		f.Add(data)
+	}
+	for _, c := range headerCases() {
+		if len(c.headers) < 8<<10 {
+			f.Add(slices.Concat(c.headers, tarEntries("z.txt=1")))
+			f.Add(c.headers[:len(c.headers)*2/5])
+		}
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const maxFile = 1 << 16
+		compareReaders(t, data, maxFile)
+		data = slices.Clone(data) // sound headers get further
+		for at := 0; at+tarBlock <= len(data); at += tarBlock {
+			if string(data[at+257:][:5]) == "ustar" {
+				data = withSum(data, at)
+			}
+		}
 		compareReaders(t, data, maxFile)
 		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: maxFile, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
 			return &countingFile{Reader: bytes.NewReader(data[min(int(offset), len(data)):])}, nil
@@ -7366,6 +7539,14 @@ func TestWeb(t *testing.T) {
 		{"changes its date", func(n int, w http.ResponseWriter, r *http.Request) {
 			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(int64(n), 0), bytes.NewReader(data))
 		}, 2, "has changed"},
+		{"has only a date", func(_ int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Range") != "" && r.Header.Get("If-Range") != time.Unix(1e9, 0).UTC().Format(http.TimeFormat) {
+				t.Errorf("asks for a range without a date: %v", r.Header)
+			}
+			http.ServeContent(&breaking{w, 30000}, r, "", time.Unix(1e9, 0), bytes.NewReader(data))
+		}, parts(30000), ""},
+		{"forgets its tag", inTurn(breaks, ignoring("If-Range", sends(data, "", 40000)), good), 3, ""},
+		{"forgets its tag, and changes it", inTurn(breaks, ignoring("If-Range", sends(data, "", 40000)), ignoring("If-Range", sends(data, `"two"`, -1))), 3, "has changed"},
 		{"changes its length", anew(func(n int) answer { return sends(data[:len(data)-n], "", 30000) }), 2, "has changed"},
 		{"changes its weak tag", tagged(`W/"%d"`, 30000), 2, "has changed"},
 		{"changes before the first byte", tagged(`"%d"`, 0), 2, "has changed"},
@@ -7746,16 +7927,46 @@ func TestTarWriteIndex(t *testing.T) {
 	same(t, "a folder as the index", indexed(t, name), "error x.idx … is a directory")
 }
 
+// TestAdjacent shows which members are read at once: those with at most 256 KiB between them, in the order of the shard.
+func TestAdjacent(t *testing.T) {
+	member := func(head, data, size int64) tarMember { return tarMember{head: head, data: data, size: size} }
+	first, sparse := member(0, 512, 512), tarMember{head: 1024, data: 1536, sparse: true}
+	for i, c := range []struct {
+		want    int
+		members []tarMember
+	}{
+		{1, []tarMember{first}},
+		{3, []tarMember{first, member(1024, 1536, 1), member(2048, 3584, 1)}},
+		{2, []tarMember{first, member(tarBuffer, 1024+tarBuffer, 1)}},
+		{1, []tarMember{first, member(tarBuffer, 1025+tarBuffer, 1)}},
+		{2, []tarMember{member(0, tarBuffer, 512), member(tarBuffer+512, tarBuffer+1024, 1)}},
+		{1, []tarMember{member(0, tarBuffer+512, 512), member(tarBuffer+1024, tarBuffer+1536, 1)}},
+		{1, []tarMember{member(512, 1024, 1), member(0, 512, 1)}},
+		{1, []tarMember{first, first}}, {1, []tarMember{first, member(1023, 1536, 1)}},
+		{1, []tarMember{first, sparse}}, {1, []tarMember{sparse, member(2048, 2560, 1)}},
+	} {
+		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members), c.want)
+	}
+}
+
 // FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
 func FuzzTarIndex(f *testing.F) {
+	plain := tarEntries("a.txt=first", "a.cls=1", "b.txt=second")
+	shards := append(otherHeaders(plain), plain)
+	for _, data := range shards {
+		name := onDisk(f, "x.tar", data)
+		must(0, writeIndex(name))
+		f.Add(string(must(os.ReadFile(indexOf(name)))))
+	}
 	f.Add("v1.2 2\ntxt 512 5 a.txt cls 1536 1 a.cls\ntxt 2560 6 b.txt\n")
 	f.Add("v1.2 1\ntxt 512 5 a.txt\n")
 	f.Add("v1.2 99999999999\ntxt 2560 6 b.txt txt 512 5 a.txt\n")
 	f.Fuzz(func(t *testing.T, index string) {
-		name := onDisk(t, "x.tar", tarEntries("a.txt=first", "a.cls=1", "b.txt=second"), index)
-		for _, got := range indexed(t, name) {
-			if !slices.Contains([]string{"a{txt:first cls:1}", "b{txt:second}"}, got) && !isError(got) {
-				t.Fatalf("got %q", got)
+		for _, data := range shards {
+			for _, got := range indexed(t, onDisk(t, "x.tar", data, index)) {
+				if !slices.Contains([]string{"a{txt:first cls:1}", "b{txt:second}"}, got) && !isError(got) {
+					t.Fatalf("got %q", got)
+				}
 			}
 		}
 	})
@@ -8134,32 +8345,53 @@ func TestTarTypes(t *testing.T) {
 	equal(t, "a volume label", tarOutcomes(t, inMemory(map[string][]byte{"x": ofType(data, 2048, "V")}), "x"), "[a{jpg:1 cls:2}]")
 }
 
-// TestTarIndexDamaged changes each letter of an index. Every record that is read is one of the shard's, or an error.
+// TestTarIndexDamaged changes each letter of an index, and each byte of a header under an open data set. Every record that
+// is read is one of the shard's, or an error.
 func TestTarIndexDamaged(t *testing.T) {
-	shard := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
-	name := onDisk(t, "x.tar", shard)
-	must(0, writeIndex(name))
-	index := string(must(os.ReadFile(strings.TrimSuffix(name, "tar") + "idx")))
+	plain := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
 	sound := "a{txt:1 cls:2} b{txt:3 cls:5} c{txt:6}"
-	equal(t, "sound", strings.Join(indexed(t, name), " "), sound)
-	seen := 0
-	for i := range index {
-		for _, c := range "abcx.0 " {
-			must(0, os.WriteFile(strings.TrimSuffix(name, "tar")+"idx", withBytes([]byte(index), i, string(c)), 0o666))
-			for _, got := range indexed(t, name) {
+	for _, shard := range append(otherHeaders(plain), plain) {
+		seen := 0
+		check := func(records []string, what ...any) {
+			for _, got := range records {
 				if isError(got) {
 					seen++
 				} else if !strings.Contains(sound, got) || !strings.HasSuffix(got, "}") {
-					t.Errorf("%q at %d: %s", c, i, got)
+					t.Errorf("%q: %s", what, got)
 				}
 			}
 		}
-	}
-	if seen == 0 {
-		t.Error("no damage was noticed")
+		name := onDisk(t, "x.tar", shard)
+		must(0, writeIndex(name))
+		index := must(os.ReadFile(indexOf(name)))
+		equal(t, "sound", strings.Join(indexed(t, name), " "), sound)
+		d := must(OpenTar(name))
+		defer d.Close()
+		file := must(os.OpenFile(name, os.O_WRONLY, 0))
+		defer file.Close()
+		for _, m := range d.shards[0].members[:2] {
+			for at := m.head; at < m.data; at++ {
+				must(file.WriteAt([]byte{shard[at] ^ 2}, at))
+				check(outcomes(one(briefOf(d.Get(t.Context(), 0)))), at)
+				must(file.WriteAt(shard[at:at+1], at))
+			}
+		}
+		if seen < 20 {
+			t.Errorf("%d damages of headers were noticed", seen)
+		}
+		seen = 0
+		for i := range index {
+			for _, c := range "bx.0 " {
+				must(0, os.WriteFile(indexOf(name), withBytes(index, i, string(c)), 0o666))
+				check(indexed(t, name), i, c)
+			}
+		}
+		if seen == 0 {
+			t.Error("no damage of the index was noticed")
+		}
 	}
 	// A folder in the place of an empty file.
-	name = onDisk(t, "x.tar", tarEntries("a.txt=1", "a.cls="))
+	name := onDisk(t, "x.tar", tarEntries("a.txt=1", "a.cls="))
 	must(0, writeIndex(name))
 	must(0, os.WriteFile(name, ofType(tarEntries("a.txt=1", "a.cls="), 1024, "5"), 0o666))
 	saysAll(t, errors.New(indexed(t, name)[0]), "the shard is not the one that was indexed")
@@ -8175,11 +8407,13 @@ func TestTarNamesCount(t *testing.T) {
 	}
 	for _, c := range [][]string{many(20, strings.Repeat("x", 10_000)), many(2000, "")} {
 		data := tarEntries(c...)
-		for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
-			got := checkStream(t, tarOf(opts, data), 0)
-			equal(t, "outcomes", len(got), 2)
-			saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
-			equal(t, "the next record", got[1], "b{txt:2}")
+		for _, data := range append(otherHeaders(data), data) {
+			for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
+				got := checkStream(t, tarOf(opts, data), 0)
+				equal(t, "outcomes", len(got), 2)
+				saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
+				equal(t, "the next record", got[1], "b{txt:2}")
+			}
 		}
 	}
 }
@@ -8212,6 +8446,18 @@ func TestTarIndexMemory(t *testing.T) {
 				break
 			}
 		}
+	}
+	// Headers without end are not kept in memory with the file.
+	data := must(OpenTar(onDisk(t, "x.tar", slices.Concat(bytes.Repeat(paxHeader("comment="+strings.Repeat("x", 1<<17)), 64), tarEntries("a.txt=1", "a.cls=2")))))
+	defer data.Close()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	r := must(data.Get(t.Context(), 0))
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if equal(t, "record", brief(r), "a{txt:1 cls:2}"); after.HeapAlloc > before.HeapAlloc+1<<20 {
+		t.Errorf("a record of 2 bytes takes %d bytes", after.HeapAlloc-before.HeapAlloc)
 	}
 	// A sparse file that does not fit is refused where its header is.
 	sparse := onDisk(t, "x.tar", archives(t)["posix-sparse-1.0.tar"])
@@ -8375,7 +8621,8 @@ func TestTarMessages(t *testing.T) {
 	}
 }
 
-// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop.
+// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop. A pipe cannot be
+// opened in the middle; it is closed then, so that its writer finds no reader.
 func TestTarPipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")
 	if err != nil {
@@ -8383,6 +8630,14 @@ func TestTarPipe(t *testing.T) {
 	}
 	name := filepath.Join(t.TempDir(), "pipe.tar")
 	must(0, exec.Command(mkfifo, name).Run())
+	writer := make(chan *os.File, 1)
+	go func() { writer <- must(os.OpenFile(name, os.O_WRONLY, 0)) }()
+	saysAll(t, errorOf(OpenShard(t.Context(), name, 512)), "seek")
+	w := <-writer
+	defer w.Close()
+	if _, err := w.WriteString("x"); err == nil {
+		t.Error("the pipe is still open")
+	}
 	pipe := must(os.OpenFile(name, os.O_RDWR, 0)) // also for reading, so that the open does not wait
 	defer pipe.Close()
 	must(pipe.Write(tarEntries("a.txt=1", "b.txt=2")[:1536]))
