@@ -22,6 +22,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -2591,6 +2592,78 @@ func Example_trainingFromTar() {
 	// Output:
 	// the same weights as without the interruption: true
 	// more than 9 of 10 training images recognized: true
+}
+
+// Recipes: data in other forms.
+
+// NewFunc feeds a language model with windows of tokens, from a file of uint16: the inputs, and the targets, which are the
+// tokens one further on. load writes them straight into the memory of a batch that was given back by Recycle, so a step
+// allocates no tensors. The workers share one open file; that is safe with ReadAt, but not with Read. The windows here
+// follow each other, so each token is an input once an epoch. For windows that begin at any token, let n be tokens - window,
+// and read at 2*i.
+func ExampleNewFunc() {
+	dir, err := os.MkdirTemp("", "tokens")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text, err := binary.Append(nil, binary.LittleEndian, []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535})
+	if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "train.bin"), text, 0o666)); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.bin"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const window = 3
+	tokens := int(info.Size() / 2)
+	n := (tokens - 1) / window // the last target is one token behind the last window
+
+	type batch = Pair[Tensor[int64], Tensor[int64]] // inputs and targets, both of the shape [len(indices), window]
+	load := func(_ context.Context, dst batch, indices []int) (batch, error) {
+		for _, t := range []*Tensor[int64]{&dst.First, &dst.Second} {
+			t.Data = slices.Grow(t.Data[:0], len(indices)*window)[:len(indices)*window]
+			t.Shape = append(t.Shape[:0], len(indices), window)
+		}
+		var buf [2 * (window + 1)]byte
+		for j, i := range indices {
+			if _, err := file.ReadAt(buf[:], 2*window*int64(i)); err != nil {
+				return dst, fmt.Errorf("window %d: %w", i, err)
+			}
+			for k := range window {
+				dst.First.Data[j*window+k] = int64(binary.LittleEndian.Uint16(buf[2*k:]))
+				dst.Second.Data[j*window+k] = int64(binary.LittleEndian.Uint16(buf[2*k+2:]))
+			}
+		}
+		return dst, nil
+	}
+	loader, err := NewFunc(n, load, Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for b, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(b.First.Shape, b.First.Data, b.Second.Data) // train
+		loader.Recycle(b)
+	}
+	// Output:
+	// [2 3] [6 7 8 3 4 5] [7 8 9 4 5 6]
+	// [2 3] [0 1 2 12 13 14] [1 2 3 13 14 65535]
+	// [1 3] [9 10 11] [10 11 12]
 }
 
 // The files that the Examples and the README need.
