@@ -2666,6 +2666,53 @@ func ExampleNewFunc() {
 	// [1 3] [9 10 11] [10 11 12]
 }
 
+// Texts of different lengths are packed into rows of one length, without padding: the tokens of all texts follow each other,
+// and Batch divides them. A text that does not fit into its row continues in the next one, so each text ends with a token of
+// its own. The cursor counts the tokens of the text that was divided, so a resume neither loses nor repeats one. A text that
+// cannot be tokenized fails its row; OnError before Unbatch drops it instead.
+func ExampleUnbatch_packing() {
+	const length = 8
+	texts := []string{"To be", "or", "not to be", "that", "is", "the question"}
+	tokenize := func(_ context.Context, i int) ([]rune, error) { return []rune(texts[i] + "."), nil }
+	tokens := Unbatch(Map(Indices(Sequential(len(texts))), 2, tokenize)) // Random shuffles the texts
+	row := func(_ Tensor[rune], tokens []rune) (Tensor[rune], error) {
+		return Tensor[rune]{Data: slices.Clone(tokens), Shape: []int{len(tokens)}}, nil // Batch reuses the slice
+	}
+	full := func(row Tensor[rune]) bool { return len(row.Data) == length } // false for the last row of most epochs
+	rows := Batch(tokens, length, row).Filter(full)
+	batches := Batch(rows, 2, Stack[rune]).Prefetch(2)
+
+	// train is one process. It resumes a checkpoint, takes one step and returns the next checkpoint.
+	train := func(saved []byte) ([]byte, error) {
+		var at Cursor
+		if err := json.Unmarshal(saved, &at); err != nil {
+			return nil, err
+		}
+		for batch, err := range batches.Run(context.Background(), &at) {
+			if err != nil {
+				return nil, err
+			}
+			fmt.Printf("%v %q %q\n", batch.Shape, string(batch.Data[:length]), string(batch.Data[length:]))
+			break
+		}
+		return json.Marshal(at)
+	}
+	saved := []byte("{}")
+	for range 2 {
+		var err error
+		if saved, err = train(saved); err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(string(saved))
+	}
+	// Output:
+	// [2 8] "To be.or" ".not to "
+	// {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(6))"}},"again":10,"end":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(6))"}}}}
+	// [2 8] "be.that." "is.the q"
+	// {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{"epoch":0,"pos":5,"state":{"by":"Indices(Sequential(6))"}},"again":13,"end":{"epoch":0,"pos":6,"state":{"by":"Indices(Sequential(6))"}}}}
+}
+
 // The files that the Examples and the README need.
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
