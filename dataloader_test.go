@@ -23,6 +23,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -2711,6 +2712,153 @@ func ExampleUnbatch_packing() {
 	// {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(6))"}},"again":10,"end":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(6))"}}}}
 	// [2 8] "be.that." "is.the q"
 	// {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{"epoch":0,"pos":5,"state":{"by":"Indices(Sequential(6))"}},"again":13,"end":{"epoch":0,"pos":6,"state":{"by":"Indices(Sequential(6))"}}}}
+}
+
+// A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
+// in 8 bytes a line, and Get reads its line. A shuffle within a window would need no such pass, but a file that is sorted
+// would stay nearly sorted. Lines may have any length, the last one need not end, and blank lines count as part of the line
+// before. For CSV, where a line break may stand between quotes, see Example_csv.
+func Example_jsonLines() {
+	dir, err := os.MkdirTemp("", "lines")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" + `{"text": "extra"}`
+	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.jsonl"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	var offsets []int64 // line i is the bytes from offsets[i] up to offsets[i+1]
+	end := int64(0)
+	for r := bufio.NewReaderSize(file, 1<<20); err == nil; {
+		var line []byte
+		line, err = r.ReadBytes('\n') // at the end of the file, with io.EOF, the rest of it
+		if len(bytes.TrimSpace(line)) > 0 {
+			offsets = append(offsets, end)
+		}
+		end += int64(len(line))
+	}
+	if err != io.EOF {
+		fmt.Println(err)
+		return
+	}
+	n := len(offsets)
+	offsets = append(offsets, end)
+
+	type sample struct{ Text string }
+	data := Func(n, func(_ context.Context, i int) (s sample, err error) {
+		line := make([]byte, offsets[i+1]-offsets[i])
+		if _, err := file.ReadAt(line, offsets[i]); err != nil {
+			return s, err
+		}
+		if err := json.Unmarshal(line, &s); err != nil {
+			return s, fmt.Errorf("%s at byte %d: %w", filepath.Base(file.Name()), offsets[i], err)
+		}
+		return s, nil
+	})
+	loader, err := New(data, List[sample], Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2, OnError: func(bad *SampleError) error {
+		fmt.Println("dropped", bad.Err)
+		return nil
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [{cat} {be}]
+	// dropped train.jsonl at byte 47: json: cannot unmarshal number into Go struct field sample.Text of type string
+	// [{extra}]
+	// [{a}]
+}
+
+// A CSV file that is larger than memory: csv.Reader says where each record begins, since line breaks may stand between
+// quotes, and Get parses its record. A record with too few or too many fields is an error of the first pass. Several files
+// are data sets for Concat. For a file that fits into memory, parse what ReadAll returns, and put it into a Slice.
+func Example_csv() {
+	dir, err := os.MkdirTemp("", "csv")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text := "class,note,length,width\ncat,purrs,46,25\n\"dog\",\"barks,\nat night\",85,30\n\ncow,,240,70\n"
+	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.csv"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	records := csv.NewReader(file)
+	header, err := records.Read()
+	offsets := []int64{records.InputOffset()} // record i is the bytes from offsets[i] up to offsets[i+1]
+	for records.ReuseRecord = true; err == nil; {
+		if _, err = records.Read(); err == nil {
+			offsets = append(offsets, records.InputOffset())
+		}
+	}
+	if err != io.EOF {
+		fmt.Println(err)
+		return
+	}
+	column := func(name string) int { return slices.Index(header, name) }
+	class, numbers := column("class"), []int{column("width"), column("length")}
+	if class < 0 || slices.Contains(numbers, -1) {
+		fmt.Println("a column is missing in", header)
+		return
+	}
+
+	type sample = Pair[Tensor[float32], string]
+	data := Func(len(offsets)-1, func(_ context.Context, i int) (sample, error) {
+		fields, err := csv.NewReader(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i])).Read()
+		if err != nil {
+			return sample{}, fmt.Errorf("record %d: %w", i, err)
+		}
+		x := Tensor[float32]{Shape: []int{len(numbers)}}
+		for _, c := range numbers {
+			v, err := strconv.ParseFloat(fields[c], 32)
+			if err != nil {
+				return sample{}, fmt.Errorf("record %d, %s: %w", i, header[c], err)
+			}
+			x.Data = append(x.Data, float32(v))
+		}
+		return sample{x, fields[class]}, nil
+	})
+	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second)
+	}
+	// Output:
+	// [2 2] [25 46 30 85] [cat dog]
+	// [1 2] [70 240] [cow]
 }
 
 // The files that the Examples and the README need.
