@@ -2844,7 +2844,7 @@ func Example_csv() {
 		}
 		return sample{x, fields[class]}, nil
 	})
-	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -2857,8 +2857,89 @@ func Example_csv() {
 		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second)
 	}
 	// Output:
-	// [2 2] [25 46 30 85] [cat dog]
+	// [2 2] [30 85 25 46] [dog cat]
 	// [1 2] [70 240] [cow]
+}
+
+// MNIST's files, as they are published: gzipped arrays of bytes behind a header, the IDX format. Rows makes a data set of an
+// array, Pairs joins the images and their labels, and an image becomes float32 as it is fetched, so the whole set stays in
+// a quarter of the memory. For the real files let mnist be os.DirFS of their folder. Fashion-MNIST, KMNIST and EMNIST have
+// the same format.
+func Example_mnist() {
+	mnist := fstest.MapFS{}
+	for name, data := range map[string][]byte{ // three images of 2 by 2 pixels
+		"train-images-idx3-ubyte.gz": {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 0, 51, 102, 0, 102, 0, 255, 255, 255, 255},
+		"train-labels-idx1-ubyte.gz": {0, 0, 8, 1, 0, 0, 0, 3, 7, 4, 9},
+	} {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		_, err := w.Write(data)
+		if err := errors.Join(err, w.Close()); err != nil {
+			fmt.Println(err)
+			return
+		}
+		mnist[name] = &fstest.MapFile{Data: b.Bytes()}
+	}
+
+	// read reads an array with so many dimensions: the bytes 0, 0, 8 for uint8 and dims, the lengths, and the data.
+	read := func(name string, dims int) (t Tensor[uint8], err error) {
+		file, err := mnist.Open(name)
+		if err != nil {
+			return t, err
+		}
+		defer file.Close()
+		unzipped, err := gzip.NewReader(file)
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", name, err)
+		}
+		data, err := io.ReadAll(unzipped) // to the end, where the checksum is
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", name, err)
+		}
+		if head := []byte{0, 0, 8, byte(dims)}; !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
+			return t, fmt.Errorf("%s: it begins with % x, want % x", name, data[:min(4, len(data))], head)
+		}
+		for d := range dims {
+			t.Shape = append(t.Shape, int(binary.BigEndian.Uint32(data[4+4*d:])))
+		}
+		t.Data = data[4+4*dims:] // Rows compares its length with the shape
+		return t, nil
+	}
+	pixels, err1 := read("train-images-idx3-ubyte.gz", 3)
+	digits, err2 := read("train-labels-idx1-ubyte.gz", 1)
+	rows, err3 := Rows(pixels)
+	labels, err4 := Rows(digits)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		fmt.Println(err)
+		return
+	}
+	images := Transform(rows, func(_ context.Context, image Tensor[uint8]) (Tensor[float32], error) {
+		x := Tensor[float32]{Data: make([]float32, len(image.Data)), Shape: image.Shape}
+		for j, p := range image.Data {
+			x.Data[j] = float32(p) / 255
+		}
+		return x, nil
+	})
+	data, err := Pairs(images, labels)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, CollatePair(Stack[float32], Stack[uint8]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Data)
+	}
+	// Output:
+	// [2 2 2] [0.4 0 0.4 0 0 0.2 0 0.2] [4 7]
+	// [1 2 2] [1 1 1 1] [9]
 }
 
 // The files that the Examples and the README need.
