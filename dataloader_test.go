@@ -21,6 +21,8 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"database/sql"
+	"database/sql/driver"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/csv"
@@ -1062,46 +1064,6 @@ func Example_datasetOfYourOwn() {
 	// [2 2] [0 0 1 1]
 	// [2 2] [2 4 3 9]
 	// [1 2] [4 16]
-}
-
-// table is a data set with a query for the samples of a whole batch.
-type table struct {
-	Dataset[string]
-	query func(ids []int) ([]string, error)
-}
-
-func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
-
-// A data set with one more method fetches a batch in one call, as from a data base: here table, with
-//
-//	func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
-func ExampleBatchGetter() {
-	rows := Slice[string]{"a", "b", "c"}
-	data := table{rows, func(ids []int) (samples []string, err error) {
-		fmt.Println("SELECT … WHERE id IN", ids)
-		for _, id := range ids {
-			samples = append(samples, rows[id])
-		}
-		return samples, nil
-	}}
-	var _ BatchGetter[string] = data // so the loader never calls Get
-	loader, err := New(data, List[string], Options{BatchSize: 2})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println(batch)
-	}
-	// Output:
-	// SELECT … WHERE id IN [0 1]
-	// [a b]
-	// SELECT … WHERE id IN [2]
-	// [c]
 }
 
 // Files reads the files of any file system, here one in memory. Transform decodes each as it is fetched.
@@ -2940,6 +2902,168 @@ func Example_mnist() {
 	// Output:
 	// [2 2 2] [0.4 0 0.4 0 0 0.2 0 0.2] [4 7]
 	// [1 2 2] [1 1 1 1] [9]
+}
+
+// A table of a database is a data set with one query for each batch. texts is a type of your own. A loader calls its
+// GetBatch and never its Get; a Transform of it still has the whole batch in one query.
+//
+//	type texts struct {
+//		n     int
+//		fetch func(ctx context.Context, indices []int) ([]string, error)
+//	}
+//
+//	func (t texts) Len() int
+//	func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) { return t.fetch(ctx, indices) }
+//	func (t texts) Get(ctx context.Context, i int) (string, error) // the first text of t.fetch(ctx, []int{i})
+//
+// The result of a query is in any order. It has a row once that was asked for twice, and lacks a row that has been deleted.
+// So fetch puts the texts in the order of the indices. Postgres has $1, $2, … for the question marks, or id = ANY($1).
+func ExampleBatchGetter() {
+	ctx := context.Background()
+	db := sql.OpenDB(tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}) // or sql.Open, with a driver and an address
+	defer db.Close()
+	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id") // so an index is the same row in every process
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rows.Close()
+	var ids []int64
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			fmt.Println(err)
+			return
+		}
+		ids = append(ids, id)
+	}
+	if err := rows.Err(); err != nil { // Next also returns false if the connection breaks
+		fmt.Println(err)
+		return
+	}
+
+	var queries atomic.Int64
+	fetch := func(ctx context.Context, indices []int) ([]string, error) {
+		var args []any
+		for _, i := range indices {
+			args = append(args, ids[i])
+		}
+		query := "SELECT id, text FROM texts WHERE id IN (?" + strings.Repeat(", ?", len(args)-1) + ")"
+		queries.Add(1)
+		rows, err := db.QueryContext(ctx, query, args...)
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		found := map[int64]string{}
+		for rows.Next() {
+			var id int64
+			var text string
+			if err := rows.Scan(&id, &text); err != nil {
+				return nil, err
+			}
+			found[id] = text
+		}
+		if err := rows.Err(); err != nil {
+			return nil, err
+		}
+		samples := make([]string, len(indices))
+		for j, i := range indices {
+			text, ok := found[ids[i]]
+			if !ok {
+				return nil, fmt.Errorf("no row with id %d", ids[i])
+			}
+			samples[j] = text
+		}
+		return samples, nil
+	}
+	data := texts{len(ids), fetch}
+	var _ BatchGetter[string] = data // so a loader never calls Get
+	upper := Transform(data, func(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil })
+	loader, err := New(upper, List[string], Options{BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(ctx, 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println(queries.Load(), "queries")
+	// Output:
+	// [PURR PURR WOOF]
+	// [PURR MEOW WOOF]
+	// [WOOF MEOW PURR]
+	// 3 queries
+}
+
+// texts is the data set that ExampleBatchGetter describes.
+type texts struct {
+	n     int
+	fetch func(ctx context.Context, indices []int) ([]string, error)
+}
+
+func (t texts) Len() int { return t.n }
+func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) {
+	return t.fetch(ctx, indices)
+}
+func (t texts) Get(ctx context.Context, i int) (string, error) {
+	rows, err := t.fetch(ctx, []int{i})
+	if err != nil {
+		return "", err
+	}
+	return rows[0], nil
+}
+
+// tinyDB is the database of ExampleBatchGetter, with all that database/sql needs of a driver: a table of texts.
+type tinyDB map[int64]string
+
+func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
+func (db tinyDB) Driver() driver.Driver                        { return nil }
+func (db tinyDB) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
+func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
+func (db tinyDB) Close() error                                 { return nil }
+
+// QueryContext knows two queries. It returns all ids, or the rows with the ids in args, each once and in no order.
+func (db tinyDB) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	rows := &tinyRows{columns: []string{"id"}}
+	if query == "SELECT id FROM texts ORDER BY id" {
+		for _, id := range slices.Sorted(maps.Keys(db)) {
+			rows.rows = append(rows.rows, []driver.Value{id})
+		}
+		return rows, nil
+	}
+	if !strings.HasPrefix(query, "SELECT id, text FROM texts WHERE id IN (") || strings.Count(query, "?") != len(args) {
+		return nil, fmt.Errorf("unknown query %q with %d arguments", query, len(args))
+	}
+	rows.columns = append(rows.columns, "text")
+	for id, text := range db {
+		if slices.ContainsFunc(args, func(a driver.NamedValue) bool { return a.Value == id }) {
+			rows.rows = append(rows.rows, []driver.Value{id, text})
+		}
+	}
+	return rows, nil
+}
+
+// tinyRows are rows of tinyDB.
+type tinyRows struct {
+	columns []string
+	rows    [][]driver.Value
+}
+
+func (r *tinyRows) Columns() []string { return r.columns }
+func (r *tinyRows) Close() error      { return nil }
+
+func (r *tinyRows) Next(dest []driver.Value) error {
+	if len(r.rows) == 0 {
+		return io.EOF
+	}
+	copy(dest, r.rows[0])
+	r.rows = r.rows[1:]
+	return nil
 }
 
 // The files that the Examples and the README need.
