@@ -20,12 +20,14 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"database/sql"
 	"database/sql/driver"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/csv"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -3064,6 +3066,258 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 	copy(dest, r.rows[0])
 	r.rows = r.rows[1:]
 	return nil
+}
+
+// An Opener that keeps remote shards in a folder, so that later epochs read them from disk. A shard is renamed when all of it
+// is there, so neither a break nor a crash leaves a part of one under its name, and processes may share the folder. When the
+// folder is full it stays as it is, and the other shards come from the server in each epoch: to remove the oldest shard would
+// remove, in an epoch that reads all of them, each one before its next turn. A shard that has changed needs a new name.
+func ExampleOpener_cacheOnDisk() {
+	dir, err := os.MkdirTemp("", "cache")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	const limit = 5000 // bytes; the last shard may exceed it
+	used := func() (size int64, err error) {
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			if info, err := e.Info(); err == nil { // an error: the file has been renamed meanwhile
+				size += info.Size()
+			}
+		}
+		return size, err
+	}
+	fetch := func(ctx context.Context, name, local string) error {
+		remote, err := OpenShard(ctx, name, 0) // or any other store
+		if err != nil {
+			return err
+		}
+		defer remote.Close()
+		file, err := os.CreateTemp(dir, "*.part")
+		if err != nil {
+			return err
+		}
+		defer os.Remove(file.Name()) // of no effect after Rename
+		_, err = io.Copy(file, remote)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+		return os.Rename(file.Name(), local)
+	}
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(name))))
+		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
+			size, err := used()
+			if err != nil {
+				return nil, err
+			}
+			if size >= limit {
+				return OpenShard(ctx, name, offset)
+			}
+			if err := fetch(ctx, name, local); err != nil {
+				return nil, err
+			}
+		}
+		return OpenShard(ctx, local, offset)
+	}
+
+	requests := map[string]int{}
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		requests[r.URL.Path]++
+		shard := NewTarWriter(w)
+		key := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), ".tar")
+		if err := errors.Join(shard.Write(Record{Key: key, Files: []File{{"txt", []byte("text of " + key)}}}), shard.Close()); err != nil {
+			fmt.Println(err)
+		}
+	}))
+	defer server.Close()
+	shards, err := Expand(server.URL + "/{0..3}.tar")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	records, err := Tar(shards, TarOptions{Open: open})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for epoch := range 2 {
+		for r, err := range records.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Printf("%s; ", r.Get("txt"))
+		}
+		fmt.Println("requests so far:", requests)
+	}
+	// Output:
+	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
+	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:2]
+}
+
+// A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob for each
+// sample. A file is renamed when all of it is written, so goroutines and processes may share the folder. Random augmentation
+// belongs in a Transform of the result; in the cache its first outcome would stay for ever. A change of the decoding needs a
+// new folder, and gob does not write unexported fields.
+func ExampleFunc_cacheOnDisk() {
+	type sample = Tensor[float32]
+	raw := Slice[string]{"1.5 2", "3 4.5", "5 6"}
+	var decoded atomic.Int64
+	decode := func(_ context.Context, text string) (x sample, err error) {
+		decoded.Add(1)
+		x = sample{Data: make([]float32, 2), Shape: []int{2}}
+		_, err = fmt.Sscan(text, &x.Data[0], &x.Data[1])
+		return x, err
+	}
+
+	dir, err := os.MkdirTemp("", "decoded-v1")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	slow := Transform(raw, decode)
+	cached := Func(raw.Len(), func(ctx context.Context, i int) (x sample, err error) {
+		name := filepath.Join(dir, fmt.Sprintf("%08d.gob", i))
+		kept, err := os.ReadFile(name)
+		if err == nil {
+			if err := gob.NewDecoder(bytes.NewReader(kept)).Decode(&x); err != nil {
+				return x, fmt.Errorf("%s: %w", name, err)
+			}
+			return x, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return x, err
+		}
+		if x, err = slow.Get(ctx, i); err != nil { // which is not kept
+			return x, err
+		}
+		file, err := os.CreateTemp(dir, "*.part")
+		if err != nil {
+			return x, err
+		}
+		defer os.Remove(file.Name()) // of no effect after Rename
+		if err := errors.Join(gob.NewEncoder(file).Encode(x), file.Close()); err != nil {
+			return x, err
+		}
+		return x, os.Rename(file.Name(), name)
+	})
+	augmented := Transform(cached, func(ctx context.Context, x sample) (sample, error) {
+		x.Data[0] += float32(Rand(ctx).IntN(10)) // x is this call's own
+		return x, nil
+	})
+	loader, err := New(augmented, Stack[float32], Options{BatchSize: 3, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for epoch := range 2 {
+		for batch, err := range loader.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println(batch.Data, "decoded so far:", decoded.Load())
+		}
+	}
+	// Output:
+	// [4.5 2 7 4.5 8 6] decoded so far: 3
+	// [10.5 2 4 4.5 5 6] decoded so far: 3
+}
+
+// A data set is written as shards of limited size: when one is full, the next begins. The errors of all three closes count,
+// because a full disk may show only there, and a shard is renamed when it is complete. Expand lists the shards again. Write
+// samples in random order, since a shard is read from front to back, and at least as many shards as there will be ranks.
+func ExampleTarWriter_rollingShards() {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	pattern := filepath.Join(dir, "train-%06d.tar")
+	const maxRecords, maxBytes = 3, 20 // the first that is reached ends a shard; often 10,000 and 1 << 30
+
+	var file *os.File
+	var buffer *bufio.Writer
+	var w *TarWriter // nil between two shards
+	shards, records, size := 0, 0, 0
+	finish := func() error {
+		if w == nil {
+			return nil
+		}
+		if err := errors.Join(w.Close(), buffer.Flush(), file.Close()); err != nil {
+			return err
+		}
+		err := os.Rename(file.Name(), fmt.Sprintf(pattern, shards))
+		w, shards, records, size = nil, shards+1, 0, 0
+		return err
+	}
+	write := func(r Record) (err error) {
+		if w == nil {
+			if file, err = os.Create(fmt.Sprintf(pattern, shards) + ".part"); err != nil {
+				return err
+			}
+			buffer = bufio.NewWriterSize(file, 1<<20)
+			w = NewTarWriter(buffer)
+		}
+		if err := w.Write(r); err != nil {
+			return err
+		}
+		records++
+		for _, f := range r.Files {
+			size += len(f.Data)
+		}
+		if records >= maxRecords || size >= maxBytes {
+			return finish()
+		}
+		return nil
+	}
+
+	texts := []string{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
+	order := Random(len(texts), 1).Order(0)
+	for pos := range texts {
+		key := fmt.Sprintf("%08d", pos)
+		if err := write(Record{Key: key, Files: []File{{"txt", []byte(texts[order(pos)])}}}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	if err := finish(); err != nil { // the last shard
+		fmt.Println(err)
+		return
+	}
+	names, err := Expand(filepath.Join(dir, fmt.Sprintf("train-{000000..%06d}.tar", shards-1)))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	stream, err := Tar(names, TarOptions{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range stream.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s %s %s\n", filepath.Base(r.Shard), r.Key, r.Get("txt"))
+	}
+	// Output:
+	// train-000000.tar 00000000 cat
+	// train-000000.tar 00000001 pig
+	// train-000000.tar 00000002 dog
+	// train-000001.tar 00000003 a text that is long
+	// train-000001.tar 00000004 rat
+	// train-000002.tar 00000005 goat
+	// train-000002.tar 00000006 cow
 }
 
 // The files that the Examples and the README need.
