@@ -158,7 +158,8 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. A sequence that
 // cannot be continued leaves no short batch. Batch panics if an argument is nil or size is not positive.
 //
-// Unlike a loader's, each batch has memory of its own. torchdata: Batcher, with drop_last=False.
+// Unlike a loader's, each batch has memory of its own: dst is always zero. The slice of samples is reused, as by a loader.
+// torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	panicIf(src == nil, "Batch: the stream is nil")
 	panicIf(collate == nil, "Batch: the Collate is nil")

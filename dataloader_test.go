@@ -20,9 +20,14 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
+	"database/sql"
+	"database/sql/driver"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/csv"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -1077,46 +1082,6 @@ func Example_datasetOfYourOwn() {
 	// [2 2] [0 0 1 1]
 	// [2 2] [2 4 3 9]
 	// [1 2] [4 16]
-}
-
-// table is a data set with a query for the samples of a whole batch.
-type table struct {
-	Dataset[string]
-	query func(ids []int) ([]string, error)
-}
-
-func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
-
-// A data set with one more method fetches a batch in one call, as from a data base: here table, with
-//
-//	func (t table) GetBatch(ctx context.Context, ids []int) ([]string, error) { return t.query(ids) }
-func ExampleBatchGetter() {
-	rows := Slice[string]{"a", "b", "c"}
-	data := table{rows, func(ids []int) (samples []string, err error) {
-		fmt.Println("SELECT … WHERE id IN", ids)
-		for _, id := range ids {
-			samples = append(samples, rows[id])
-		}
-		return samples, nil
-	}}
-	var _ BatchGetter[string] = data // so the loader never calls Get
-	loader, err := New(data, List[string], Options{BatchSize: 2})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		fmt.Println(batch)
-	}
-	// Output:
-	// SELECT … WHERE id IN [0 1]
-	// [a b]
-	// SELECT … WHERE id IN [2]
-	// [c]
 }
 
 // Files reads the files of any file system, here one in memory. Transform decodes each as it is fetched.
@@ -2736,6 +2701,767 @@ func Example_trainingFromTar() {
 	// Output:
 	// the same weights as without the interruption: true
 	// more than 9 of 10 training images recognized: true
+}
+
+// Recipes: data in other forms.
+
+// NewFunc feeds a language model with windows of tokens, from a file of uint16: the inputs, and the targets, which are the
+// tokens one further on. load writes them straight into the memory of a batch that was given back by Recycle, so a step
+// allocates no tensors. The workers share one open file; that is safe with ReadAt, but not with Read. The windows here
+// follow each other, so each token is an input once an epoch. For windows that begin at any token, let n be tokens - window,
+// and read at 2*i.
+func ExampleNewFunc() {
+	dir, err := os.MkdirTemp("", "tokens")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text, err := binary.Append(nil, binary.LittleEndian, []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535})
+	if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "train.bin"), text, 0o666)); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.bin"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const window = 3
+	tokens := int(info.Size() / 2)
+	n := (tokens - 1) / window // the last target is one token behind the last window
+
+	type batch = Pair[Tensor[int64], Tensor[int64]] // inputs and targets, both of the shape [len(indices), window]
+	load := func(_ context.Context, dst batch, indices []int) (batch, error) {
+		for _, t := range []*Tensor[int64]{&dst.First, &dst.Second} {
+			t.Data = slices.Grow(t.Data[:0], len(indices)*window)[:len(indices)*window]
+			t.Shape = append(t.Shape[:0], len(indices), window)
+		}
+		var buf [2 * (window + 1)]byte
+		for j, i := range indices {
+			if _, err := file.ReadAt(buf[:], 2*window*int64(i)); err != nil {
+				return dst, fmt.Errorf("window %d: %w", i, err)
+			}
+			for k := range window {
+				dst.First.Data[j*window+k] = int64(binary.LittleEndian.Uint16(buf[2*k:]))
+				dst.Second.Data[j*window+k] = int64(binary.LittleEndian.Uint16(buf[2*k+2:]))
+			}
+		}
+		return dst, nil
+	}
+	loader, err := NewFunc(n, load, Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for b, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(b.First.Shape, b.First.Data, b.Second.Data) // train
+		loader.Recycle(b)
+	}
+	// Output:
+	// [2 3] [6 7 8 3 4 5] [7 8 9 4 5 6]
+	// [2 3] [0 1 2 12 13 14] [1 2 3 13 14 65535]
+	// [1 3] [9 10 11] [10 11 12]
+}
+
+// Texts of different lengths are packed into rows of one length, without padding: the tokens of all texts follow each other,
+// and Batch divides them. A text that does not fit into its row continues in the next one, so each text ends with a token of
+// its own. The cursor counts the tokens of the text that was divided, so a resume neither loses nor repeats one. A text that
+// cannot be tokenized fails its row; OnError before Unbatch drops it instead.
+func ExampleUnbatch_packing() {
+	const length = 8
+	texts := []string{"To be", "or", "not to be", "that", "is", "the question"}
+	tokenize := func(_ context.Context, i int) ([]rune, error) { return []rune(texts[i] + "."), nil }
+	tokens := Unbatch(Map(Indices(Sequential(len(texts))), 2, tokenize)) // Random shuffles the texts
+	row := func(_ Tensor[rune], tokens []rune) (Tensor[rune], error) {
+		return Tensor[rune]{Data: slices.Clone(tokens), Shape: []int{len(tokens)}}, nil // Batch reuses the slice
+	}
+	full := func(row Tensor[rune]) bool { return len(row.Data) == length } // false for the last row of most epochs
+	rows := Batch(tokens, length, row).Filter(full)
+	batches := Batch(rows, 2, Stack[rune]).Prefetch(2)
+
+	// train is one process. It resumes a checkpoint, takes one step and returns the next checkpoint.
+	train := func(saved []byte) ([]byte, error) {
+		var at Cursor
+		if err := json.Unmarshal(saved, &at); err != nil {
+			return nil, err
+		}
+		for batch, err := range batches.Run(context.Background(), &at) {
+			if err != nil {
+				return nil, err
+			}
+			fmt.Printf("%v %q %q\n", batch.Shape, string(batch.Data[:length]), string(batch.Data[length:]))
+			break
+		}
+		return json.Marshal(at)
+	}
+	saved := []byte("{}")
+	for range 2 {
+		var err error
+		if saved, err = train(saved); err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(string(saved))
+	}
+	// Output:
+	// [2 8] "To be.or" ".not to "
+	// {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(6))"}},"again":10,"end":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(6))"}}}}
+	// [2 8] "be.that." "is.the q"
+	// {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{"epoch":0,"pos":5,"state":{"by":"Indices(Sequential(6))"}},"again":13,"end":{"epoch":0,"pos":6,"state":{"by":"Indices(Sequential(6))"}}}}
+}
+
+// A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
+// in 8 bytes a line, and Get reads its line. A shuffle within a window would need no such pass, but a file that is sorted
+// would stay nearly sorted. Lines may have any length, the last one need not end, and blank lines count as part of the line
+// before. For CSV, where a line break may stand between quotes, see Example_csv.
+func Example_jsonLines() {
+	dir, err := os.MkdirTemp("", "lines")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" + `{"text": "extra"}`
+	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.jsonl"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	var offsets []int64 // line i is the bytes from offsets[i] up to offsets[i+1]
+	end := int64(0)
+	for r := bufio.NewReaderSize(file, 1<<20); err == nil; {
+		var line []byte
+		line, err = r.ReadBytes('\n') // at the end of the file, with io.EOF, the rest of it
+		if len(bytes.TrimSpace(line)) > 0 {
+			offsets = append(offsets, end)
+		}
+		end += int64(len(line))
+	}
+	if err != io.EOF {
+		fmt.Println(err)
+		return
+	}
+	n := len(offsets)
+	offsets = append(offsets, end)
+
+	type sample struct{ Text string }
+	data := Func(n, func(_ context.Context, i int) (s sample, err error) {
+		line := make([]byte, offsets[i+1]-offsets[i])
+		if _, err := file.ReadAt(line, offsets[i]); err != nil {
+			return s, err
+		}
+		if err := json.Unmarshal(line, &s); err != nil {
+			return s, fmt.Errorf("%s at byte %d: %w", filepath.Base(file.Name()), offsets[i], err)
+		}
+		return s, nil
+	})
+	loader, err := New(data, List[sample], Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2, OnError: func(bad *SampleError) error {
+		fmt.Println("dropped", bad.Err)
+		return nil
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [{cat} {be}]
+	// dropped train.jsonl at byte 47: json: cannot unmarshal number into Go struct field sample.Text of type string
+	// [{extra}]
+	// [{a}]
+}
+
+// A CSV file that is larger than memory: csv.Reader says where each record begins, since line breaks may stand between
+// quotes, and Get parses its record. A record with too few or too many fields is an error of the first pass. Several files
+// are data sets for Concat. For a file that fits into memory, parse what ReadAll returns, and put it into a Slice.
+func Example_csv() {
+	dir, err := os.MkdirTemp("", "csv")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	text := "class,note,length,width\ncat,purrs,46,25\n\"dog\",\"barks,\nat night\",85,30\n\ncow,,240,70\n"
+	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.csv"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	records := csv.NewReader(file)
+	header, err := records.Read()
+	offsets := []int64{records.InputOffset()} // record i is the bytes from offsets[i] up to offsets[i+1]
+	for records.ReuseRecord = true; err == nil; {
+		if _, err = records.Read(); err == nil {
+			offsets = append(offsets, records.InputOffset())
+		}
+	}
+	if err != io.EOF {
+		fmt.Println(err)
+		return
+	}
+	column := func(name string) int { return slices.Index(header, name) }
+	class, numbers := column("class"), []int{column("width"), column("length")}
+	if class < 0 || slices.Contains(numbers, -1) {
+		fmt.Println("a column is missing in", header)
+		return
+	}
+
+	type sample = Pair[Tensor[float32], string]
+	data := Func(len(offsets)-1, func(_ context.Context, i int) (sample, error) {
+		fields, err := csv.NewReader(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i])).Read()
+		if err != nil {
+			return sample{}, fmt.Errorf("record %d: %w", i, err)
+		}
+		x := Tensor[float32]{Shape: []int{len(numbers)}}
+		for _, c := range numbers {
+			v, err := strconv.ParseFloat(fields[c], 32)
+			if err != nil {
+				return sample{}, fmt.Errorf("record %d, %s: %w", i, header[c], err)
+			}
+			x.Data = append(x.Data, float32(v))
+		}
+		return sample{x, fields[class]}, nil
+	})
+	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second)
+	}
+	// Output:
+	// [2 2] [30 85 25 46] [dog cat]
+	// [1 2] [70 240] [cow]
+}
+
+// MNIST's files, as they are published: gzipped arrays of bytes behind a header, the IDX format. Rows makes a data set of an
+// array, Pairs joins the images and their labels, and an image becomes float32 as it is fetched, so the whole set stays in
+// a quarter of the memory. For the real files let mnist be os.DirFS of their folder. Fashion-MNIST, KMNIST and EMNIST have
+// the same format.
+func Example_mnist() {
+	mnist := fstest.MapFS{}
+	for name, data := range map[string][]byte{ // three images of 2 by 2 pixels
+		"train-images-idx3-ubyte.gz": {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 0, 51, 102, 0, 102, 0, 255, 255, 255, 255},
+		"train-labels-idx1-ubyte.gz": {0, 0, 8, 1, 0, 0, 0, 3, 7, 4, 9},
+	} {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		_, err := w.Write(data)
+		if err := errors.Join(err, w.Close()); err != nil {
+			fmt.Println(err)
+			return
+		}
+		mnist[name] = &fstest.MapFile{Data: b.Bytes()}
+	}
+
+	// read reads an array with so many dimensions: the bytes 0, 0, 8 for uint8 and dims, the lengths, and the data.
+	read := func(name string, dims int) (t Tensor[uint8], err error) {
+		file, err := mnist.Open(name)
+		if err != nil {
+			return t, err
+		}
+		defer file.Close()
+		unzipped, err := gzip.NewReader(file)
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", name, err)
+		}
+		data, err := io.ReadAll(unzipped) // to the end, where the checksum is
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", name, err)
+		}
+		if head := []byte{0, 0, 8, byte(dims)}; !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
+			return t, fmt.Errorf("%s: it begins with % x, want % x", name, data[:min(4, len(data))], head)
+		}
+		for d := range dims {
+			t.Shape = append(t.Shape, int(binary.BigEndian.Uint32(data[4+4*d:])))
+		}
+		t.Data = data[4+4*dims:] // Rows compares its length with the shape
+		return t, nil
+	}
+	pixels, err1 := read("train-images-idx3-ubyte.gz", 3)
+	digits, err2 := read("train-labels-idx1-ubyte.gz", 1)
+	rows, err3 := Rows(pixels)
+	labels, err4 := Rows(digits)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		fmt.Println(err)
+		return
+	}
+	images := Transform(rows, func(_ context.Context, image Tensor[uint8]) (Tensor[float32], error) {
+		x := Tensor[float32]{Data: make([]float32, len(image.Data)), Shape: image.Shape}
+		for j, p := range image.Data {
+			x.Data[j] = float32(p) / 255
+		}
+		return x, nil
+	})
+	data, err := Pairs(images, labels)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(data, CollatePair(Stack[float32], Stack[uint8]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Data)
+	}
+	// Output:
+	// [2 2 2] [0.4 0 0.4 0 0 0.2 0 0.2] [4 7]
+	// [1 2 2] [1 1 1 1] [9]
+}
+
+// A table of a database is a data set with one query for each batch. texts is a type of your own. A loader calls its
+// GetBatch and never its Get; a Transform of it still has the whole batch in one query.
+//
+//	type texts struct {
+//		n     int
+//		fetch func(ctx context.Context, indices []int) ([]string, error)
+//	}
+//
+//	func (t texts) Len() int
+//	func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) { return t.fetch(ctx, indices) }
+//	func (t texts) Get(ctx context.Context, i int) (string, error) // the first text of t.fetch(ctx, []int{i})
+//
+// The result of a query is in any order. It has a row once that was asked for twice, and lacks a row that has been deleted.
+// So fetch puts the texts in the order of the indices. Postgres has $1, $2, … for the question marks, or id = ANY($1).
+func ExampleBatchGetter() {
+	ctx := context.Background()
+	db := sql.OpenDB(tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}) // or sql.Open, with a driver and an address
+	defer db.Close()
+	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id") // so an index is the same row in every process
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rows.Close()
+	var ids []int64
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			fmt.Println(err)
+			return
+		}
+		ids = append(ids, id)
+	}
+	if err := rows.Err(); err != nil { // Next also returns false if the connection breaks
+		fmt.Println(err)
+		return
+	}
+
+	var queries atomic.Int64
+	fetch := func(ctx context.Context, indices []int) ([]string, error) {
+		var args []any
+		for _, i := range indices {
+			args = append(args, ids[i])
+		}
+		query := "SELECT id, text FROM texts WHERE id IN (?" + strings.Repeat(", ?", len(args)-1) + ")"
+		queries.Add(1)
+		rows, err := db.QueryContext(ctx, query, args...)
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		found := map[int64]string{}
+		for rows.Next() {
+			var id int64
+			var text string
+			if err := rows.Scan(&id, &text); err != nil {
+				return nil, err
+			}
+			found[id] = text
+		}
+		if err := rows.Err(); err != nil {
+			return nil, err
+		}
+		samples := make([]string, len(indices))
+		for j, i := range indices {
+			text, ok := found[ids[i]]
+			if !ok {
+				return nil, fmt.Errorf("no row with id %d", ids[i])
+			}
+			samples[j] = text
+		}
+		return samples, nil
+	}
+	data := texts{len(ids), fetch}
+	var _ BatchGetter[string] = data // so a loader never calls Get
+	upper := Transform(data, func(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil })
+	loader, err := New(upper, List[string], Options{BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(ctx, 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println(queries.Load(), "queries")
+	// Output:
+	// [PURR PURR WOOF]
+	// [PURR MEOW WOOF]
+	// [WOOF MEOW PURR]
+	// 3 queries
+}
+
+// texts is the data set that ExampleBatchGetter describes.
+type texts struct {
+	n     int
+	fetch func(ctx context.Context, indices []int) ([]string, error)
+}
+
+func (t texts) Len() int { return t.n }
+func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) {
+	return t.fetch(ctx, indices)
+}
+func (t texts) Get(ctx context.Context, i int) (string, error) {
+	rows, err := t.fetch(ctx, []int{i})
+	if err != nil {
+		return "", err
+	}
+	return rows[0], nil
+}
+
+// tinyDB is the database of ExampleBatchGetter, with all that database/sql needs of a driver: a table of texts.
+type tinyDB map[int64]string
+
+func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
+func (db tinyDB) Driver() driver.Driver                        { return nil }
+func (db tinyDB) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
+func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
+func (db tinyDB) Close() error                                 { return nil }
+
+// QueryContext knows two queries. It returns all ids, or the rows with the ids in args, each once and in no order.
+func (db tinyDB) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	rows := &tinyRows{columns: []string{"id"}}
+	if query == "SELECT id FROM texts ORDER BY id" {
+		for _, id := range slices.Sorted(maps.Keys(db)) {
+			rows.rows = append(rows.rows, []driver.Value{id})
+		}
+		return rows, nil
+	}
+	if !strings.HasPrefix(query, "SELECT id, text FROM texts WHERE id IN (") || strings.Count(query, "?") != len(args) {
+		return nil, fmt.Errorf("unknown query %q with %d arguments", query, len(args))
+	}
+	rows.columns = append(rows.columns, "text")
+	for id, text := range db {
+		if slices.ContainsFunc(args, func(a driver.NamedValue) bool { return a.Value == id }) {
+			rows.rows = append(rows.rows, []driver.Value{id, text})
+		}
+	}
+	return rows, nil
+}
+
+// tinyRows are rows of tinyDB.
+type tinyRows struct {
+	columns []string
+	rows    [][]driver.Value
+}
+
+func (r *tinyRows) Columns() []string { return r.columns }
+func (r *tinyRows) Close() error      { return nil }
+
+func (r *tinyRows) Next(dest []driver.Value) error {
+	if len(r.rows) == 0 {
+		return io.EOF
+	}
+	copy(dest, r.rows[0])
+	r.rows = r.rows[1:]
+	return nil
+}
+
+// An Opener that keeps remote shards in a folder, so that later epochs read them from disk. A shard is renamed when all of it
+// is there, so neither a break nor a crash leaves a part of one under its name, and processes may share the folder. When the
+// folder is full it stays as it is, and the other shards come from the server in each epoch: to remove the oldest shard would
+// remove, in an epoch that reads all of them, each one before its next turn. A shard that has changed needs a new name.
+func ExampleOpener_cacheOnDisk() {
+	dir, err := os.MkdirTemp("", "cache")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	const limit = 5000 // bytes; the last shard may exceed it
+	used := func() (size int64, err error) {
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			if info, err := e.Info(); err == nil { // an error: the file has been renamed meanwhile
+				size += info.Size()
+			}
+		}
+		return size, err
+	}
+	fetch := func(ctx context.Context, name, local string) error {
+		remote, err := OpenShard(ctx, name, 0) // or any other store
+		if err != nil {
+			return err
+		}
+		defer remote.Close()
+		file, err := os.CreateTemp(dir, "*.part")
+		if err != nil {
+			return err
+		}
+		defer os.Remove(file.Name()) // of no effect after Rename
+		_, err = io.Copy(file, remote)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+		return os.Rename(file.Name(), local)
+	}
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(name))))
+		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
+			size, err := used()
+			if err != nil {
+				return nil, err
+			}
+			if size >= limit {
+				return OpenShard(ctx, name, offset)
+			}
+			if err := fetch(ctx, name, local); err != nil {
+				return nil, err
+			}
+		}
+		return OpenShard(ctx, local, offset)
+	}
+
+	requests := map[string]int{}
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		requests[r.URL.Path]++
+		shard := NewTarWriter(w)
+		key := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), ".tar")
+		if err := errors.Join(shard.Write(Record{Key: key, Files: []File{{"txt", []byte("text of " + key)}}}), shard.Close()); err != nil {
+			fmt.Println(err)
+		}
+	}))
+	defer server.Close()
+	shards, err := Expand(server.URL + "/{0..3}.tar")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	records, err := Tar(shards, TarOptions{Open: open})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for epoch := range 2 {
+		for r, err := range records.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Printf("%s; ", r.Get("txt"))
+		}
+		fmt.Println("requests so far:", requests)
+	}
+	// Output:
+	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
+	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:2]
+}
+
+// A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob for each
+// sample. A file is renamed when all of it is written, so goroutines and processes may share the folder. Random augmentation
+// belongs in a Transform of the result; in the cache its first outcome would stay for ever. A change of the decoding needs a
+// new folder, and gob does not write unexported fields.
+func ExampleFunc_cacheOnDisk() {
+	type sample = Tensor[float32]
+	raw := Slice[string]{"1.5 2", "3 4.5", "5 6"}
+	var decoded atomic.Int64
+	decode := func(_ context.Context, text string) (x sample, err error) {
+		decoded.Add(1)
+		x = sample{Data: make([]float32, 2), Shape: []int{2}}
+		_, err = fmt.Sscan(text, &x.Data[0], &x.Data[1])
+		return x, err
+	}
+
+	dir, err := os.MkdirTemp("", "decoded-v1")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	slow := Transform(raw, decode)
+	cached := Func(raw.Len(), func(ctx context.Context, i int) (x sample, err error) {
+		name := filepath.Join(dir, fmt.Sprintf("%08d.gob", i))
+		kept, err := os.ReadFile(name)
+		if err == nil {
+			if err := gob.NewDecoder(bytes.NewReader(kept)).Decode(&x); err != nil {
+				return x, fmt.Errorf("%s: %w", name, err)
+			}
+			return x, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return x, err
+		}
+		if x, err = slow.Get(ctx, i); err != nil { // which is not kept
+			return x, err
+		}
+		file, err := os.CreateTemp(dir, "*.part")
+		if err != nil {
+			return x, err
+		}
+		defer os.Remove(file.Name()) // of no effect after Rename
+		if err := errors.Join(gob.NewEncoder(file).Encode(x), file.Close()); err != nil {
+			return x, err
+		}
+		return x, os.Rename(file.Name(), name)
+	})
+	augmented := Transform(cached, func(ctx context.Context, x sample) (sample, error) {
+		x.Data[0] += float32(Rand(ctx).IntN(10)) // x is this call's own
+		return x, nil
+	})
+	loader, err := New(augmented, Stack[float32], Options{BatchSize: 3, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for epoch := range 2 {
+		for batch, err := range loader.Epoch(context.Background(), epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println(batch.Data, "decoded so far:", decoded.Load())
+		}
+	}
+	// Output:
+	// [4.5 2 7 4.5 8 6] decoded so far: 3
+	// [10.5 2 4 4.5 5 6] decoded so far: 3
+}
+
+// A data set is written as shards of limited size: when one is full, the next begins. The errors of all three closes count,
+// because a full disk may show only there, and a shard is renamed when it is complete. Expand lists the shards again. Write
+// samples in random order, since a shard is read from front to back, and at least as many shards as there will be ranks.
+func ExampleTarWriter_rollingShards() {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	pattern := filepath.Join(dir, "train-%06d.tar")
+	const maxRecords, maxBytes = 3, 20 // the first that is reached ends a shard; often 10,000 and 1 << 30
+
+	var file *os.File
+	var buffer *bufio.Writer
+	var w *TarWriter // nil between two shards
+	shards, records, size := 0, 0, 0
+	finish := func() error {
+		if w == nil {
+			return nil
+		}
+		if err := errors.Join(w.Close(), buffer.Flush(), file.Close()); err != nil {
+			return err
+		}
+		err := os.Rename(file.Name(), fmt.Sprintf(pattern, shards))
+		w, shards, records, size = nil, shards+1, 0, 0
+		return err
+	}
+	write := func(r Record) (err error) {
+		if w == nil {
+			if file, err = os.Create(fmt.Sprintf(pattern, shards) + ".part"); err != nil {
+				return err
+			}
+			buffer = bufio.NewWriterSize(file, 1<<20)
+			w = NewTarWriter(buffer)
+		}
+		if err := w.Write(r); err != nil {
+			return err
+		}
+		records++
+		for _, f := range r.Files {
+			size += len(f.Data)
+		}
+		if records >= maxRecords || size >= maxBytes {
+			return finish()
+		}
+		return nil
+	}
+
+	texts := []string{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
+	order := Random(len(texts), 1).Order(0)
+	for pos := range texts {
+		key := fmt.Sprintf("%08d", pos)
+		if err := write(Record{Key: key, Files: []File{{"txt", []byte(texts[order(pos)])}}}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	if err := finish(); err != nil { // the last shard
+		fmt.Println(err)
+		return
+	}
+	names, err := Expand(filepath.Join(dir, fmt.Sprintf("train-{000000..%06d}.tar", shards-1)))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	stream, err := Tar(names, TarOptions{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range stream.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%s %s %s\n", filepath.Base(r.Shard), r.Key, r.Get("txt"))
+	}
+	// Output:
+	// train-000000.tar 00000000 cat
+	// train-000000.tar 00000001 pig
+	// train-000000.tar 00000002 dog
+	// train-000001.tar 00000003 a text that is long
+	// train-000001.tar 00000004 rat
+	// train-000002.tar 00000005 goat
+	// train-000002.tar 00000006 cow
 }
 
 // The files that the Examples and the README need.

@@ -262,8 +262,8 @@ func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
 // sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f fails the sample;
-// it should name what could not be transformed, such as a file. Transform panics if an argument is nil. PyTorch: the
-// transform of a Dataset.
+// it should name what could not be transformed, such as a file. f is not told the index; a Func whose function calls
+// data.Get is. Transform panics if an argument is nil. PyTorch: the transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")

@@ -1679,7 +1679,8 @@ func (d *TarDataset) Close() error {
 }
 
 // A TarWriter writes records to a tar shard. The same records make the same bytes: the fields are sorted, and the
-// headers have no time and no owner. It must not be used concurrently.
+// headers have no time and no owner. It writes in small pieces, so put a bufio.Writer between it and a file. It must not be
+// used concurrently.
 //
 // PyTorch: webdataset.TarWriter, without its encoders.
 type TarWriter struct {
