@@ -2087,6 +2087,154 @@ func ExampleCursor_Load() {
 	// Output: true
 }
 
+// Recipes for loops and batches.
+
+// Rare classes come as often as the others if the weight of each sample is 1 divided by the size of its class. Put in your
+// own samples and labels. An epoch now repeats samples of rare classes, so augment them, and leaves out some samples of
+// frequent classes. Evaluate without a sampler.
+func ExampleWeighted() {
+	var samples Slice[Pair[string, int]] // names and labels: 90 cats and 10 dogs
+	for i := range 100 {
+		label := 0
+		if i%10 == 9 {
+			label = 1
+		}
+		samples = append(samples, Pair[string, int]{fmt.Sprintf("%d.png", i), label})
+	}
+	sizes := map[int]int{}
+	for _, s := range samples {
+		sizes[s.Second]++
+	}
+	weights := make([]float64, len(samples))
+	for i, s := range samples {
+		weights[i] = 1 / float64(sizes[s.Second])
+	}
+	balanced, err := Weighted(weights, len(samples), true, 1) // with replacement: there are only 10 dogs
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(samples, List[Pair[string, int]], Options{BatchSize: 25, Sampler: balanced})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		count := [2]int{}
+		for _, s := range batch {
+			count[s.Second]++
+		}
+		fmt.Println("cats", count[0], "dogs", count[1])
+	}
+	// Output:
+	// cats 14 dogs 11
+	// cats 12 dogs 13
+	// cats 13 dogs 12
+	// cats 14 dogs 11
+}
+
+// A stratified split divides each class on its own, so that each part has the same share of every class. Put in your own
+// labels and fraction. The same seed makes the same split. A class with fewer than five samples has none in the test set.
+func ExampleSplit_stratified() {
+	var samples Slice[Pair[string, int]] // 20 of class 0 and 10 of class 1
+	for i := range 30 {
+		samples = append(samples, Pair[string, int]{fmt.Sprintf("%d.png", i), i % 3 / 2})
+	}
+	classes := make([][]int, 2) // the indices of each class
+	for i, s := range samples {
+		classes[s.Second] = append(classes[s.Second], i)
+	}
+	var train, test []Dataset[Pair[string, int]]
+	for _, indices := range classes {
+		class, err := Subset(samples, indices)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		n := class.Len() / 5 // a fifth for the test
+		parts, err := Split(class, 42, class.Len()-n, n)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		train, test = append(train, parts[0]), append(test, parts[1])
+	}
+	// Concat leaves the classes one after the other: shuffle the training set.
+	for _, part := range []Dataset[Pair[string, int]]{Concat(train...), Concat(test...)} {
+		loader, err := New(part, List[Pair[string, int]], Options{BatchSize: part.Len(), Shuffle: true})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			count := [2]int{}
+			for _, s := range batch {
+				count[s.Second]++
+			}
+			fmt.Println(len(batch), "samples, of each class", count)
+		}
+	}
+	// Output:
+	// 24 samples, of each class [16 8]
+	// 6 samples, of each class [4 2]
+}
+
+// In k-fold cross-validation each of k models is tested on a part of the data that it has not been trained on. Split
+// makes the parts, and Concat joins all but one. Change k. A cursor cannot distinguish data sets of the same length, so
+// give the loader of each fold a seed of its own: it then refuses the cursors of other folds.
+func ExampleSplit_crossValidation() {
+	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	const k = 3
+	lengths := make([]int, k)
+	for fold := range k {
+		lengths[fold] = (fold+1)*len(data)/k - fold*len(data)/k // they differ by one at most
+	}
+	parts, err := Split(data, 1, lengths...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	read := func(part Dataset[int], opts Options) (all []int) {
+		loader, err := New(part, List[int], opts)
+		if err != nil {
+			fmt.Println(err)
+			return nil
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return nil
+			}
+			all = append(all, batch...)
+		}
+		return all
+	}
+	for fold, test := range parts {
+		train := Concat(slices.Concat(parts[:fold], parts[fold+1:])...)
+		fmt.Println("fold", fold)
+		fmt.Println("  train", read(train, Options{BatchSize: 4, Shuffle: true, Seed: uint64(fold)}))
+		fmt.Println("  test ", read(test, Options{BatchSize: 4}))
+	}
+	// Output:
+	// fold 0
+	//   train [2 4 9 3 0 8 7]
+	//   test  [5 6 1]
+	// fold 1
+	//   train [5 7 9 6 4 3 1]
+	//   test  [2 0 8]
+	// fold 2
+	//   train [8 1 2 6 0 5]
+	//   test  [9 3 7 4]
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
