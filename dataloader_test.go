@@ -2235,6 +2235,60 @@ func ExampleSplit_crossValidation() {
 	//   test  [9 3 7 4]
 }
 
+// A batch of three fields is a struct with a Collate of its own. Put in your own fields. Fill the slices of dst from
+// their start, as append to dst[:0] does: then a batch that was given back with Recycle is filled again, and the loop
+// allocates no new one. Without a struct, nested pairs do the same:
+//
+//	CollatePair(Stack[float32], CollatePair(List[int32], List[string])) // of Pair[Tensor[float32], Pair[int32, string]]
+func ExampleCollate_struct() {
+	type sample struct {
+		image Tensor[float32]
+		label int32
+		name  string
+	}
+	type batch struct {
+		images Tensor[float32]
+		labels []int32
+		names  []string
+	}
+	data := Func(5, func(ctx context.Context, i int) (sample, error) {
+		x := float32(i)
+		return sample{Tensor[float32]{Data: []float32{x, x, x, x}, Shape: []int{2, 2}}, int32(i % 2), fmt.Sprintf("%d.png", i)}, nil
+	})
+	collate := func(dst batch, samples []sample) (batch, error) {
+		images := make([]Tensor[float32], len(samples))
+		dst.labels, dst.names = dst.labels[:0], dst.names[:0]
+		for i, s := range samples {
+			images[i] = s.image
+			dst.labels, dst.names = append(dst.labels, s.label), append(dst.names, s.name)
+		}
+		var err error
+		dst.images, err = Stack(dst.images, images)
+		return dst, err
+	}
+	loader, err := New(data, collate, Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	memory := map[any]bool{}
+	for b, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(b.images.Shape, b.images.Data, b.labels, b.names)
+		memory[&b.images.Data[0]], memory[&b.labels[0]], memory[&b.names[0]] = true, true, true
+		loader.Recycle(b)
+	}
+	fmt.Println(loader.Len(), "batches in", len(memory), "slices")
+	// Output:
+	// [2 2 2] [0 0 0 0 1 1 1 1] [0 1] [0.png 1.png]
+	// [2 2 2] [2 2 2 2 3 3 3 3] [0 1] [2.png 3.png]
+	// [1 2 2] [4 4 4 4] [0] [4.png]
+	// 3 batches in 3 slices
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
