@@ -2289,6 +2289,82 @@ func ExampleCollate_struct() {
 	// 3 batches in 3 slices
 }
 
+// Workers end with their epoch, so each epoch begins with a wait for its first batch. If epochs are short, make them
+// longer: Resize joins several passes through the data into one epoch, here three, and the workers load the next pass
+// ahead. The cursor's Epoch counts the joined epochs, and the pass follows from its Pos. If BatchSize does not divide the
+// number of samples, some batches hold samples of two passes.
+func ExampleResize() {
+	const passes = 3
+	var fetched atomic.Int64
+	second := make(chan bool) // closed when the first sample of the second pass is fetched
+	data := Func(4, func(ctx context.Context, i int) (int, error) {
+		if fetched.Add(1) == 5 {
+			close(second)
+		}
+		return i, nil
+	})
+	sampler := Resize(Random(data.Len(), 1), passes*data.Len())
+	loader, err := New(data, List[int], Options{BatchSize: 2, Sampler: sampler, Workers: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var at Cursor
+	for batch, err := range loader.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		pass := at.Epoch*passes + (at.Pos-1)/data.Len()
+		fmt.Println("pass", pass, batch, "cursor", at.Epoch, at.Pos)
+		if at.Pos == data.Len() {
+			<-second // would wait for ever if the worker waited for the end of the loop body
+			fmt.Println("the worker is ahead in pass 1, the loop body still in pass 0")
+		}
+	}
+	fmt.Println("then epoch", at.Epoch)
+	// Output:
+	// pass 0 [3 2] cursor 0 2
+	// pass 0 [1 0] cursor 0 4
+	// the worker is ahead in pass 1, the loop body still in pass 0
+	// pass 1 [0 1] cursor 0 6
+	// pass 1 [2 3] cursor 0 8
+	// pass 2 [1 2] cursor 0 10
+	// pass 2 [3 0] cursor 0 12
+	// then epoch 1
+}
+
+// Repeat(0) does in a pipeline what Resize does for a loader: its epoch never ends, so the workers of Map do not stop
+// between two passes. Put Repeat before the stages with workers; after them it would stop them at the end of each pass. The
+// loop ends after a number of steps. The cursor's Epoch stays 0, and its State holds the pass and the place in the pass.
+func ExampleStream_Repeat() {
+	data := Slice[string]{"a", "b", "c", "d"}
+	forever := Indices(Random(data.Len(), 1)).Repeat(0)
+	batches := Batch(Map(forever, 2, data.Get), 2, List[string])
+
+	var at Cursor
+	steps := 5
+	for batch, err := range batches.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("pass", (at.Pos-1)/data.Len(), batch)
+		if steps--; steps == 0 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	fmt.Println(string(saved), err)
+	// Output:
+	// pass 0 [d c]
+	// pass 0 [b a]
+	// pass 1 [a b]
+	// pass 1 [c d]
+	// pass 2 [b c]
+	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}} <nil>
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
