@@ -2365,6 +2365,86 @@ func ExampleStream_Repeat() {
 	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}} <nil>
 }
 
+// A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
+// and limit. Get must watch its context, as clients of databases and web servers do; a Get that does not cannot be stopped.
+// Retry(limited, …) gives each attempt the limit; a limit around Retry covers all attempts together.
+func ExampleFunc_timeLimit() {
+	data := Func(6, func(ctx context.Context, i int) (string, error) {
+		if i == 3 {
+			<-ctx.Done() // a server that never answers
+			return "", ctx.Err()
+		}
+		return fmt.Sprint("sample ", i), nil
+	})
+	limited := Func(data.Len(), func(ctx context.Context, i int) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+		defer cancel()
+		return data.Get(ctx, i)
+	})
+	loader, err := New(limited, List[string], Options{BatchSize: 3, Workers: 2, OnError: func(bad *SampleError) error {
+		if errors.Is(bad, context.DeadlineExceeded) {
+			fmt.Println("too slow: sample", bad.Index)
+			return nil
+		}
+		return bad
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [sample 0 sample 1 sample 2]
+	// too slow: sample 3
+	// [sample 4 sample 5]
+}
+
+// A decoder or a connection that goroutines must not share is opened once for each worker. Worker is -1 in the caller's
+// goroutine, so there is one handle more than workers; no lock is needed. Two loops at the same time have workers with the
+// same numbers, and so have two Maps: give each its own handles, or use a sync.Pool.
+func ExampleWorker() {
+	type handle struct{ buffer bytes.Buffer } // open file, decoder, connection
+	const workers = 3
+	handles := make([]*handle, workers+1)
+	data := Func(9, func(ctx context.Context, i int) (string, error) {
+		h := handles[Worker(ctx)+1]
+		if h == nil {
+			h = new(handle) // open
+			handles[Worker(ctx)+1] = h
+		}
+		h.buffer.Reset() // two goroutines with one handle would overwrite each other's text
+		for range i + 1 {
+			fmt.Fprint(&h.buffer, i)
+		}
+		return h.buffer.String(), nil
+	})
+	loader, err := New(data, List[string], Options{BatchSize: 3, Workers: workers})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println("opened by the caller:", handles[0] != nil)
+	clear(handles) // close: no worker runs after the loop
+	// Output:
+	// [0 11 222]
+	// [3333 44444 555555]
+	// [6666666 77777777 888888888]
+	// opened by the caller: false
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
