@@ -2445,6 +2445,56 @@ func ExampleWorker() {
 	// opened by the caller: false
 }
 
+// Batches in memory of your own: pinned memory, memory of C, or a mapped file. Recycle gives it to the loader before the
+// loop, in Workers × Prefetch + 2 pieces: for the batches in flight, the batch in the loop body, and the batch before, which
+// may still be on its way to the device. Make each piece as large as a whole batch, and let load refuse any other memory;
+// Stack would allocate. A loop that is left early drops pieces, and so does a batch that fails: make a new loader then, and
+// give it all the pieces.
+func ExampleDataLoader_Recycle_ownMemory() {
+	const n, width, batchSize, workers, prefetch = 40, 3, 4, 2, 2
+	const pieces = workers*prefetch + 2
+	memory := make([]float32, pieces*batchSize*width) // cudaMallocHost, C.malloc with unsafe.Slice, syscall.Mmap, …
+
+	load := func(ctx context.Context, dst Tensor[float32], indices []int) (Tensor[float32], error) {
+		size := len(indices) * width
+		if cap(dst.Data) < size {
+			return dst, errors.New("no memory was given back for this batch")
+		}
+		dst.Data, dst.Shape = dst.Data[:size], append(dst.Shape[:0], len(indices), width)
+		for row, i := range indices {
+			for j := range width {
+				dst.Data[row*width+j] = float32(10*i + j) // read and decode into the batch
+			}
+		}
+		return dst, nil
+	}
+	loader, err := NewFunc(n, load, Options{BatchSize: batchSize, Workers: workers, Prefetch: prefetch})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for piece := range slices.Chunk(memory, batchSize*width) {
+		loader.Recycle(Tensor[float32]{Data: piece})
+	}
+	var before Tensor[float32]
+	batches := 0
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		batches++ // begin to upload batch
+		if before.Data != nil {
+			loader.Recycle(before) // its upload has ended
+		}
+		before = batch
+	}
+	loader.Recycle(before)
+	fmt.Println(batches, "batches in", pieces, "pieces; the last row is", before.Data[len(before.Data)-width:])
+	// Output:
+	// 10 batches in 6 pieces; the last row is [390 391 392]
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
