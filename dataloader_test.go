@@ -2495,6 +2495,57 @@ func ExampleDataLoader_Recycle_ownMemory() {
 	// 10 batches in 6 pieces; the last row is [390 391 392]
 }
 
+// A framework that asks for the next batch, as GoMLX's train.Dataset does with Yield and Reset, gets it from iter.Pull2.
+// Between two calls of next the cursor stands after the batch in hand, so it is the checkpoint as in a loop. DropLast makes
+// all batches equally large, for frameworks that compile a graph for each shape. Call stop when you leave an epoch early:
+// until then its goroutines live. After an error stop too, since next would report an end of the epoch that is none.
+func ExampleDataLoader_Run_pull() {
+	type sample = Pair[Tensor[float32], Tensor[int32]] // features, and a label of the shape [1]
+	data := Func(5, func(ctx context.Context, i int) (sample, error) {
+		x := float32(i)
+		return sample{Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}}}, nil
+	})
+	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{BatchSize: 2, DropLast: true, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	type batch = Pair[Tensor[float32], Tensor[int32]]
+	var at Cursor
+	var next func() (batch, error, bool)
+	stop := func() {}
+	reset := func() { // begins an epoch: the next one after io.EOF, the same one in its middle
+		stop()
+		next, at = nil, Cursor{Epoch: at.Epoch}
+	}
+	yield := func() (batch, error) {
+		if next == nil {
+			next, stop = iter.Pull2(loader.Run(context.Background(), &at))
+		}
+		b, err, ok := next()
+		if !ok {
+			err = io.EOF
+		}
+		if err != nil {
+			stop()
+			next = nil // the next call begins at the cursor, and tries a failed batch again
+		}
+		return b, err
+	}
+	for range 4 {
+		b, err := yield()
+		fmt.Println(b.First.Shape, b.First.Data, b.Second.Shape, b.Second.Data, err, "cursor", at.Epoch, at.Pos)
+	}
+	reset()
+	fmt.Println("cursor", at.Epoch, at.Pos)
+	// Output:
+	// [2 2] [0 0 1 1] [2 1] [0 1] <nil> cursor 0 2
+	// [2 2] [2 4 3 9] [2 1] [0 1] <nil> cursor 0 4
+	// [] [] [] [] EOF cursor 1 0
+	// [2 2] [0 0 1 1] [2 1] [0 1] <nil> cursor 1 2
+	// cursor 1 0
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
