@@ -2546,6 +2546,135 @@ func ExampleDataLoader_Run_pull() {
 	// cursor 1 0
 }
 
+// A source of your own is a function from a cursor to the items after it. This one reads numbers, one in a line. The State
+// of its cursors is the offset of the next line, so a resume seeks, where FromSeq would read the file again. Put in your own
+// file, State and items. The helper checkStream in dataloader_test.go tests a stream of your own.
+func ExampleStream() {
+	file := strings.NewReader("1\n22\nthree\n4\n5\n")
+	type state struct {
+		By     string `json:"by"`
+		Offset int64  `json:"offset"`
+	}
+	const by = "numbers.txt" // tells its cursors from those of other streams
+	var numbers Stream[int] = func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
+		return func(yield func(Item[int], error) bool) {
+			var at state
+			err := from.Load(&at) // which leaves at as it is at the start of an epoch
+			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+				err = fmt.Errorf("%v is no cursor of %s", from, by)
+			}
+			if err != nil {
+				yield(Item[int]{}, err) // an error of the sequence is its last pair
+				return
+			}
+			lines := bufio.NewReader(io.NewSectionReader(file, at.Offset, math.MaxInt64-at.Offset))
+			for pos := from.Pos + 1; ; pos++ {
+				line, err := lines.ReadString('\n')
+				if err == io.EOF {
+					return // the epoch is complete, even if ctx has ended
+				}
+				if err = cmp.Or(err, context.Cause(ctx)); err != nil { // before each item: has ctx ended?
+					yield(Item[int]{}, err)
+					return
+				}
+				at = state{by, at.Offset + int64(len(line))}
+				item := Item[int]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: at}}
+				if n, err := strconv.Atoi(line[:len(line)-1]); err != nil {
+					item.Err = err // a failed item has no Value, and its Next is the cursor after it
+				} else {
+					item.Value = n
+				}
+				if !yield(item, nil) {
+					return
+				}
+			}
+		}
+	}
+	var at Cursor
+	for n, err := range numbers.Run(context.Background(), &at) {
+		fmt.Println(n, err)
+		if n == 22 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	fmt.Println(string(saved), err)
+	for n, err := range numbers.Run(context.Background(), &at) {
+		fmt.Println(n, err)
+	}
+	// Output:
+	// 1 <nil>
+	// 22 <nil>
+	// {"epoch":0,"pos":2,"state":{"by":"numbers.txt","offset":5}} <nil>
+	// 0 dataloader: epoch 0, the item before pos 3: strconv.Atoi: parsing "three": invalid syntax
+	// 4 <nil>
+	// 5 <nil>
+}
+
+// A stage of your own is a function from a stream to a stream. This one pairs each item with the item before it. The State
+// of its cursors is the source's cursor before the last item, because a resume must read that item again. An error of the
+// source's sequence ends the stage's own, and a failed item makes failed items. The source looks at ctx before each item, so
+// the stage need not. A stage that only changes or drops items needs no State: it yields each with the Next that it has.
+func ExampleStream_stage() {
+	type pair = Pair[string, string]
+	type state struct {
+		By     string `json:"by"`
+		Source Cursor `json:"source"`
+	}
+	const by = "neighbours"
+	neighbours := func(source Stream[string]) Stream[pair] {
+		return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
+			return func(yield func(Item[pair], error) bool) {
+				at := state{Source: Cursor{Epoch: from.Epoch}} // which Load leaves as it is at the start of an epoch
+				err := from.Load(&at)
+				if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+					err = fmt.Errorf("%v is no cursor of %s", from, by)
+				}
+				if err != nil {
+					yield(Item[pair]{}, err)
+					return
+				}
+				var last Item[string]
+				pos := from.Pos - 1 // the first item has no neighbour yet
+				for item, err := range source(ctx, at.Source) {
+					if err != nil {
+						yield(Item[pair]{}, err)
+						return
+					}
+					if pos++; pos > from.Pos {
+						out := Item[pair]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: state{by, last.Next}}}
+						if out.Err = cmp.Or(last.Err, item.Err); out.Err == nil {
+							out.Value = pair{First: last.Value, Second: item.Value}
+						}
+						if !yield(out, nil) {
+							return
+						}
+					}
+					last = item
+				}
+			}
+		}
+	}
+	words := Slice[string]{"to", "be", "or", "not"}
+	pairs := neighbours(Map(Indices(Sequential(len(words))), 2, words.Get))
+	var at Cursor
+	for at.Epoch == 0 { // leave the loop and resume after each pair
+		for p, err := range pairs.Run(context.Background(), &at) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			saved, err := json.Marshal(at)
+			fmt.Println(p.First, p.Second, string(saved), err)
+			break
+		}
+	}
+	// Output:
+	// to be {"epoch":0,"pos":1,"state":{"by":"neighbours","source":{"epoch":0,"pos":1,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+	// be or {"epoch":0,"pos":2,"state":{"by":"neighbours","source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
@@ -5007,6 +5136,47 @@ func own(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
 	}
 }
 
+// neighbours is the stage of ExampleStream_stage.
+func neighbours(source ints) Stream[Pair[int, int]] {
+	type pair = Pair[int, int]
+	type state struct {
+		By     string
+		Source Cursor
+	}
+	const by = "neighbours"
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
+		return func(yield func(Item[pair], error) bool) {
+			at := state{Source: Cursor{Epoch: from.Epoch}}
+			err := from.Load(&at)
+			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+				err = errors.New("not my cursor")
+			}
+			if err != nil {
+				yield(Item[pair]{}, err)
+				return
+			}
+			var last Item[int]
+			pos := from.Pos - 1
+			for item, err := range source(ctx, at.Source) {
+				if err != nil {
+					yield(Item[pair]{}, err)
+					return
+				}
+				if pos++; pos > from.Pos {
+					out := Item[pair]{Next: Cursor{from.Epoch, pos, state{by, last.Next}}}
+					if out.Err = cmp.Or(last.Err, item.Err); out.Err == nil {
+						out.Value = pair{last.Value, item.Value}
+					}
+					if !yield(out, nil) {
+						return
+					}
+				}
+				last = item
+			}
+		}
+	}
+}
+
 // cursors are the cursors of epoch 0 of a stream: the start, and the one after each item.
 func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
 	t.Helper()
@@ -5227,6 +5397,8 @@ func TestStreams(t *testing.T) {
 		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
 
 		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
+		{"a stage by hand", of(neighbours(counting(6, 4).Prefetch(2))), "[{200 201} {201 202} {202 203} error item 4 is bad error item 4 is bad]"},
+		{"a stage by hand, deep", of(Map(neighbours(counting(9).Shuffle(3, 1)), 2, func(_ context.Context, p Pair[int, int]) (int, error) { return p.Second - p.First, nil }).Repeat(2)), ""},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3),
 			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
 		{"deep", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
