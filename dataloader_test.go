@@ -2675,6 +2675,139 @@ func ExampleStream_stage() {
 	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
 }
 
+// OnError drops failed items of a stream, here two at most; a third one ends the loop. Put OnError between the stage whose
+// items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped, since a source of
+// which every item fails would otherwise be an empty one. A resume may ask again about an item that was dropped before.
+func ExampleStream_OnError() {
+	words := []string{"1", "2", "three", "4", "five", "6", "7"}
+	numbers := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
+		return strconv.Atoi(words[i])
+	})
+	dropped := 0
+	sound := numbers.OnError(func(bad *SampleError) error {
+		if dropped++; dropped > 2 {
+			return bad
+		}
+		fmt.Println("dropped:", bad.Err)
+		return nil
+	})
+	for batch, err := range Batch(sound, 2, List[int]).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [1 2]
+	// dropped: Map: strconv.Atoi: parsing "three": invalid syntax
+	// dropped: Map: strconv.Atoi: parsing "five": invalid syntax
+	// [4 6]
+	// [7]
+}
+
+// At makes a cursor of a step number, for a run that saved nothing else, and Batch loads one batch again, such as one whose
+// loss was not a number. Use the options of that run: with another batch size or another number of ranks the step is
+// another place, and with another seed it has other samples. A saved cursor would refuse another seed.
+func ExampleDataLoader_At() {
+	data := Func(10, func(ctx context.Context, i int) (int, error) { return i, nil })
+	loader, err := New(data, List[int], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	step := 4 // four steps have been taken; an epoch has three
+	at := loader.At(0, step)
+	fmt.Println("epoch", at.Epoch, "pos", at.Pos)
+	for batch, err := range loader.Run(ctx, &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("step", step, batch)
+		step++
+	}
+	step = 4 // look at its batch again
+	again, err := loader.Batch(ctx, step/loader.Len(), step%loader.Len())
+	fmt.Println("step", step, again, err)
+	// Output:
+	// epoch 1 pos 4
+	// step 4 [9 2 8 0]
+	// step 5 [4 3]
+	// step 4 [9 2 8 0] <nil>
+}
+
+// Ranks that train together must take the same number of steps, or some of them wait for the others for ever. Under PadTail
+// and DropTail Shard gives all ranks the same number of items, however many the source has. UnevenTail yields each item
+// once: evaluate with it. Put Shard after stages that drop or reorder items, and before Batch.
+func ExampleStream_Shard() {
+	const ranks = 3
+	even := Indices(Sequential(20)).Filter(func(i int) bool { return i%2 == 0 }) // ten items, but nobody knows before
+	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
+	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+		for rank := range ranks {
+			part := even.Shard(Shard{Index: rank, Count: ranks}, tail)
+			var steps [][]int
+			for batch, err := range Batch(part, 2, List[int]).Epoch(context.Background(), 0) {
+				if err != nil {
+					fmt.Println(err)
+					return
+				}
+				steps = append(steps, batch)
+			}
+			fmt.Println(names[tail], "rank", rank, steps)
+		}
+	}
+	// Output:
+	// pad rank 0 [[0 6] [12 18]]
+	// pad rank 1 [[2 8] [14 0]]
+	// pad rank 2 [[4 10] [16 2]]
+	// drop rank 0 [[0 6] [12]]
+	// drop rank 1 [[2 8] [14]]
+	// drop rank 2 [[4 10] [16]]
+	// uneven rank 0 [[0 6] [12 18]]
+	// uneven rank 1 [[2 8] [14]]
+	// uneven rank 2 [[4 10] [16]]
+}
+
+// To find the slow stage of a pipeline, read its first stage alone, then the first two, and so on, without training. Stages
+// in one goroutine add up their times, so the rate falls at the slow stage. Here, on some machine, the lines are
+//
+//	name    1000/1000 100% 4402367/s, 0s, waited 90%
+//	decode  50/50 100% 929/s, 0.1s, waited 100%
+//	upper   50/50 100% 927/s, 0.1s, waited 100%
+//
+// so decode needs workers. Put in your own stages, and Take enough items for some seconds; after a Batch of 64 the rate
+// counts batches. If a stage has workers, or Prefetch comes after it, the slowest goroutine sets the rate.
+func ExampleProgress_slowStage() {
+	name := Map(Indices(Sequential(1000)), 0, func(_ context.Context, i int) (string, error) { return fmt.Sprintf("%d.png", i), nil })
+	decode := Map(name, 0, func(_ context.Context, name string) (string, error) {
+		time.Sleep(time.Millisecond)
+		return "pixels of " + name, nil
+	})
+	upper := Map(decode, 0, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil })
+
+	const items = 10
+	for _, stage := range []struct {
+		name   string
+		stream Stream[string]
+	}{{"name", name}, {"decode", decode}, {"upper", upper}} {
+		var shown strings.Builder // in a program os.Stderr
+		for _, err := range Progress(&shown, items, stage.stream.Take(items).Epoch(context.Background(), 0)) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+		}
+		fmt.Println(stage.name, strings.Fields(shown.String())[:2]) // the rate is the next field
+	}
+	// Output:
+	// name [10/10 100%]
+	// decode [10/10 100%]
+	// upper [10/10 100%]
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
