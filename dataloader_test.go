@@ -845,7 +845,7 @@ func Example_checkpoint() {
 
 // A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
 // of workers resumes it: the images come in the same order, are shifted at random by the same pixels, and make the same
-// weights.
+// weights. The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
 func Example_training() {
 	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
 	if err != nil {
@@ -1374,16 +1374,72 @@ func ExampleTorchRandom() {
 	// rank 2 [7 9 6 1]
 }
 
-// Batches cuts a sampler's order into batches, for batch samplers of your own. This loop takes every other batch.
+// everyClass joins batches of several classes: batch k has batch k of each.
+type everyClass []BatchSampler
+
+func (e everyClass) Len() int { return e[0].Len() }
+
+func (e everyClass) Batches(epoch int) func(k int) []int {
+	var classes []func(k int) []int
+	for _, class := range e {
+		classes = append(classes, class.Batches(epoch)) // once in an epoch
+	}
+	return func(k int) (indices []int) {
+		for _, batch := range classes {
+			indices = append(indices, batch(k)...)
+		}
+		return indices
+	}
+}
+
+// A batch sampler of your own is a type with two methods, and may build on Batches. Here each batch has two samples of
+// every class, as losses that compare samples need it. For other batches change
+//
+//	type everyClass []BatchSampler // of equal length
+//
+//	func (e everyClass) Len() int { return e[0].Len() }
+//
+//	func (e everyClass) Batches(epoch int) func(k int) []int {
+//		var classes []func(k int) []int
+//		for _, class := range e {
+//			classes = append(classes, class.Batches(epoch)) // once in an epoch
+//		}
+//		return func(k int) (indices []int) {
+//			for _, batch := range classes {
+//				indices = append(indices, batch(k)...)
+//			}
+//			return indices
+//		}
+//	}
 func ExampleBatches() {
-	all := Batches(Sequential(10), 3, false)
-	batches := all.Batches(0)
-	for k := 0; k < all.Len(); k += 2 {
-		fmt.Println(batches(k))
+	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cat 4", "dog 5", "cat 6", "dog 7", "cat 8"}
+	var sampler everyClass
+	for seed, class := range [][]int{{0, 2, 4, 6, 8}, {1, 3, 5, 7}} { // the indices of cats and dogs
+		shuffle := Random(len(class), uint64(seed))
+		shuffled := OrderFunc(len(class), func(epoch int) (indices []int) {
+			at := shuffle.Order(epoch)
+			for pos := range class {
+				indices = append(indices, class[at(pos)])
+			}
+			return indices
+		})
+		sampler = append(sampler, Batches(shuffled, 2, true)) // drops the fifth cat, each epoch another one
+	}
+	loader, err := New(data, List[string], Options{BatchSampler: sampler})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
 	}
 	// Output:
-	// [0 1 2]
-	// [6 7 8]
+	// [cat 2 cat 4 dog 7 dog 5]
+	// [cat 0 cat 6 dog 3 dog 1]
 }
 
 // Buckets makes batches of sequences of similar length, for Pad to fill. A padded batch here takes at most 12 runes.
