@@ -2153,8 +2153,8 @@ func ExampleCursor_Load() {
 // Recipes for loops and batches.
 
 // Rare classes come as often as the others if the weight of each sample is 1 divided by the size of its class. Put in your
-// own samples and labels. An epoch now repeats samples of rare classes, so augment them, and leaves out some samples of
-// frequent classes. Evaluate without a sampler.
+// own samples and labels. An epoch then repeats samples of rare classes and leaves out samples of frequent ones, so augment
+// when you train, and evaluate without a sampler.
 func ExampleWeighted() {
 	var samples Slice[Pair[string, int]] // names and labels: 90 cats and 10 dogs
 	for i := range 100 {
@@ -2510,9 +2510,9 @@ func ExampleWorker() {
 
 // Batches in memory of your own: pinned memory, memory of C, or a mapped file. Recycle gives it to the loader before the
 // loop, in Workers × Prefetch + 2 pieces: for the batches in flight, the batch in the loop body, and the batch before, which
-// may still be on its way to the device. Make each piece as large as a whole batch, and let load refuse any other memory;
-// Stack would allocate. A loop that is left early drops pieces, and so does a batch that fails: make a new loader then, and
-// give it all the pieces.
+// may still be on its way to the device. Each piece must hold a whole batch; load refuses any other memory, where Stack
+// would allocate. A loop that is left early drops pieces, and so does a batch that fails: make a new loader then, and give
+// it all the pieces.
 func ExampleDataLoader_Recycle_ownMemory() {
 	const n, width, batchSize, workers, prefetch = 40, 3, 4, 2, 2
 	const pieces = workers*prefetch + 2
@@ -2560,8 +2560,8 @@ func ExampleDataLoader_Recycle_ownMemory() {
 
 // A framework that asks for the next batch, as GoMLX's train.Dataset does with Yield and Reset, gets it from iter.Pull2.
 // Between two calls of next the cursor stands after the batch in hand, so it is the checkpoint as in a loop. DropLast makes
-// all batches equally large, for frameworks that compile a graph for each shape. Call stop when you leave an epoch early:
-// until then its goroutines live. After an error stop too, since next would report an end of the epoch that is none.
+// all batches equally large, for frameworks that compile a graph for each shape. Call stop when you leave an epoch early,
+// because its goroutines live until then, and after an error, because next would then report the end of the epoch.
 func ExampleDataLoader_Run_pull() {
 	type sample = Pair[Tensor[float32], Tensor[int32]] // features, and a label of the shape [1]
 	data := Func(5, func(ctx context.Context, i int) (sample, error) {
@@ -2675,9 +2675,8 @@ func ExampleStream() {
 }
 
 // A stage of your own is a function from a stream to a stream. This one pairs each item with the item before it. The State
-// of its cursors is the source's cursor before the last item, because a resume must read that item again. An error of the
-// source's sequence ends the stage's own, and a failed item makes failed items. The source looks at ctx before each item, so
-// the stage need not. A stage that only changes or drops items needs no State: it yields each with the Next that it has.
+// of its cursors is the source's cursor before the last item, because a resume must read that item again. A stage that only
+// changes or drops items needs no State: it yields each item with the Next that the item has.
 func ExampleStream_stage() {
 	type pair = Pair[string, string]
 	type state struct {
@@ -2699,8 +2698,8 @@ func ExampleStream_stage() {
 				}
 				var last Item[string]
 				pos := from.Pos - 1 // the first item has no neighbour yet
-				for item, err := range source(ctx, at.Source) {
-					if err != nil {
+				for item, err := range source(ctx, at.Source) { // which looks at ctx before each item
+					if err != nil { // the source cannot be continued, and so the stage cannot
 						yield(Item[pair]{}, err)
 						return
 					}
@@ -2739,8 +2738,8 @@ func ExampleStream_stage() {
 }
 
 // OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError between the stage whose
-// items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped, since a source of
-// which every item fails would otherwise be an empty one. A resume may ask again about an item that was dropped before.
+// items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
+// whose every item fails looks empty. A resume may ask again about an item that was dropped before.
 func ExampleStream_OnError() {
 	words := []string{"1", "2", "three", "4", "five", "6", "7"}
 	numbers := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
