@@ -2697,7 +2697,7 @@ func ExampleStream_stage() {
 					return
 				}
 				var last Item[string]
-				pos := from.Pos - 1 // the first item has no neighbour yet
+				pos := from.Pos - 1                             // the first item has no neighbour yet
 				for item, err := range source(ctx, at.Source) { // which looks at ctx before each item
 					if err != nil { // the source cannot be continued, and so the stage cannot
 						yield(Item[pair]{}, err)
