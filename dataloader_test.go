@@ -2475,11 +2475,13 @@ func ExampleWorker() {
 	type handle struct{ buffer bytes.Buffer } // open file, decoder, connection
 	const workers = 3
 	handles := make([]*handle, workers+1)
+	var opened atomic.Int64
 	data := Func(9, func(ctx context.Context, i int) (string, error) {
 		h := handles[Worker(ctx)+1]
 		if h == nil {
 			h = new(handle) // open
 			handles[Worker(ctx)+1] = h
+			opened.Add(1)
 		}
 		h.buffer.Reset() // two goroutines with one handle would overwrite each other's text
 		for range i + 1 {
@@ -2499,13 +2501,13 @@ func ExampleWorker() {
 		}
 		fmt.Println(batch)
 	}
-	fmt.Println("opened by the caller:", handles[0] != nil)
+	fmt.Println("opened at most", workers, "handles:", opened.Load() <= workers, "and by the caller:", handles[0] != nil)
 	clear(handles) // close: no worker runs after the loop
 	// Output:
 	// [0 11 222]
 	// [3333 44444 555555]
 	// [6666666 77777777 888888888]
-	// opened by the caller: false
+	// opened at most 3 handles: true and by the caller: false
 }
 
 // Batches in memory of your own: pinned memory, memory of C, or a mapped file. Recycle gives it to the loader before the
