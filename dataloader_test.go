@@ -860,7 +860,7 @@ func Example_checkpoint() {
 
 // A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
 // of workers resumes it: the images come in the same order, are shifted at random by the same pixels, and make the same
-// weights.
+// weights. The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
 func Example_training() {
 	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
 	if err != nil {
@@ -1060,10 +1060,17 @@ func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error) {
 	return Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, nil
 }
 
-// A data set of your own is a type with two methods: here squares, with
+// A data set of your own is a type with two methods. Put in your own samples. Get must be safe for concurrent use, because
+// workers call it at the same time. If nothing but Get needs the type, Func makes the data set of a function. Here it is
 //
-//	func (s squares) Len() int
-//	func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error)
+//	type squares struct{ n int } // the points (i, i²) for 0 <= i < n
+//
+//	func (s squares) Len() int { return s.n }
+//
+//	func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error) {
+//		x := float32(i)
+//		return Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, nil
+//	}
 func Example_datasetOfYourOwn() {
 	var data Dataset[Tensor[float32]] = squares{n: 5}
 	loader, err := New(data, Stack[float32], Options{BatchSize: 2, Workers: 2})
@@ -1370,16 +1377,72 @@ func ExampleTorchRandom() {
 	// rank 2 [7 9 6 1]
 }
 
-// Batches cuts a sampler's order into batches, for batch samplers of your own. This loop takes every other batch.
+// everyClass joins batches of several classes: batch k has batch k of each.
+type everyClass []BatchSampler
+
+func (e everyClass) Len() int { return e[0].Len() }
+
+func (e everyClass) Batches(epoch int) func(k int) []int {
+	var classes []func(k int) []int
+	for _, class := range e {
+		classes = append(classes, class.Batches(epoch)) // once in an epoch
+	}
+	return func(k int) (indices []int) {
+		for _, batch := range classes {
+			indices = append(indices, batch(k)...)
+		}
+		return indices
+	}
+}
+
+// A batch sampler of your own is a type with two methods, and may build on Batches. Here each batch has two samples of
+// every class, as losses that compare samples need it. For other batches change
+//
+//	type everyClass []BatchSampler // of equal length
+//
+//	func (e everyClass) Len() int { return e[0].Len() }
+//
+//	func (e everyClass) Batches(epoch int) func(k int) []int {
+//		var classes []func(k int) []int
+//		for _, class := range e {
+//			classes = append(classes, class.Batches(epoch)) // once in an epoch
+//		}
+//		return func(k int) (indices []int) {
+//			for _, batch := range classes {
+//				indices = append(indices, batch(k)...)
+//			}
+//			return indices
+//		}
+//	}
 func ExampleBatches() {
-	all := Batches(Sequential(10), 3, false)
-	batches := all.Batches(0)
-	for k := 0; k < all.Len(); k += 2 {
-		fmt.Println(batches(k))
+	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cat 4", "dog 5", "cat 6", "dog 7", "cat 8"}
+	var sampler everyClass
+	for seed, class := range [][]int{{0, 2, 4, 6, 8}, {1, 3, 5, 7}} { // the indices of cats and dogs
+		shuffle := Random(len(class), uint64(seed))
+		shuffled := OrderFunc(len(class), func(epoch int) (indices []int) {
+			at := shuffle.Order(epoch)
+			for pos := range class {
+				indices = append(indices, class[at(pos)])
+			}
+			return indices
+		})
+		sampler = append(sampler, Batches(shuffled, 2, true)) // drops the fifth cat, each epoch another one
+	}
+	loader, err := New(data, List[string], Options{BatchSampler: sampler})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
 	}
 	// Output:
-	// [0 1 2]
-	// [6 7 8]
+	// [cat 2 cat 4 dog 7 dog 5]
+	// [cat 0 cat 6 dog 3 dog 1]
 }
 
 // Buckets makes batches of sequences of similar length, for Pad to fill. A padded batch here takes at most 12 runes.
@@ -2168,6 +2231,728 @@ func ExampleCursor_Load() {
 	// Output: true
 }
 
+// Recipes for loops and batches.
+
+// Rare classes come as often as the others if the weight of each sample is 1 divided by the size of its class. Put in your
+// own samples and labels. An epoch then repeats samples of rare classes and leaves out samples of frequent ones, so augment
+// when you train, and evaluate without a sampler.
+func ExampleWeighted() {
+	var samples Slice[Pair[string, int]] // names and labels: 90 cats and 10 dogs
+	for i := range 100 {
+		label := 0
+		if i%10 == 9 {
+			label = 1
+		}
+		samples = append(samples, Pair[string, int]{fmt.Sprintf("%d.png", i), label})
+	}
+	sizes := map[int]int{}
+	for _, s := range samples {
+		sizes[s.Second]++
+	}
+	weights := make([]float64, len(samples))
+	for i, s := range samples {
+		weights[i] = 1 / float64(sizes[s.Second])
+	}
+	balanced, err := Weighted(weights, len(samples), true, 1) // with replacement: there are only 10 dogs
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	loader, err := New(samples, List[Pair[string, int]], Options{BatchSize: 25, Sampler: balanced})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		count := [2]int{}
+		for _, s := range batch {
+			count[s.Second]++
+		}
+		fmt.Println("cats", count[0], "dogs", count[1])
+	}
+	// Output:
+	// cats 14 dogs 11
+	// cats 12 dogs 13
+	// cats 13 dogs 12
+	// cats 14 dogs 11
+}
+
+// A stratified split divides each class on its own, so that each part has the same share of every class. Put in your own
+// labels and fraction. The same seed makes the same split. A class with fewer than five samples has none in the test set.
+func ExampleSplit_stratified() {
+	var samples Slice[Pair[string, int]] // 20 of class 0 and 10 of class 1
+	for i := range 30 {
+		samples = append(samples, Pair[string, int]{fmt.Sprintf("%d.png", i), i % 3 / 2})
+	}
+	classes := make([][]int, 2) // the indices of each class
+	for i, s := range samples {
+		classes[s.Second] = append(classes[s.Second], i)
+	}
+	var train, test []Dataset[Pair[string, int]]
+	for _, indices := range classes {
+		class, err := Subset(samples, indices)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		n := class.Len() / 5 // a fifth for the test
+		parts, err := Split(class, 42, class.Len()-n, n)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		train, test = append(train, parts[0]), append(test, parts[1])
+	}
+	// Concat leaves the classes one after the other: shuffle the training set.
+	for _, part := range []Dataset[Pair[string, int]]{Concat(train...), Concat(test...)} {
+		loader, err := New(part, List[Pair[string, int]], Options{BatchSize: part.Len(), Shuffle: true})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			count := [2]int{}
+			for _, s := range batch {
+				count[s.Second]++
+			}
+			fmt.Println(len(batch), "samples, of each class", count)
+		}
+	}
+	// Output:
+	// 24 samples, of each class [16 8]
+	// 6 samples, of each class [4 2]
+}
+
+// In k-fold cross-validation each of k models is tested on a part of the data that it has not been trained on. Split
+// makes the parts, and Concat joins all but one. Change k. A cursor cannot distinguish data sets of the same length, so
+// give the loader of each fold a seed of its own: it then refuses the cursors of other folds.
+func ExampleSplit_crossValidation() {
+	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	const k = 3
+	lengths := make([]int, k)
+	for fold := range k {
+		lengths[fold] = (fold+1)*len(data)/k - fold*len(data)/k // they differ by one at most
+	}
+	parts, err := Split(data, 1, lengths...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	read := func(part Dataset[int], opts Options) (all []int) {
+		loader, err := New(part, List[int], opts)
+		if err != nil {
+			fmt.Println(err)
+			return nil
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				fmt.Println(err)
+				return nil
+			}
+			all = append(all, batch...)
+		}
+		return all
+	}
+	for fold, test := range parts {
+		train := Concat(slices.Concat(parts[:fold], parts[fold+1:])...)
+		fmt.Println("fold", fold)
+		fmt.Println("  train", read(train, Options{BatchSize: 4, Shuffle: true, Seed: uint64(fold)}))
+		fmt.Println("  test ", read(test, Options{BatchSize: 4}))
+	}
+	// Output:
+	// fold 0
+	//   train [2 4 9 3 0 8 7]
+	//   test  [5 6 1]
+	// fold 1
+	//   train [5 7 9 6 4 3 1]
+	//   test  [2 0 8]
+	// fold 2
+	//   train [8 1 2 6 0 5]
+	//   test  [9 3 7 4]
+}
+
+// A batch of three fields is a struct with a Collate of its own. Put in your own fields. Fill the slices of dst from
+// their start, as append to dst[:0] does: then a batch that was given back with Recycle is filled again, and the loop
+// allocates no new one. Without a struct, nested pairs do the same:
+//
+//	CollatePair(Stack[float32], CollatePair(List[int32], List[string])) // of Pair[Tensor[float32], Pair[int32, string]]
+func ExampleCollate_struct() {
+	type sample struct {
+		image Tensor[float32]
+		label int32
+		name  string
+	}
+	type batch struct {
+		images Tensor[float32]
+		labels []int32
+		names  []string
+	}
+	data := Func(5, func(ctx context.Context, i int) (sample, error) {
+		x := float32(i)
+		return sample{Tensor[float32]{Data: []float32{x, x, x, x}, Shape: []int{2, 2}}, int32(i % 2), fmt.Sprintf("%d.png", i)}, nil
+	})
+	collate := func(dst batch, samples []sample) (batch, error) {
+		images := make([]Tensor[float32], len(samples))
+		dst.labels, dst.names = dst.labels[:0], dst.names[:0]
+		for i, s := range samples {
+			images[i] = s.image
+			dst.labels, dst.names = append(dst.labels, s.label), append(dst.names, s.name)
+		}
+		var err error
+		dst.images, err = Stack(dst.images, images)
+		return dst, err
+	}
+	loader, err := New(data, collate, Options{BatchSize: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	memory := map[any]bool{}
+	for b, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(b.images.Shape, b.images.Data, b.labels, b.names)
+		memory[&b.images.Data[0]], memory[&b.labels[0]], memory[&b.names[0]] = true, true, true
+		loader.Recycle(b)
+	}
+	fmt.Println(loader.Len(), "batches in", len(memory), "slices")
+	// Output:
+	// [2 2 2] [0 0 0 0 1 1 1 1] [0 1] [0.png 1.png]
+	// [2 2 2] [2 2 2 2 3 3 3 3] [0 1] [2.png 3.png]
+	// [1 2 2] [4 4 4 4] [0] [4.png]
+	// 3 batches in 3 slices
+}
+
+// Workers end with their epoch, so each epoch begins with a wait for its first batch. If epochs are short, make them
+// longer: Resize joins several passes through the data into one epoch, here three, and the workers load the next pass
+// ahead. The cursor's Epoch counts the joined epochs, and the pass follows from its Pos. If BatchSize does not divide the
+// number of samples, some batches hold samples of two passes.
+func ExampleResize() {
+	const passes = 3
+	var fetched atomic.Int64
+	second := make(chan bool) // closed when the first sample of the second pass is fetched
+	data := Func(4, func(ctx context.Context, i int) (int, error) {
+		if fetched.Add(1) == 5 {
+			close(second)
+		}
+		return i, nil
+	})
+	sampler := Resize(Random(data.Len(), 1), passes*data.Len())
+	loader, err := New(data, List[int], Options{BatchSize: 2, Sampler: sampler, Workers: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var at Cursor
+	for batch, err := range loader.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		pass := at.Epoch*passes + (at.Pos-1)/data.Len()
+		fmt.Println("pass", pass, batch, "cursor", at.Epoch, at.Pos)
+		if at.Pos == data.Len() {
+			<-second // would wait for ever if the worker waited for the end of the loop body
+			fmt.Println("the worker is ahead in pass 1, the loop body still in pass 0")
+		}
+	}
+	fmt.Println("then epoch", at.Epoch)
+	// Output:
+	// pass 0 [3 2] cursor 0 2
+	// pass 0 [1 0] cursor 0 4
+	// the worker is ahead in pass 1, the loop body still in pass 0
+	// pass 1 [0 1] cursor 0 6
+	// pass 1 [2 3] cursor 0 8
+	// pass 2 [1 2] cursor 0 10
+	// pass 2 [3 0] cursor 0 12
+	// then epoch 1
+}
+
+// Repeat(0) does in a pipeline what Resize does for a loader: its epoch never ends, so the workers of Map do not stop
+// between two passes. Put Repeat before the stages with workers; after them it would stop them at the end of each pass. The
+// loop ends after a number of steps. The cursor's Epoch stays 0, and its State holds the pass and the place in the pass.
+func ExampleStream_Repeat() {
+	data := Slice[string]{"a", "b", "c", "d"}
+	forever := Indices(Random(data.Len(), 1)).Repeat(0)
+	batches := Batch(Map(forever, 2, data.Get), 2, List[string])
+
+	var at Cursor
+	steps := 5
+	for batch, err := range batches.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("pass", (at.Pos-1)/data.Len(), batch)
+		if steps--; steps == 0 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	fmt.Println(string(saved), err)
+	// Output:
+	// pass 0 [d c]
+	// pass 0 [b a]
+	// pass 1 [a b]
+	// pass 1 [c d]
+	// pass 2 [b c]
+	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}} <nil>
+}
+
+// A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
+// and limit. Get must watch its context, as clients of databases and web servers do; a Get that does not cannot be stopped.
+// Retry(limited, …) gives each attempt the limit; a limit around Retry covers all attempts together.
+func ExampleFunc_timeLimit() {
+	data := Func(6, func(ctx context.Context, i int) (string, error) {
+		if i == 3 {
+			<-ctx.Done() // a server that never answers
+			return "", ctx.Err()
+		}
+		return fmt.Sprint("sample ", i), nil
+	})
+	limited := Func(data.Len(), func(ctx context.Context, i int) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+		defer cancel()
+		return data.Get(ctx, i)
+	})
+	loader, err := New(limited, List[string], Options{BatchSize: 3, Workers: 2, OnError: func(bad *SampleError) error {
+		if errors.Is(bad, context.DeadlineExceeded) {
+			fmt.Println("too slow: sample", bad.Index)
+			return nil
+		}
+		return bad
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [sample 0 sample 1 sample 2]
+	// too slow: sample 3
+	// [sample 4 sample 5]
+}
+
+// A decoder or a connection that goroutines must not share is opened once for each worker. Worker is -1 in the caller's
+// goroutine, so there is one handle more than workers; no lock is needed. Two loops at the same time have workers with the
+// same numbers, and so have two Maps: give each its own handles, or use a sync.Pool.
+func ExampleWorker() {
+	type handle struct{ buffer bytes.Buffer } // open file, decoder, connection
+	const workers = 3
+	handles := make([]*handle, workers+1)
+	var opened atomic.Int64
+	data := Func(9, func(ctx context.Context, i int) (string, error) {
+		h := handles[Worker(ctx)+1]
+		if h == nil {
+			h = new(handle) // open
+			handles[Worker(ctx)+1] = h
+			opened.Add(1)
+		}
+		h.buffer.Reset() // two goroutines with one handle would overwrite each other's text
+		for range i + 1 {
+			fmt.Fprint(&h.buffer, i)
+		}
+		return h.buffer.String(), nil
+	})
+	loader, err := New(data, List[string], Options{BatchSize: 3, Workers: workers})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	fmt.Println("opened at most", workers, "handles:", opened.Load() <= workers, "and by the caller:", handles[0] != nil)
+	clear(handles) // close: no worker runs after the loop
+	// Output:
+	// [0 11 222]
+	// [3333 44444 555555]
+	// [6666666 77777777 888888888]
+	// opened at most 3 handles: true and by the caller: false
+}
+
+// Batches in memory of your own: pinned memory, memory of C, or a mapped file. Recycle gives it to the loader before the
+// loop, in Workers × Prefetch + 2 pieces: for the batches in flight, the batch in the loop body, and the batch before, which
+// may still be on its way to the device. Each piece must hold a whole batch; load refuses any other memory, where Stack
+// would allocate. A loop that is left early drops pieces, and so does a batch that fails: make a new loader then, and give
+// it all the pieces.
+func ExampleDataLoader_Recycle_ownMemory() {
+	const n, width, batchSize, workers, prefetch = 40, 3, 4, 2, 2
+	const pieces = workers*prefetch + 2
+	memory := make([]float32, pieces*batchSize*width) // cudaMallocHost, C.malloc with unsafe.Slice, syscall.Mmap, …
+
+	load := func(ctx context.Context, dst Tensor[float32], indices []int) (Tensor[float32], error) {
+		size := len(indices) * width
+		if cap(dst.Data) < size {
+			return dst, errors.New("no memory was given back for this batch")
+		}
+		dst.Data, dst.Shape = dst.Data[:size], append(dst.Shape[:0], len(indices), width)
+		for row, i := range indices {
+			for j := range width {
+				dst.Data[row*width+j] = float32(10*i + j) // read and decode into the batch
+			}
+		}
+		return dst, nil
+	}
+	loader, err := NewFunc(n, load, Options{BatchSize: batchSize, Workers: workers, Prefetch: prefetch})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for piece := range slices.Chunk(memory, batchSize*width) {
+		loader.Recycle(Tensor[float32]{Data: piece})
+	}
+	var before Tensor[float32]
+	batches := 0
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		batches++ // begin to upload batch
+		if before.Data != nil {
+			loader.Recycle(before) // its upload has ended
+		}
+		before = batch
+	}
+	loader.Recycle(before)
+	fmt.Println(batches, "batches in", pieces, "pieces; the last row is", before.Data[len(before.Data)-width:])
+	// Output:
+	// 10 batches in 6 pieces; the last row is [390 391 392]
+}
+
+// A framework that asks for the next batch, as GoMLX's train.Dataset does with Yield and Reset, gets it from iter.Pull2.
+// Between two calls of next the cursor stands after the batch in hand, so it is the checkpoint as in a loop. DropLast makes
+// all batches equally large, for frameworks that compile a graph for each shape. Call stop when you leave an epoch early,
+// because its goroutines live until then, and after an error, because next would then report the end of the epoch.
+func ExampleDataLoader_Run_pull() {
+	type sample = Pair[Tensor[float32], Tensor[int32]] // features, and a label of the shape [1]
+	data := Func(5, func(ctx context.Context, i int) (sample, error) {
+		x := float32(i)
+		return sample{Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}}}, nil
+	})
+	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{BatchSize: 2, DropLast: true, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	type batch = Pair[Tensor[float32], Tensor[int32]]
+	var at Cursor
+	var next func() (batch, error, bool)
+	stop := func() {}
+	reset := func() { // begins an epoch: the next one after io.EOF, the same one in its middle
+		stop()
+		next, at = nil, Cursor{Epoch: at.Epoch}
+	}
+	yield := func() (batch, error) {
+		if next == nil {
+			next, stop = iter.Pull2(loader.Run(context.Background(), &at))
+		}
+		b, err, ok := next()
+		if !ok {
+			err = io.EOF
+		}
+		if err != nil {
+			stop()
+			next = nil // the next call begins at the cursor, and tries a failed batch again
+		}
+		return b, err
+	}
+	for range 4 {
+		b, err := yield()
+		fmt.Println(b.First.Shape, b.First.Data, b.Second.Shape, b.Second.Data, err, "cursor", at.Epoch, at.Pos)
+	}
+	reset()
+	fmt.Println("cursor", at.Epoch, at.Pos)
+	// Output:
+	// [2 2] [0 0 1 1] [2 1] [0 1] <nil> cursor 0 2
+	// [2 2] [2 4 3 9] [2 1] [0 1] <nil> cursor 0 4
+	// [] [] [] [] EOF cursor 1 0
+	// [2 2] [0 0 1 1] [2 1] [0 1] <nil> cursor 1 2
+	// cursor 1 0
+}
+
+// A source of your own is a function from a cursor to the items after it. This one reads numbers, one in a line. The State
+// of its cursors is the offset of the next line, so a resume seeks, where FromSeq would read the file again. Put in your own
+// file, State and items. The helper checkStream in dataloader_test.go tests a stream of your own.
+func ExampleStream() {
+	file := strings.NewReader("1\n22\nthree\n4\n5\n")
+	type state struct {
+		By     string `json:"by"`
+		Offset int64  `json:"offset"`
+	}
+	const by = "numbers.txt" // tells its cursors from those of other streams
+	var numbers Stream[int] = func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
+		return func(yield func(Item[int], error) bool) {
+			var at state
+			err := from.Load(&at) // which leaves at as it is at the start of an epoch
+			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+				err = fmt.Errorf("%v is no cursor of %s", from, by)
+			}
+			if err != nil {
+				yield(Item[int]{}, err) // an error of the sequence is its last pair
+				return
+			}
+			lines := bufio.NewReader(io.NewSectionReader(file, at.Offset, math.MaxInt64-at.Offset))
+			for pos := from.Pos + 1; ; pos++ {
+				line, err := lines.ReadString('\n')
+				if err == io.EOF {
+					return // the epoch is complete, even if ctx has ended
+				}
+				if err = cmp.Or(err, context.Cause(ctx)); err != nil { // before each item: has ctx ended?
+					yield(Item[int]{}, err)
+					return
+				}
+				at = state{by, at.Offset + int64(len(line))}
+				item := Item[int]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: at}}
+				if n, err := strconv.Atoi(line[:len(line)-1]); err != nil {
+					item.Err = err // a failed item has no Value, and its Next is the cursor after it
+				} else {
+					item.Value = n
+				}
+				if !yield(item, nil) {
+					return
+				}
+			}
+		}
+	}
+	var at Cursor
+	for n, err := range numbers.Run(context.Background(), &at) {
+		fmt.Println(n, err)
+		if n == 22 {
+			break
+		}
+	}
+	saved, err := json.Marshal(at)
+	fmt.Println(string(saved), err)
+	for n, err := range numbers.Run(context.Background(), &at) {
+		fmt.Println(n, err)
+	}
+	// Output:
+	// 1 <nil>
+	// 22 <nil>
+	// {"epoch":0,"pos":2,"state":{"by":"numbers.txt","offset":5}} <nil>
+	// 0 dataloader: epoch 0, the item before pos 3: strconv.Atoi: parsing "three": invalid syntax
+	// 4 <nil>
+	// 5 <nil>
+}
+
+// A stage of your own is a function from a stream to a stream. This one pairs each item with the item before it. The State
+// of its cursors is the source's cursor before the last item, because a resume must read that item again. A stage that only
+// changes or drops items needs no State: it yields each item with the Next that the item has.
+func ExampleStream_stage() {
+	type pair = Pair[string, string]
+	type state struct {
+		By     string `json:"by"`
+		Source Cursor `json:"source"`
+	}
+	const by = "neighbours"
+	neighbours := func(source Stream[string]) Stream[pair] {
+		return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
+			return func(yield func(Item[pair], error) bool) {
+				at := state{Source: Cursor{Epoch: from.Epoch}} // which Load leaves as it is at the start of an epoch
+				err := from.Load(&at)
+				if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+					err = fmt.Errorf("%v is no cursor of %s", from, by)
+				}
+				if err != nil {
+					yield(Item[pair]{}, err)
+					return
+				}
+				var last Item[string]
+				pos := from.Pos - 1                             // the first item has no neighbour yet
+				for item, err := range source(ctx, at.Source) { // which looks at ctx before each item
+					if err != nil { // the source cannot be continued, and so the stage cannot
+						yield(Item[pair]{}, err)
+						return
+					}
+					if pos++; pos > from.Pos {
+						out := Item[pair]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: state{by, last.Next}}}
+						if out.Err = cmp.Or(last.Err, item.Err); out.Err == nil {
+							out.Value = pair{First: last.Value, Second: item.Value}
+						}
+						if !yield(out, nil) {
+							return
+						}
+					}
+					last = item
+				}
+			}
+		}
+	}
+	words := Slice[string]{"to", "be", "or", "not"}
+	pairs := neighbours(Map(Indices(Sequential(len(words))), 2, words.Get))
+	var at Cursor
+	for at.Epoch == 0 { // leave the loop and resume after each pair
+		for p, err := range pairs.Run(context.Background(), &at) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			saved, err := json.Marshal(at)
+			fmt.Println(p.First, p.Second, string(saved), err)
+			break
+		}
+	}
+	// Output:
+	// to be {"epoch":0,"pos":1,"state":{"by":"neighbours","source":{"epoch":0,"pos":1,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+	// be or {"epoch":0,"pos":2,"state":{"by":"neighbours","source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+}
+
+// OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError between the stage whose
+// items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
+// whose every item fails looks empty. A resume may ask again about an item that was dropped before.
+func ExampleStream_OnError() {
+	words := []string{"1", "2", "three", "4", "five", "6", "7"}
+	numbers := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
+		return strconv.Atoi(words[i])
+	})
+	dropped := 0
+	sound := numbers.OnError(func(bad *SampleError) error {
+		if dropped++; dropped > 2 {
+			return bad
+		}
+		fmt.Println("dropped:", bad.Err)
+		return nil
+	})
+	for batch, err := range Batch(sound, 2, List[int]).Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [1 2]
+	// dropped: Map: strconv.Atoi: parsing "three": invalid syntax
+	// dropped: Map: strconv.Atoi: parsing "five": invalid syntax
+	// [4 6]
+	// [7]
+}
+
+// At makes a cursor of a step number, for a run that saved nothing else, and Batch loads one batch again, such as one whose
+// loss was not a number. Use the options of that run: with another batch size or another number of ranks the step is
+// another place, and with another seed it has other samples. A saved cursor would refuse another seed.
+func ExampleDataLoader_At() {
+	data := Func(10, func(ctx context.Context, i int) (int, error) { return i, nil })
+	loader, err := New(data, List[int], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	step := 4 // four steps have been taken; an epoch has three
+	at := loader.At(0, step)
+	fmt.Println("epoch", at.Epoch, "pos", at.Pos)
+	for batch, err := range loader.Run(ctx, &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("step", step, batch)
+		step++
+	}
+	step = 4 // look at its batch again
+	again, err := loader.Batch(ctx, step/loader.Len(), step%loader.Len())
+	fmt.Println("step", step, again, err)
+	// Output:
+	// epoch 1 pos 4
+	// step 4 [9 2 8 0]
+	// step 5 [4 3]
+	// step 4 [9 2 8 0] <nil>
+}
+
+// Ranks that train together must take the same number of steps, or some of them wait for the others for ever. Under PadTail
+// and DropTail Shard gives all ranks the same number of items, however many the source has. UnevenTail yields each item
+// once: evaluate with it. Put Shard after stages that drop or reorder items, and before Batch.
+func ExampleStream_Shard() {
+	const ranks = 3
+	even := Indices(Sequential(20)).Filter(func(i int) bool { return i%2 == 0 }) // ten items, but nobody knows before
+	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
+	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+		for rank := range ranks {
+			part := even.Shard(Shard{Index: rank, Count: ranks}, tail)
+			var steps [][]int
+			for batch, err := range Batch(part, 2, List[int]).Epoch(context.Background(), 0) {
+				if err != nil {
+					fmt.Println(err)
+					return
+				}
+				steps = append(steps, batch)
+			}
+			fmt.Println(names[tail], "rank", rank, steps)
+		}
+	}
+	// Output:
+	// pad rank 0 [[0 6] [12 18]]
+	// pad rank 1 [[2 8] [14 0]]
+	// pad rank 2 [[4 10] [16 2]]
+	// drop rank 0 [[0 6] [12]]
+	// drop rank 1 [[2 8] [14]]
+	// drop rank 2 [[4 10] [16]]
+	// uneven rank 0 [[0 6] [12 18]]
+	// uneven rank 1 [[2 8] [14]]
+	// uneven rank 2 [[4 10] [16]]
+}
+
+// To find the slow stage of a pipeline, read its first stage alone, then the first two, and so on, without training. Stages
+// in one goroutine add up their times, so the rate falls at the slow stage. Here, on some machine, the lines are
+//
+//	name    1000/1000 100% 1931091/s, 0s, waited 72%
+//	decode  1000/1000 100% 869/s, 1.2s, waited 100%
+//	upper   1000/1000 100% 867/s, 1.2s, waited 100%
+//
+// so decode needs workers. Put in your own stages, and enough items for some seconds; after a Batch of 64 the rate
+// counts batches. If a stage has workers, or Prefetch comes after it, the slowest goroutine sets the rate.
+func ExampleProgress_slowStage() {
+	name := Map(Indices(Sequential(1000)), 0, func(_ context.Context, i int) (string, error) { return fmt.Sprintf("%d.png", i), nil })
+	decode := Map(name, 0, func(_ context.Context, name string) (string, error) {
+		time.Sleep(time.Millisecond)
+		return "pixels of " + name, nil
+	})
+	upper := Map(decode, 0, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil })
+
+	const items = 10
+	for _, stage := range []struct {
+		name   string
+		stream Stream[string]
+	}{{"name", name}, {"decode", decode}, {"upper", upper}} {
+		var shown strings.Builder // in a program os.Stderr
+		for _, err := range Progress(&shown, items, stage.stream.Take(items).Epoch(context.Background(), 0)) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+		}
+		fmt.Println(stage.name, strings.Fields(shown.String())[:2]) // the rate is the next field
+	}
+	// Output:
+	// name [10/10 100%]
+	// decode [10/10 100%]
+	// upper [10/10 100%]
+}
+
 // tar.go: shards.
 
 // packShard writes records to a tar shard in a temporary folder of its own.
@@ -2188,27 +2973,29 @@ func packShard(name string, records ...Record) (path string, err error) {
 // Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
 // follows.
 func ExampleTar() {
-	shard, err := packShard("train-0.tar",
-		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}, {"cls", []byte("0")}}},
-		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}, {"cls", []byte("1")}}},
-	)
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	for label, name := range []string{"cat", "dog"} {
+		files := []File{{"txt", []byte("I am a " + name)}, {"cls", []byte(strconv.Itoa(label))}}
+		if err := w.Write(Record{Key: name, Files: files}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer os.RemoveAll(filepath.Dir(shard))
-	whole, err := os.ReadFile(shard)
+	defer os.RemoveAll(dir)
+	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
+	err = errors.Join(w.Close(), os.WriteFile(truncated, shard.Bytes()[:3000], 0o666), os.WriteFile(whole, shard.Bytes(), 0o666))
 	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	truncated := filepath.Join(filepath.Dir(shard), "train-1.tar")
-	if err := os.WriteFile(truncated, whole[:3000], 0o666); err != nil {
 		fmt.Println(err)
 		return
 	}
 
-	records, err := Tar([]string{truncated, shard}, TarOptions{})
+	records, err := Tar([]string{truncated, whole}, TarOptions{}) // Expand("train-{0..1}.tar") lists many
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -2227,28 +3014,37 @@ func ExampleTar() {
 		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
 	}
 	// Output:
-	// cat: 0 meow
-	// skipped the rest of train-1.tar from dog.cls on
-	// cat: 0 meow
-	// dog: 1 woof
+	// cat: 0 I am a cat
+	// skipped the rest of train-0.tar from dog.cls on
+	// cat: 0 I am a cat
+	// dog: 1 I am a dog
 }
 
 // OpenTar reads the records of shards by index, so a loader can shuffle all of them. WriteIndex writes an index beside
 // each shard, and the next OpenTar need not read the shard's headers.
 func ExampleOpenTar() {
-	shard, err := packShard("train.tar",
-		Record{Key: "cat", Files: []File{{"txt", []byte("meow")}}},
-		Record{Key: "cow", Files: []File{{"txt", []byte("moo")}}},
-		Record{Key: "dog", Files: []File{{"txt", []byte("woof")}}},
-	)
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	for _, name := range []string{"cat", "cow", "dog"} {
+		if err := w.Write(Record{Key: name, Files: []File{{"txt", []byte("I am a " + name)}}}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer os.RemoveAll(filepath.Dir(shard))
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "train.tar")
+	if err := errors.Join(w.Close(), os.WriteFile(name, shard.Bytes(), 0o666)); err != nil {
+		fmt.Println(err)
+		return
+	}
 
 	var data *TarDataset
-	data, err = OpenTar(shard)
+	data, err = OpenTar(name)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -2273,9 +3069,9 @@ func ExampleOpenTar() {
 		}
 	}
 	// Output:
-	// dog: woof
-	// cow: moo
-	// cat: meow
+	// dog: I am a dog
+	// cow: I am a cow
+	// cat: I am a cat
 }
 
 // A TarWriter writes records to a shard. It refuses a record that would be read back as another.
@@ -5552,6 +6348,47 @@ func own(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
 	}
 }
 
+// neighbours is the stage of ExampleStream_stage.
+func neighbours(source ints) Stream[Pair[int, int]] {
+	type pair = Pair[int, int]
+	type state struct {
+		By     string
+		Source Cursor
+	}
+	const by = "neighbours"
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
+		return func(yield func(Item[pair], error) bool) {
+			at := state{Source: Cursor{Epoch: from.Epoch}}
+			err := from.Load(&at)
+			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+				err = errors.New("not my cursor")
+			}
+			if err != nil {
+				yield(Item[pair]{}, err)
+				return
+			}
+			var last Item[int]
+			pos := from.Pos - 1
+			for item, err := range source(ctx, at.Source) {
+				if err != nil {
+					yield(Item[pair]{}, err)
+					return
+				}
+				if pos++; pos > from.Pos {
+					out := Item[pair]{Next: Cursor{from.Epoch, pos, state{by, last.Next}}}
+					if out.Err = cmp.Or(last.Err, item.Err); out.Err == nil {
+						out.Value = pair{last.Value, item.Value}
+					}
+					if !yield(out, nil) {
+						return
+					}
+				}
+				last = item
+			}
+		}
+	}
+}
+
 // cursors are the cursors of epoch 0 of a stream: the start, and the one after each item.
 func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
 	t.Helper()
@@ -5772,6 +6609,8 @@ func TestStreams(t *testing.T) {
 		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
 
 		{"by hand", of(Stream[[]int](own)), "[[0] error bad sample [2] [3] error bad sample [5] [6] error bad sample [8] [9]]"},
+		{"a stage by hand", of(neighbours(counting(6, 4).Prefetch(2))), "[{200 201} {201 202} {202 203} error item 4 is bad error item 4 is bad]"},
+		{"a stage by hand, deep", of(Map(neighbours(counting(9).Shuffle(3, 1)), 2, func(_ context.Context, p Pair[int, int]) (int, error) { return p.Second - p.First, nil }).Repeat(2)), ""},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2), empty.Repeat(3),
 			empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])), Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
 		{"deep", of(deep(2)), fmt.Sprint(outcomes(deep(0).Epoch(t.Context(), 2)))},
