@@ -448,7 +448,8 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 //
 // Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
 // context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
-// epoch is complete, even if the context ends then.
+// epoch is complete, even if the context ends then. With iter.Pull2, stop at such an error: the end of the sequence after it
+// is not the end of the epoch.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
@@ -492,8 +493,9 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 }
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
-// not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. If more is given back
-// than can be of use, the garbage collector gets the rest.
+// not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. A loop needs the memory of
+// Workers × Prefetch + 2 batches. If more is given back than can be of use, the garbage collector gets the rest, and so it
+// gets the memory of a batch that fails, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -1185,9 +1187,10 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
 // for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
 //
-// A loop over a stream that waits has a slow stage. To find it, read the source alone, then with its first stage, then with
-// two, and so on, each with Take and Progress: the rate falls at the slow stage. Map with workers makes a stage faster, and
-// Prefetch moves the stages before it into a goroutine of their own.
+// To find the slow stage of a pipeline, read its source alone, then with one stage, then with two, and so on, each with
+// Take, Progress and an empty loop body: the rate falls at the slow stage. Stages in one goroutine add up their times. Map
+// with workers and Prefetch begin another goroutine, and then the slowest goroutine sets the rate. After Batch the rate
+// counts batches.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
 // every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.

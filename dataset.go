@@ -409,7 +409,7 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 }
 
 // Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
-// the caller's goroutine. PyTorch: get_worker_info().id.
+// the caller's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
 // A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
@@ -653,10 +653,13 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // the sequence cannot be continued, and belongs to its last pair: the context has ended (then it is context.Cause), the
 // cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
 //
-// A stream of your own is a function of this type. It begins where the cursor says, with Pos and what Cursor.Load
-// returns. It refuses a cursor in the middle of an epoch that it did not make. It gives each item a Next whose Pos
-// grows and which never changes afterwards. Before each item it looks at ctx, and if ctx has ended, its last pair has the
-// cause. The helper checkStream in dataloader_test.go tests all of this.
+// A stream of your own is a function of this type. A cursor with Pos 0 and a nil State is the start of an epoch, and the
+// stream begins there. Any other cursor must be one of its own: it puts a description into State, and its last pair is an
+// error if Load finds another one. State is any value that encoding/json writes and reads. It must not change after the
+// item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the
+// item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and
+// its last pair has context.Cause(ctx). At the end of its data it just returns, and the epoch is complete. ExampleStream
+// and ExampleStream_stage show a source and a stage; checkStream in dataloader_test.go tests them.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
