@@ -428,12 +428,6 @@ func BenchmarkRows(b *testing.B) {
 		}
 		return buffer[:min(size, n-start)*width]
 	}
-	loop := func() {
-		at, buffer := order.Order(0), make([]float32, size*width)
-		for start := 0; start < n; start += size {
-			fill(buffer, at, start)
-		}
-	}
 	read := func(batch []float32) {
 		total := float32(0)
 		for _, x := range batch {
@@ -441,6 +435,15 @@ func BenchmarkRows(b *testing.B) {
 		}
 		sink.Store(uint64(total))
 	}
+	loopAnd := func(use func(batch []float32)) func() {
+		return func() {
+			at, buffer := order.Order(0), make([]float32, size*width)
+			for start := 0; start < n; start += size {
+				use(fill(buffer, at, start))
+			}
+		}
+	}
+	loop, reading := loopAnd(func([]float32) {}), loopAnd(read)
 	handOver := func(goroutines, buffers int) func() {
 		return func() {
 			var next atomic.Int64
@@ -494,7 +497,7 @@ func BenchmarkRows(b *testing.B) {
 		name := fmt.Sprint("workers=2/prefetch=", prefetch)
 		opts := Options{Workers: 2, Prefetch: prefetch}
 		against(b, name, "row", n, "two-goroutines", handOver(2, 2*prefetch+1), epoch(opts))
-		against(b, name+"/against-one", "row", n, "one-goroutine", handOver(1, prefetch+1), epoch(opts))
+		against(b, name+"/against-loop", "row", n, "loop-that-reads", reading, epoch(opts))
 		opts.Unordered = true
 		against(b, name+"/unordered", "row", n, "two-goroutines", handOver(2, 2*prefetch+1), epoch(opts))
 	}

@@ -9824,16 +9824,16 @@ func (p pixel) At(x, y int) color.Color { return p.Color }
 // TestImageTensorColors: alpha is left out, and the plain colors stay.
 func TestImageTensorColors(t *testing.T) {
 	for c, want := range map[color.Color][3]float32{
-		color.Gray{51}:                    {0.2, 0.2, 0.2},
-		color.Gray16{13107}:               {0.2, 0.2, 0.2},
-		color.White:                       {1, 1, 1},
-		color.RGBA{255, 51, 0, 255}:       {1, 0.2, 0},
-		color.RGBA{51, 102, 0, 102}:       {0.5, 1, 0},
-		color.RGBA{}:                      {0, 0, 0},
-		color.NRGBA{255, 51, 0, 128}:      {1, 0.2, 0},
-		color.NRGBA{255, 51, 0, 0}:        {0, 0, 0},
-		color.NRGBA64{65535, 13107, 0, 1}: {1, 0.2, 0},
-		color.CMYK{0, 204, 255, 0}:        {1, 0.2, 0},
+		color.Gray{51}:                        {0.2, 0.2, 0.2},
+		color.Gray16{13107}:                   {0.2, 0.2, 0.2},
+		color.White:                           {1, 1, 1},
+		color.RGBA{255, 51, 0, 255}:           {1, 0.2, 0},
+		color.RGBA{51, 102, 0, 102}:           {0.5, 1, 0},
+		color.RGBA{}:                          {0, 0, 0},
+		color.NRGBA{255, 51, 0, 128}:          {1, 0.2, 0},
+		color.NRGBA{255, 51, 0, 0}:            {0, 0, 0},
+		color.NRGBA64{65535, 13107, 0, 65535}: {1, 0.2, 0},
+		color.CMYK{0, 204, 255, 0}:            {1, 0.2, 0},
 	} {
 		got := ImageTensor(Tensor[float32]{}, pixel{c})
 		equal(t, fmt.Sprintf("shape of %T", c), got.Shape, "[3 1 1]")

@@ -2013,8 +2013,9 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 		}
 	default:
 		for x := range red {
-			c := color.NRGBA64Model.Convert(img.At(left+x, y)).(color.NRGBA64)
-			red[x], green[x], blue[x] = float32(c.R)/0xffff, float32(c.G)/0xffff, float32(c.B)/0xffff
+			r, g, b, a := img.At(left+x, y).RGBA() // premultiplied, too
+			alpha := float32(max(a, 1))
+			red[x], green[x], blue[x] = float32(r)/alpha, float32(g)/alpha, float32(b)/alpha
 		}
 	}
 }
