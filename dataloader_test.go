@@ -474,21 +474,32 @@ func undo(f *feistel, x uint64) uint64 {
 	}
 }
 
-// The Examples are the documentation. By what a reader wants to do:
+// The Examples are the documentation. What the reader comes for stands in the body. Inside the package New stands for
+// dataloader.New. By what a reader wants to do:
 //
-//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder
-//	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError
-//	save and resume    ExampleCursor, Example_checkpoint; train a model: Example_training, Example_trainingFromTar
-//	have a data set    Example_datasetOfYourOwn, ExampleBatchGetter, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs
-//	change them        ExampleRand, ExampleCache, ExampleSplit, ExampleDecode; images: ExampleImageTensor, Example_imageFolder
-//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets
-//	share an epoch     ExampleShardFromEnv, ExampleTail
-//	make batches       ExampleCollate, ExampleTensor, ExampleDataLoader_Recycle; evaluate: ExampleDataLoader, ExampleDataLoader_Batch
-//	see what happens   ExampleStats, ExampleProgress, ExampleTiming, ExampleOptions_onError, ExamplePanicError
-//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleStream_Filter,
-//	                   ExampleStream_Prefetch, ExampleDataLoader_Stream; with a stream of your own: ExampleCursor_Load
+//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder; how it works: Example_inFiftyLines
+//	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
+//	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
+//	save and resume    ExampleCursor, Example_checkpoint, ExampleDataLoader_At
+//	train a model      Example_training, Example_trainingFromTar
+//	have a data set    Example_datasetOfYourOwn, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a database:
+//	                   ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
+//	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_timeLimit, ExampleWorker, ExampleDecode;
+//	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes
+//	divide them        ExampleSplit, ExampleSplit_stratified, ExampleSplit_crossValidation
+//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleWeighted
+//	share an epoch     ExampleShardFromEnv, ExampleTail, ExampleStream_Shard
+//	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
+//	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
+//	                   ExampleDataLoader_Batch
+//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_slowStage, ExampleTiming, ExampleOptions_onError,
+//	                   ExampleStream_OnError, ExamplePanicError
+//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleUnbatch_packing,
+//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleDataLoader_Stream; with a source
+//	                   or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
-//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleOpener, ExampleExpand
+//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleOpener,
+//	                   ExampleOpener_cacheOnDisk, ExampleExpand
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
 func Example() {
@@ -2955,21 +2966,6 @@ func ExampleProgress_slowStage() {
 
 // tar.go: shards.
 
-// packShard writes records to a tar shard in a temporary folder of its own.
-func packShard(name string, records ...Record) (path string, err error) {
-	dir, err := os.MkdirTemp("", "shards")
-	if err != nil {
-		return "", err
-	}
-	var shard bytes.Buffer
-	w := NewTarWriter(&shard)
-	for _, r := range records {
-		err = errors.Join(err, w.Write(r))
-	}
-	path = filepath.Join(dir, name)
-	return path, errors.Join(err, w.Close(), os.WriteFile(path, shard.Bytes(), 0o666))
-}
-
 // Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
 // follows.
 func ExampleTar() {
@@ -3180,14 +3176,18 @@ func ExampleDecode() {
 	}
 
 	files := []File{{"cls", []byte("0")}, {"json", []byte(`{"legs": 4}`)}, {"txt", []byte("meow")}}
-	shard, err := packShard("pets.tar", Record{Key: "cat", Files: files})
+	dir, err := os.MkdirTemp("", "pets")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer os.RemoveAll(filepath.Dir(shard))
-	folder := filepath.Join(filepath.Dir(shard), "pets")
-	if err := os.Mkdir(folder, 0o777); err != nil {
+	defer os.RemoveAll(dir)
+	shard, folder := filepath.Join(dir, "pets.tar"), filepath.Join(dir, "pets")
+	var packed bytes.Buffer
+	w := NewTarWriter(&packed)
+	err = errors.Join(w.Write(Record{Key: "cat", Files: files}), w.Close(),
+		os.WriteFile(shard, packed.Bytes(), 0o666), os.Mkdir(folder, 0o777))
+	if err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -3306,6 +3306,44 @@ func Example_imageFolder() {
 		break
 	}
 	// Output: [0 1 2 3 4 5 6 7 8 9] [64 3 16 16] 64
+}
+
+// Images of different sizes: the middle square of each is scaled to 16 × 16, so that Stack can make a batch of them. The
+// scaling takes the nearest pixel; for photographs put the area or bilinear scaling of your choice in its place.
+func Example_imageSizes() {
+	photos := Func(10, func(_ context.Context, i int) (image.Image, error) {
+		return image.NewGray(image.Rect(0, 0, 20+i, 40-2*i)), nil // open and decode
+	})
+	const size = 16
+	squares := Transform(photos, func(_ context.Context, img image.Image) (Tensor[float32], error) {
+		b := img.Bounds()
+		side := min(b.Dx(), b.Dy())
+		left, top := b.Min.X+(b.Dx()-side)/2, b.Min.Y+(b.Dy()-side)/2
+		scaled := image.NewRGBA(image.Rect(0, 0, size, size))
+		for y := range size {
+			for x := range size {
+				scaled.Set(x, y, img.At(left+(2*x+1)*side/(2*size), top+(2*y+1)*side/(2*size))) // the middle of the pixel
+			}
+		}
+		return ImageTensor(Tensor[float32]{}, scaled), nil
+	})
+	loader, err := New(squares, Stack[float32], Options{BatchSize: 4, Shuffle: true, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch.Shape)
+		loader.Recycle(batch)
+	}
+	// Output:
+	// [4 3 16 16]
+	// [4 3 16 16]
+	// [2 3 16 16]
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
