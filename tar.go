@@ -116,7 +116,9 @@ type TarOptions struct {
 	Shuffle bool
 	Seed    uint64
 
-	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them.
+	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them. The ranks may
+	// have different numbers of records. If all must take the same number of steps, let an epoch be k records of each
+	// rank: records.Repeat(0).Take(k).
 	Shard Shard
 
 	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
