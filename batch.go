@@ -60,9 +60,8 @@ func elements(shape []int) int {
 	return n
 }
 
-// List is the Collate whose batch is a new slice with the samples.
-//
-// It is the Collate for samples that are to stay as they are: texts, records, labels.
+// List is the Collate whose batch is a slice of the samples, as they are: texts, records, labels. It reuses the memory of
+// dst.
 func List[T any](dst []T, samples []T) ([]T, error) {
 	return append(dst[:0], samples...), nil
 }
@@ -71,7 +70,7 @@ func List[T any](dst []T, samples []T) ([]T, error) {
 // is the number of samples. Samples of the shape [] are numbers, and their batch is a vector. A sample whose shape
 // differs from that of the first is an error. PyTorch: default_collate.
 //
-// Stack takes the memory of dst if there is enough. So a loop that calls Recycle after each step allocates nothing in a
+// Stack reuses the memory of dst if it is large enough. So a loop that calls Recycle after each step allocates nothing in a
 // steady state, and each sample is copied once, into its place in the batch.
 func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	if len(samples) == 0 {
@@ -155,8 +154,8 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 //
 //	full := Batch(items, size, List[int]).Filter(func(b []int) bool { return len(b) == size })
 //
-// If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. A sequence that
-// cannot be continued leaves no short batch. Batch panics if an argument is nil or size is not positive.
+// If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. If the
+// source ends with an error, the unfinished batch is dropped. Batch panics if an argument is nil or size is not positive.
 //
 // Unlike a loader's, each batch has memory of its own: dst is always zero. The slice of samples is reused, as by a loader.
 // torchdata: Batcher, with drop_last=False.
@@ -200,7 +199,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item.
 // Unbatch panics if src is nil. torchdata: Unbatcher.
 //
-// In the middle of a batch the cursor is that before the batch, with the number of elements that came before. So a
+// Within a batch the cursor is the one before the batch, with the number of elements already yielded. So a
 // resume reads the batch again, and skips that number of its elements. If the batch fails now, the rest of it is one
 // failed item. If there is another batch now, or it has another length, the cursor is refused.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
@@ -211,9 +210,9 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if at.N > 0 && (batch.Next.text() != at.End.text() || batch.Err == nil && len(batch.Value) != at.Again) {
+			if at.N > 0 && (batch.Next.String() != at.End.String() || batch.Err == nil && len(batch.Value) != at.Again) {
 				return from.refused("the source has changed: a batch of %d elements up to %s has %d elements up to %s now",
-					at.Again, at.End.text(), len(batch.Value), batch.Next.text())
+					at.Again, at.End.String(), len(batch.Value), batch.Next.String())
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
 				at.N, batch.Value = 0, make([]T, 1)
@@ -230,7 +229,7 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			at = stage{Source: batch.Next}
 		}
 		if at.N > 0 {
-			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", at.Again, at.End.text())
+			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", at.Again, at.End.String())
 		}
 		return nil
 	})

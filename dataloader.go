@@ -23,9 +23,10 @@
 //		}
 //	}
 //
-// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Each section
-// answers one question. It ends with a prediction to make, a command in the package's folder that shows the answer, and
-// names to read afterwards; go doc -u engine, for example, shows a name that is not exported.
+// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each
+// section answers one question. Most end with a prediction to make, a command that shows the answer, to be run in the
+// package's folder, and names to read afterwards. "go doc -u -src engine.loop", for example, prints a name that is not
+// exported. Examples are in dataloader_test.go.
 //
 // # A loop of ten lines
 //
@@ -46,8 +47,8 @@
 // # The data set
 //
 // What is sample i? A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is
-// a data set, and [Func], [Files] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make one data set
-// from another. Any sample may be fetched at any time, by several goroutines at once.
+// a data set, and [Func], [Files] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make data sets from
+// others. Any sample may be fetched at any time, by several goroutines at once.
 //
 //   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
 //   - Run: go test -v -run TestCache$
@@ -62,7 +63,7 @@
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
 //     the middle?
 //   - Run: go test -run ^$ -bench Start
-//   - Read: Sampler, Random, permutation and feistel
+//   - Read: Sampler, Random, permutation, feistel and feistel.at
 //
 // # The batch
 //
@@ -70,14 +71,14 @@
 // tensor with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may
 // reuse memory: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call, without samples.
 //
-//   - Predict: 3 workers make 20 batches, and the loop recycles most of them. In how many places of memory are they made?
+//   - Predict: 3 workers make 20 batches, and the loop recycles each. In how many places of memory are they made?
 //   - Run: go test -v -run TestRecycle
 //   - Read: Collate, Stack and fetcher
 //
 // # One goroutine
 //
 // Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it. This is the
-// first stage of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
+// first version of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
 // workers gives the same batches, errors and random numbers, in the same order, sooner.
 //
 //   - Predict: 20 samples take 0.1 s each. How long do they take with 0 workers, with 1, with 4, with 100?
@@ -88,10 +89,10 @@
 //
 // How can a worker never block when it sends? Workers are goroutines. They take tasks, which are the numbers of batches,
 // from one queue and put results into another, while the loop trains. If the queue of results had no room, the workers
-// would wait for ever for a loop that was left. A select between sending and a signal to stop would help. Room is simpler:
-// the workers run ahead of the loop, but at most Workers × Prefetch batches, the window, are with them or ready, and each
-// queue has room for a window. The batch in the loop body does not count. With Options.Unordered a batch is handed over as
-// soon as it is ready: the second stage (PyTorch: in_order=False).
+// would block for ever after a break. A worker could select between its send and a signal to stop. Room in the queue is
+// simpler. At most Workers × Prefetch batches are being loaded or ready. This number is the window, and each queue has room
+// for a window. The batch in the loop body does not count. With Options.Unordered a batch is handed over as soon as it is
+// ready: the second version (PyTorch: in_order=False).
 //
 //   - Predict: 3 workers send to a channel without room, and the loop breaks after one result. What becomes of them?
 //   - Run: go test -v -run TestNaivePool
@@ -100,8 +101,8 @@
 // # In order
 //
 // How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its
-// turn: the third stage (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters,
-// send and recv, describe what is in flight:
+// turn: the third version (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two
+// counters, send and recv, describe what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -110,9 +111,10 @@
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch between the two is in exactly one place, and there are at most window of them. So memory is bounded even if
-// batch 2 never comes. Example_inFiftyLines is this loader and nothing else; the engine is the same, plus slots that are
-// reused, a reader for streams, and survival of panics. The picture in the README, and testdata/timeline.txt, show the
-// same batches without workers, with one, and with three, out of order and in order. The line at 135 ms is this moment.
+// batch 2 never comes. Example_inFiftyLines is this loader and nothing else. The engine is the same, plus slots that are
+// reused, a reader for streams, a context that stops the workers, and survival of panics. The picture in the README, and
+// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The
+// mark at 135 ms in that picture shows the moment above.
 //
 //   - Predict: batch 0 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
@@ -132,8 +134,8 @@
 //
 // What if a sample is bad? The loop gets an error at the batch's turn. The error is a [*SampleError]. It says which batch
 // failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
-// other error is the last: the context has ended, or the cursor does not fit. A loop that skips bad batches tells the two
-// apart:
+// other error is the last: the context has ended, the cursor does not fit, or Trace has panicked. A loop that skips bad
+// batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
@@ -151,7 +153,7 @@
 //	returns an error        the batch fails             OnError decides
 //	panics                  the batch fails             OnError decides
 //	calls runtime.Goexit    the batch fails             OnError decides
-//	waits as ctx ends       the loop ends               the loop ends
+//	is waiting as ctx ends  the loop ends               the loop ends
 //
 // (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
 //
@@ -177,26 +179,28 @@
 //	was in flight                             yes: it is not in the cursor
 //	was trained on before the save            no
 //	was trained on after the save             yes: its step is lost with the weights
-//	failed just before the save               yes, until a later batch has succeeded
+//	failed, before any later success          yes: the cursor stays before it
+//	failed, and a later batch succeeded       no
 //	any of these, with its random numbers     the same numbers: they depend on the position
 //
 // A sample that OnError has dropped counts as seen.
 //
-//   - Predict: a loop with 4 workers is left, and continued with 0. How many samples are lost, and how many come twice?
+//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many samples are lost, and
+//     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and DataLoader.resume
 //
 // # Shards and ranks
 //
-// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
-// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says what happens
-// if the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is
-// enough. The file resumes any number of ranks: every sample still comes once. If ranks × BatchSize stays the same, the
-// ranks together also train on the same samples in each step. The cursor of an Unordered loop resumes only its own rank,
-// with the same batch size.
+// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the
+// positions Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says
+// what happens if the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so
+// one file is enough. The file resumes any number of ranks: the rest of the epoch is dealt out anew. If ranks × BatchSize
+// stays the same, the ranks together also train on the same samples in each step. The cursor of an Unordered loop resumes
+// only its own rank, with the same batch size.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail?
-//   - Run: go test -v -run ExampleTail, and look at its Output
+//   - Run: go test -v -run TestTails
 //   - Read: Shard, Tail and deal
 //
 // # Second lesson: streams
@@ -209,8 +213,9 @@
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
 //
-// Take a DataLoader where it will do: it knows its length, deals out whole batches, and resumes any rank. Take a stream for
-// data that can only be read in order, for stages of your own, or to have all workers at the samples of one batch.
+// Use a DataLoader if the data have indices. It knows its length, deals out whole batches, and resumes any rank. Use a
+// stream for data that can only be read in order, for stages of your own, or if all workers should load samples of one
+// batch.
 //
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
@@ -283,8 +288,8 @@ type Options struct {
 	// Workers is the number of goroutines that load. With 0 the calling goroutine loads each batch when the loop asks
 	// for it. PyTorch: num_workers.
 	Workers int
-	// Prefetch is the number of batches in flight for each worker; 0 means 2. Workers × Prefetch batches are being
-	// loaded or ready while the loop body runs. Prefetch needs Workers. PyTorch: prefetch_factor.
+	// Workers × Prefetch is the window, the most batches that are being loaded or ready; 0 means 2. Prefetch needs Workers.
+	// PyTorch: prefetch_factor.
 	Prefetch int
 	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes
 	// exactly once, also across a resume. PyTorch: in_order=False.
@@ -295,6 +300,9 @@ type Options struct {
 	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's, that
 	// of NewFunc's load, or the sampler's, such as an index outside the data set. It fails the batch, and OnError is not
 	// asked.
+	//
+	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
+	// counts is not part of a cursor.
 	//
 	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
 	// depend on Workers. Two loops over one loader may call it at the same time.
@@ -340,12 +348,13 @@ type DataLoader[B any] struct {
 
 	mu   sync.Mutex // guards free; never held while user code runs
 	free []B        // the batches given back by Recycle
-	most int        // how many of them can be of use: those in flight, and two in the caller's hands
+	most int        // how many of them can be of use: those in flight, the one in the loop body, and one recycled late
 }
 
 // New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
-// samples one by one and collates them. It calls data.Len once. Options that make no sense are an error that names the
-// field, its value and what is allowed. An empty data set is not an error; it yields no batches.
+// samples one by one and collates them; each sample has its own Rand, and OnError is asked about it. New calls data.Len
+// once. Options that make no sense are an error that names the field, its value and what is allowed. An empty data set is
+// not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	err := cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"))
 	if err != nil {
@@ -357,8 +366,8 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	})
 }
 
-// NewFunc makes a loader whose batches load makes: of the n samples, those with the given indices, in their order. load
-// may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
+// NewFunc makes a loader of n samples. The function load makes each batch from the samples with the given indices, in their
+// order. It may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
 // DataLoader.Recycle, or the zero value. So samples that must be read or decoded are written straight into their batch,
 // where New would allocate and copy each of them. load must not retain indices, which are reused for the next batch.
 //
@@ -448,15 +457,18 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 //
 // Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
 // context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
-// epoch is complete, even if the context ends then. With iter.Pull2, stop at such an error: the end of the sequence after it
-// is not the end of the epoch.
+// epoch is complete, even if the context ends then. A loop over epochs must end at such an error too, because *at does not
+// move. So must a caller of iter.Pull2: the sequence ends after the error, but the epoch is not complete.
+//
+// A range with one variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
+	panicIf(l == nil, "Run: the loader is nil; look at the error of New")
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
-// more, which means a later epoch, so At(0, step) is the place after step batches of this loader. At panics if epoch or k
-// is negative.
+// more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
+// are the same. At panics if epoch or k is negative.
 func (l *DataLoader[B]) At(epoch, k int) Cursor {
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
 	if n := l.Len(); n > 0 {
@@ -469,7 +481,8 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 }
 
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
-// at its turn k. It does not disturb loops that are running. It asks Options.OnError, and does not call Options.Trace.
+// at its turn k. Step s of a training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are running. It
+// asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	p, err := l.resume(Cursor{Epoch: epoch})
 	if err == nil && (k < 0 || k >= p.steps) {
@@ -494,8 +507,9 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
 // not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. A loop needs the memory of
-// Workers × Prefetch + 2 batches. If more is given back than can be of use, the garbage collector gets the rest, and so it
-// gets the memory of a batch that fails, and of those in flight when a loop is left.
+// Workers × Prefetch + 2 batches: those in flight, the one in the body, and one that is recycled late. If more is given
+// back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in flight when a
+// loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -599,7 +613,7 @@ type job[B any] struct {
 	positions []int          // the positions of the batch in the epoch
 	indices   []int          // the indices of the batch's samples
 	spots     []spot         // for Rand; one for each index
-	next      int            // how many of indices have been tried; a fill that makes the batch at once leaves it 0
+	next      int            // how many of indices have been tried; the fill of NewFunc leaves it 0
 	at        int            // the index for which user code is being called, or -1; it becomes the Index of an error
 	samples   int            // how many samples are in the batch; set by fill
 	failed    []*SampleError // the samples that OnError is to decide about
@@ -615,8 +629,8 @@ func (j *job[B]) load(b *result[B]) {
 	j.proceed(b)
 }
 
-// proceed chooses the indices of b and makes the batch. If a Get ends the goroutine and OnError decides about the sample,
-// another goroutine proceeds with the next sample; the deferred function, which still runs in this one, waits for it.
+// proceed chooses the indices of b and makes the batch. If a Get ends the goroutine and OnError decides about the sample, a
+// new goroutine proceeds with the next sample. The deferred function of the old one waits for it.
 func (j *job[B]) proceed(b *result[B]) {
 	b.err = errGoexit // which stands if user code ends the goroutine
 	defer func() {
@@ -698,7 +712,7 @@ func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
 	return batch, err
 }
 
-// fetch fetches the sample of each index.
+// fetch gets the samples one by one. A sample that fails ends the batch, or goes to j.failed for OnError.
 func (f *fetcher[T, B]) fetch(j *job[B]) (err error) {
 	defer trace.StartRegion(j.ctx, "fetch").End()
 	if j.next == 0 {
@@ -746,12 +760,12 @@ func (f *fetcher[T, B]) get(j *job[B], k int) (sample T, err error) {
 // epoch e, of any loader and stream. A cursor that has been handed out never changes.
 type Cursor struct {
 	Epoch int `json:"epoch"`
-	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A DataLoader counts the
-	// positions of its order that all shards together have consumed; if Unordered, up to the first batch that is missing.
+	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
+	// of positions that all shards together have consumed. If Unordered, it stops at the first batch not yet handed over.
 	Pos int `json:"pos"`
-	// State is what else the maker of the cursor needs, at least a description of itself, so that another loader or
-	// stream refuses the cursor. At the start of an epoch it is nil. In a cursor decoded from JSON it is a
-	// json.RawMessage, which Load decodes.
+	// State describes the loader or stream that made the cursor, so that another one refuses it, and may hold more. The
+	// description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In a cursor
+	// decoded from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -770,8 +784,8 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result, which
-// shares no memory with the cursor. Integers are exact in any integer type. If State is nil, *state stays as it is.
+// Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result,
+// which shares no memory with the cursor. Integers are exact in any integer type. If State is nil, *state stays as it is.
 func (c Cursor) Load(state any) error {
 	if c.State == nil {
 		return nil
@@ -901,8 +915,8 @@ type loaderState struct {
 	By   string `json:"by"`             // describes the order
 	Seed uint64 `json:"seed,omitempty"` // of Rand
 	// Done lists the steps that have been handed over out of order, counted from Pos. Shard and Size, the batch size, say
-	// what a step is. Loaders with Options.Unordered always set Shard and Size, because at any moment their ranks have
-	// handed over different batches.
+	// what a step is. Loaders with Options.Unordered always set Shard and Size: each rank has handed over other batches, so
+	// another rank's cursor does not fit.
 	Done  []span `json:"done,omitempty"`
 	Shard *Shard `json:"shard,omitempty"`
 	Size  int    `json:"size,omitempty"`
@@ -1039,7 +1053,7 @@ func (p *pass) fault(k, index int, err error) *SampleError {
 }
 
 // A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
-// cause, hence the name. A loop over Run or Epoch may skip an error if and only if it is a *SampleError.
+// cause, hence the name. A loop over Run or Epoch may skip a *SampleError. Every other error is the last.
 type SampleError struct {
 	Epoch int
 	Batch int   // the batch of this shard, from 0; -1 for an item of a stream
@@ -1095,7 +1109,7 @@ func (l *DataLoader[B]) Stream() Stream[B] {
 }
 
 // Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe
-// method of a new(Stats), and print the Stats at any time. The zero value is ready for use. Stats is safe for concurrent
+// method of a new(Stats), and print that pointer at any time. The zero value is ready for use. Stats is safe for concurrent
 // use. Have one Stats for each loader; the times of several loops at once add up.
 type Stats struct {
 	mu                         sync.Mutex // guards the other fields

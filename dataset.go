@@ -25,7 +25,7 @@ import (
 //	Slice, Func                                    data sets from memory and from a function
 //	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
 //	Cache, Retry                                   how often a sample is fetched
-//	Rand, WithSeed, Worker                         what the author of a Get may ask
+//	Rand, WithSeed, Worker                         what a Get is told
 //	Files, Folder                                  data sets from a file system
 //
 // The second half answers for streams, where the next item takes the place of sample i.
@@ -43,8 +43,10 @@ type Dataset[T any] interface {
 }
 
 // BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the data
-// set has GetBatch, a loader never calls Get. GetBatch returns one sample for each index, in the order of the indices. It
-// must not retain the slice of indices, which is reused for the next batch.
+// set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of the
+// indices. It must not retain the slice of indices, which is reused for the next batch. An error of GetBatch fails the
+// whole batch. To fail one sample, as one that has been deleted, return nil for it and let a Transform behind it return
+// the error.
 //
 // Subset, Split, Concat and Transform pass GetBatch on. The other adapters fetch sample by sample. Use GetBatch if the
 // samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch into reused
@@ -102,9 +104,8 @@ type function[T any] struct {
 	begin begin[T] // nil if every sample is fetched on its own
 }
 
-// A begin starts to fetch the samples with the given indices, as far as one call of GetBatch can, and returns the function
-// that finishes sample k of them. That function applies a Transform, for example. So each sample can fail on its own and
-// has random numbers of its own, even if all were fetched in one call.
+// A begin calls GetBatch once for the given indices. It returns a function that gives sample k of them, after any
+// Transform. So each sample can fail on its own and has random numbers of its own, even if all were fetched in one call.
 type begin[T any] func(ctx context.Context, indices []int) (sample func(k int) (T, error), err error)
 
 // beginOf returns the begin of data, or nil.
@@ -262,8 +263,8 @@ func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
 // sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f fails the sample;
-// it should name what could not be transformed, such as a file. f is not told the index; a Func whose function calls
-// data.Get is. Transform panics if an argument is nil. PyTorch: the transform of a Dataset.
+// it should name what could not be transformed, such as a file. f does not get the index; if it needs one, use Func, and
+// call data.Get(ctx, i) in its function. Transform panics if an argument is nil. PyTorch: the transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
@@ -299,8 +300,8 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
 	var mu sync.Mutex
-	// Each sample has a channel with room for one value: the sample, or nil while it has not been fetched. A goroutine
-	// that has received the value fetches the sample if need be, and sends the value back. The others wait meanwhile.
+	// Each sample has a channel with room for one value: the sample, or nil while it has not been fetched. The channel is a
+	// lock: the goroutine that has received the value may fetch the sample, and sends the value back. The others wait.
 	slots := map[int]chan *T{} // guarded by mu
 	return Func(data.Len(), func(ctx context.Context, i int) (sample T, err error) {
 		mu.Lock()
@@ -334,11 +335,11 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 // cacheSalt tells the seed of what is inside a Cache from that of what is outside.
 const cacheSalt = 0x6361636865
 
-// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits: first for backoff, then
-// twice as long each time, less a random part of up to one half, so that many machines do not return at the same
-// moment. It gives up when ctx ends. Every attempt draws the same random numbers from Rand(ctx), so the attempt that
-// succeeds draws what the first one would have drawn. Retry panics if data is nil, attempts is less than 1 or backoff is
-// negative.
+// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits. The first wait is backoff,
+// and each further wait is twice as long. A random part of up to one half is subtracted, so that many machines do not
+// return at the same moment. It gives up when ctx ends. Every attempt draws the same random numbers from Rand(ctx), so
+// the attempt that succeeds draws what the first one would have drawn. Retry panics if data is nil, attempts is less than
+// 1 or backoff is negative.
 func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
 	panicIf(data == nil, "Retry: the data set is nil")
 	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
@@ -381,11 +382,11 @@ func pause(ctx context.Context, d time.Duration) error {
 // therefore depend on how the epoch is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
-// ctx is not the context that Get, Transform's or Map's function was given, or one made from it: there every sample would
-// draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
+// ctx is not the context that Get, Transform's or Map's function was given, or one made from it: with any other context
+// every sample would draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
 //
-// PyTorch: the generators that a worker_init_fn must seed. There each worker has a queue of its own and gets the same
-// batches in every run, so the numbers are the same too, until the number of workers changes.
+// In PyTorch a worker_init_fn must seed a generator for each worker. There each worker has a queue of its own and gets the
+// same batches in every run, so the numbers are the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
 	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
@@ -419,7 +420,7 @@ type scope struct {
 	worker  int
 	seed    uint64
 	spot    spot
-	outside bool // whether the call is for no sample, so that Rand has nothing to give
+	outside bool // whether no sample is being loaded, so that Rand panics
 	seeded  bool // whether pcg has been seeded for spot
 	pcg     rand.PCG
 	rand    *rand.Rand // draws from pcg; nil until the first call of Rand
@@ -503,7 +504,7 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 		if _, bad := path.Match(pattern, ""); bad != nil {
 			err = bad
 		} else if err == nil && len(found) == 0 && !all {
-			err = errors.New("it matches no file")
+			err = errors.New(`it matches no file; a pattern is for the whole name, as "**/*.png" is, tells upper from lower case, and has no braces`)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
@@ -659,7 +660,10 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the
 // item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and
 // its last pair has context.Cause(ctx). At the end of its data it just returns, and the epoch is complete. ExampleStream
-// and ExampleStream_stage show a source and a stage; checkStream in dataloader_test.go tests them.
+// and ExampleStream_stage show a source and a stage. To test your own, copy it into a test file in this folder and call
+// checkStream.
+//
+// Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
@@ -675,6 +679,7 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 // the epoch is complete, even if the context ends then. Some streams cannot know which item is the last: FromSeq, and a
 // Filter or Shard whose source still has items that would be left out. There the error is then the cause of the context.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
+	panicIf(s == nil, "Run: the stream is nil; look at the error of the function that should have made it")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
 
@@ -743,9 +748,9 @@ func stageAt(from Cursor, name string, sources int) (stage, error) {
 	return at, err
 }
 
-// text returns the cursor as JSON with sorted keys. Cursors with the same text are the same place, whether they are fresh
-// or come from JSON, which another program may have written anew.
-func (c Cursor) text() string {
+// String returns the cursor as JSON with sorted keys. Cursors with the same String are the same place, whether they are
+// fresh or come from JSON, which another program may have written anew.
+func (c Cursor) String() string {
 	var fields any
 	data, err := json.Marshal(c)
 	decoder := json.NewDecoder(bytes.NewReader(data))
@@ -778,7 +783,8 @@ func staged[T any](name string, sources int, produce func(ctx context.Context, f
 type placing[T any] func(item Item[T], pos int, next stage) bool
 
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
-// errors are failed items. It may stop early only when ctx has ended; so if seq ends then, the epoch does not count as
+// errors are failed items. A source that cannot be read twice, such as standard input, cannot be resumed, and has only one
+// epoch. seq may stop early only when ctx has ended; so if seq ends then, the epoch does not count as
 // complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")

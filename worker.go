@@ -35,12 +35,12 @@ import (
 //   - Memory is bounded, even if task 0 never returns.
 //   - Two tasks in flight never share an element of the cache.
 //
-// If results are handed over as they arrive there is no cache, and send - recv only counts what is in flight; the bound
-// is the same. The caller owns send, recv and the cache. A slot belongs to the goroutine that has received it.
+// Out of order there is no cache, and send - recv is only the number in flight. The bound is the same. The caller owns
+// send, recv and the cache. A slot belongs to the goroutine that has received it.
 //
 // PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its
 // own, because its workers are processes. Here the workers share one queue, so that the first free worker takes the
-// next task, and a slow task delays no other.
+// next task, and a slow task delays the loading of no other.
 type engine[S any] struct {
 	workers int  // if 0, the caller loads
 	window  int  // the most tasks in flight, at least 1
@@ -53,7 +53,7 @@ type engine[S any] struct {
 	// *S even if user code in it panics or calls runtime.Goexit.
 	newLoad func(ctx context.Context, w int) func(*S)
 
-	// read is nil, except in the second reading: there it runs in a goroutine between the caller and the queue tasks.
+	// read is nil for loaders. For streams it runs in a goroutine of its own, between the caller and the queue tasks.
 	read func(ctx context.Context, permits <-chan *slot[S], tasks chan<- *slot[S])
 }
 
@@ -92,7 +92,8 @@ func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
 	e.loop(sends, results, yield)
 }
 
-// inline is run without goroutines. It is the specification of run: with workers, the same results arrive sooner.
+// inline does the work of run without goroutines. It is the specification of run: with workers, the same results arrive
+// sooner.
 func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
 	load := e.newLoad(ctx, -1)
 	var task, empty S
@@ -196,8 +197,8 @@ func (e *PanicError) Unwrap() error {
 //	err = userCode()
 //
 // After a normal return err is the result of userCode, after a panic a *PanicError. If userCode calls runtime.Goexit, no
-// line after the call runs, recover returns nil, and errGoexit stands. The first line is needed only if a function that
-// was deferred earlier reads err.
+// line after the call runs, recover returns nil, and errGoexit stands. Set it first if a function that was deferred earlier
+// reads err.
 func rescue(err *error) {
 	if r := recover(); r != nil {
 		*err = &PanicError{r, debug.Stack()}
@@ -219,11 +220,11 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // source, at most 8×workers items ahead of the loop. The results keep the order of the source, and each is handed
 // over as soon as it is ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
 //
-// An error of f fails the item, and so does a panic. A resume does not call f again for items before the cursor.
-// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. A Map of a Map draws numbers of
-// its own. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and so do two ranks if
-// a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there. torchdata: Mapper,
-// ParallelMapper.
+// An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
+// does not call f again for items before the cursor. Rand(ctx) in f has the seed of WithSeed, and depends on the item's
+// epoch and position. A Map of a Map draws numbers of its own. Two Maps side by side, as in Zip or Chain, draw the same
+// numbers at the same position, and so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n))
+// with an n of its own there. torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	panicIf(src == nil, "Map: the stream is nil")
 	panicIf(f == nil, "Map: f is nil")
@@ -234,7 +235,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			ctx, s := withScope(ctx, w, seed, spot{})
 			return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
 		}
-		// A Map before this one must not draw the same numbers. Between samples there is a seed, but no generator.
+		// A Map before this one must not draw the same numbers. Outside f the context has a seed, but Rand panics.
 		ctx, between := withScope(ctx, -1, hash(seed, mapSalt), spot{})
 		between.outside = true
 		if workers > 0 {
@@ -287,9 +288,9 @@ func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Cont
 	m.out.Value, m.out.Err = f(ctx, m.in.Value)
 }
 
-// Prefetch reads up to n items ahead of the loop, in a goroutine that lives as long as the range. It is a queue
-// between exactly two ends. Neither end waits while there is room, or an item. Order and delivery are guaranteed,
-// and no item comes twice. n must be at least 1. torchdata: Prefetcher.
+// Prefetch reads up to n items ahead of the loop, in a goroutine that lives as long as the range. It is a queue with one
+// writer, which waits only if the queue is full, and one reader, which waits only if it is empty. Order and delivery are
+// guaranteed, and no item comes twice. n must be at least 1. torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(s == nil, "Prefetch: the stream is nil")
 	panicIf(n < 1 || n > maxPrefetch, "Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
