@@ -731,7 +731,11 @@ func openMine(t testing.TB, pattern string, decode bool) (data Dataset[int], uni
 	if err != nil {
 		return nil, "", err
 	}
-	return Transform(Concat(open...), func(_ context.Context, r Record) (int, error) {
+	records := Concat(open...)
+	if records.Len() == 0 {
+		return nil, "", fmt.Errorf("there is no record in %s", pattern)
+	}
+	return Transform(records, func(_ context.Context, r Record) (int, error) {
 		size, err := consume(decode, r.Files...)
 		if err != nil {
 			err = fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)

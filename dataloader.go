@@ -379,7 +379,7 @@ func NewFunc[B any](n int, load func(ctx context.Context, dst B, indices []int) 
 	}
 	whole := func(j *job[B], dst B) (B, error) {
 		defer trace.StartRegion(j.ctx, "load").End()
-		j.scope.move(j.spots[0])
+		j.scope.move(j.whole())
 		j.samples = len(j.indices)
 		return load(j.ctx, dst, j.indices)
 	}
@@ -472,6 +472,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 func (l *DataLoader[B]) At(epoch, k int) Cursor {
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
 	if n := l.Len(); n > 0 {
+		panicIf(epoch >= math.MaxInt-k/n, "At: epoch is %d and k is %d, which is too far", epoch, k)
 		epoch, k = epoch+k/n, k%n
 	}
 	if pos := l.deal.after(k); pos > 0 {
@@ -683,6 +684,11 @@ func (j *job[B]) choose() error {
 	return nil
 }
 
+// whole returns the spot of the whole batch, which differs from those of its samples.
+func (j *job[B]) whole() spot {
+	return spot{j.spots[0].epoch, j.spots[0].pos, math.MaxUint64}
+}
+
 // A fetcher makes batches for New: it fetches sample by sample, and collates. Its slice is reused for each batch.
 type fetcher[T, B any] struct {
 	data    Dataset[T]
@@ -696,15 +702,13 @@ type fetcher[T, B any] struct {
 // fill fetches the samples that have not been tried yet. A sample that fails fails the batch, or is put aside for
 // OnError. A batch of which no sample is left is not collated.
 func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
-	if err := f.fetch(j); err != nil {
+	err := f.fetch(j)
+	f.sample = nil // it may hold what GetBatch returned
+	defer clear(f.samples)
+	if j.samples = len(f.samples); err != nil || j.samples == 0 {
 		return dst, err
 	}
-	f.sample = nil // it may hold what GetBatch returned
-	if j.samples = len(f.samples); j.samples == 0 {
-		return dst, nil
-	}
 	defer trace.StartRegion(j.ctx, "collate").End()
-	defer clear(f.samples)
 	batch, err := f.collate(dst, f.samples)
 	if err != nil {
 		err = fmt.Errorf("collating %d samples %v: %w", j.samples, j.indices[:min(16, j.samples)], err)
@@ -718,7 +722,7 @@ func (f *fetcher[T, B]) fetch(j *job[B]) (err error) {
 	if j.next == 0 {
 		f.samples = f.samples[:0]
 		if f.begin != nil {
-			j.scope.move(j.spots[0])
+			j.scope.move(j.whole())
 			if f.sample, err = f.begin(j.ctx, j.indices); err != nil {
 				return err
 			}

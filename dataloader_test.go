@@ -5899,9 +5899,11 @@ func TestNewFunc(t *testing.T) {
 		equal(t, "twice the same generator", Rand(ctx) == Rand(ctx), true)
 		return append(dst[:0], Rand(ctx).Int()), nil
 	}
-	first := Func(10, func(ctx context.Context, _ int) (int, error) { return Rand(ctx).Int(), nil })
-	var want []string // of each batch, the number of its first sample
-	for _, batch := range batches(t, newLoader(t, first, Options{BatchSize: 3, Shuffle: true}), 2) {
+	atOnceToo := batchGetter[int]{10, func(ctx context.Context, indices []int) ([]int, error) {
+		return slices.Repeat([]int{Rand(ctx).Int()}, len(indices)), nil
+	}}
+	var want []string // of each batch, its number in a GetBatch
+	for _, batch := range batches(t, newLoader(t, atOnceToo, Options{BatchSize: 3, Shuffle: true}), 2) {
 		want = append(want, fmt.Sprint(batch[:1]))
 	}
 	loading{"Rand", atOnce{n: 10, load: random}, nil, Options{BatchSize: 3, Shuffle: true}, fmt.Sprint(want)}.check(t, 0)
@@ -5952,6 +5954,14 @@ func TestGetBatch(t *testing.T) {
 			}
 		}
 	}
+	draw := func(ctx context.Context, indices []int) (numbers []int, _ error) {
+		for range indices {
+			numbers = append(numbers, Rand(ctx).Int())
+		}
+		return numbers, nil
+	}
+	drawAgain := Transform(batchGetter[int]{8, draw}, func(ctx context.Context, i int) (int, error) { return i ^ Rand(ctx).Int(), nil })
+	equal(t, "a Transform draws what GetBatch has drawn", slices.Contains(samples(t, newLoader(t, drawAgain, Options{BatchSize: 4}), 0), 0), false)
 	broken := batchGetter[int]{8, func(context.Context, []int) ([]int, error) { return nil, errBad }}
 	short := batchGetter[int]{8, func(context.Context, []int) ([]int, error) { return []int{1}, nil }}
 	twice := func(_ context.Context, i int) (int, error) { return 2 * i, nil }
@@ -6260,6 +6270,32 @@ func TestBadOptions(t *testing.T) {
 }
 
 // The classic loader, under attack.
+
+// TestFailedBatchIsForgotten checks that the samples of a batch that has failed can be collected while the loop goes on.
+func TestFailedBatchIsForgotten(t *testing.T) {
+	for _, workers := range []int{0, 1} {
+		var fetched []weak.Pointer[[64]byte]
+		data := Func(20, func(_ context.Context, i int) (*[64]byte, error) {
+			if i == 9 {
+				return nil, errBad
+			}
+			sample := new([64]byte)
+			if i < 9 {
+				fetched = append(fetched, weak.Make(sample))
+			}
+			return sample, nil
+		})
+		loader := must(New(data, List[*[64]byte], Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}))
+		k := 0
+		for range loader.Epoch(t.Context(), 0) {
+			if k++; k == 5 {
+				runtime.GC()
+				kept := slices.IndexFunc(fetched, func(p weak.Pointer[[64]byte]) bool { return p.Value() != nil })
+				equal(t, "a sample that was kept", kept, -1)
+			}
+		}
+	}
+}
 
 // TestHelpfulErrors: messages say what to do.
 func TestHelpfulErrors(t *testing.T) {
@@ -7275,6 +7311,8 @@ func TestStreamTails(t *testing.T) {
 		}
 	}
 	length := 4
+	old := fromJSON(t, `{"pos":1,"state":{"by":"Shard","n":2,"source":{"pos":1,"state":{"by":"FromSeq"}}}}`)
+	saysAll(t, ending(counting(12).Shard(Shard{0, 3}, PadTail).Run(t.Context(), &old)), "it was made by Shard, this is Shard by steps")
 	shrinking := FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 		return func(yield func(int, error) bool) {
 			for i := 0; i < length && yield(i, nil); i++ {
@@ -8055,7 +8093,7 @@ func TestDamagedCounts(t *testing.T) {
 	}{
 		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1)", N: 99, M: 1, Source: source, Again: 7, End: Cursor{Pos: 9, State: stage{By: "Indices(Sequential(9))"}}}}},
 		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
-		"Shard":   {s.Shard(Shard{1, 3}, UnevenTail), Cursor{Pos: 2, State: stage{By: "Shard", N: math.MaxInt - 1, Source: source}}},
+		"Shard":   {s.Shard(Shard{1, 3}, UnevenTail), Cursor{Pos: 2, State: stage{By: "Shard by steps", N: math.MaxInt - 1, Source: source}}},
 		"Take":    {s.Take(5), Cursor{Pos: 100, State: stage{By: "Take(5)", Source: source}}},
 		"epoch":   {s, Cursor{Epoch: math.MaxInt}},
 	} {
@@ -9743,6 +9781,15 @@ const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 
 // TestDecode shows what is made of each kind of file.
 func TestDecode(t *testing.T) {
+	hugePNG := func(side uint32) []byte { // which has a header only
+		var b bytes.Buffer
+		must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 1, 1))))
+		data := b.Bytes()[:33]
+		binary.BigEndian.PutUint32(data[16:], side)
+		binary.BigEndian.PutUint32(data[20:], side)
+		binary.BigEndian.PutUint32(data[29:], crc32.ChecksumIEEE(data[12:29]))
+		return data
+	}
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
 	gz := func(data string) string { return string(gzipped([]byte(data))) }
@@ -9773,6 +9820,7 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ name, data, says string }{
+		{"png", string(hugePNG(1 << 20)), "1048576 × 1048576 pixels, may have at most 134217728"}, {"png", string(hugePNG(11586)), "pixels"},
 		{"a.png", "no image", "unknown format"}, {"gif", "", "unknown format"}, {"cls", "one", "invalid syntax"},
 		{"json", "{", "unexpected EOF"}, {"json", "", "there are 0 JSON values"}, {"json", "1 2", "there are 2 JSON values"}, {"json", "1 }", "JSON value 2: invalid"},
 		{"jsonl", "1\n\n[2\n", "JSON value 2: unexpected EOF"},
@@ -9940,6 +9988,11 @@ func TestImageTensorColors(t *testing.T) {
 				t.Errorf("%T %v: %v, want %v", c, c, got.Data, want)
 			}
 		}
+	}
+	for alpha := range uint8(2) { // as if alpha had been left out
+		equal(t, "an image that is not valid", ImageTensor(Tensor[float32]{}, pixel{color.RGBA{200, 0, 0, alpha}}), "{[1 0 0] [3 1 1]}")
+		invalid := &image.RGBA{Pix: []byte{200, 0, 0, alpha}, Stride: 4, Rect: image.Rect(0, 0, 1, 1)}
+		equal(t, "an image that is not valid", ImageTensor(Tensor[float32]{}, invalid), "{[1 0 0] [3 1 1]}")
 	}
 	clear := image.NewNRGBA(image.Rect(0, 0, 1, 1))
 	clear.Pix[0] = 255

@@ -169,6 +169,7 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	for p, part := range parts {
 		panicIf(part == nil, "Concat: part %d is nil", p)
 		bounds = append(bounds, bounds[p]+part.Len())
+		panicIf(bounds[p+1] < bounds[p], "Concat: the length of part %d is negative, or the sum overflows", p)
 	}
 	find := func(i int) (p, within int) {
 		p, _ = slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
@@ -191,8 +192,11 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 		}
 		samples := make([]func(int) (T, error), len(parts))
 		for p, indices := range asked {
+			if len(indices) == 0 {
+				continue
+			}
 			samples[p] = func(k int) (T, error) { return parts[p].Get(ctx, indices[k]) }
-			if first := beginOf(parts[p]); first != nil && len(indices) > 0 {
+			if first := beginOf(parts[p]); first != nil {
 				if samples[p], err = first(ctx, indices); err != nil {
 					return nil, err
 				}
@@ -378,8 +382,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
 // workers or ranks, in or out of order, before and after a resume. A sample that PadTail repeats has another position.
 //
-// In a GetBatch, and in the load of NewFunc, the whole batch has one generator, that of its first position. Its numbers
-// therefore depend on how the epoch is divided into batches.
+// In a GetBatch, and in the load of NewFunc, the whole batch has one generator, which depends on its first position. Its
+// numbers therefore depend on how the epoch is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: with any other context
@@ -630,11 +634,9 @@ func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
 			continue
 		}
 		if dir == "." && entry.Type()&fs.ModeSymlink != 0 {
-			info, err := t.Stat(name)
-			if err != nil {
-				return nil, err
+			if info, err := t.Stat(name); err == nil {
+				entry = fs.FileInfoToDirEntry(info)
 			}
-			entry = fs.FileInfoToDirEntry(info)
 		}
 		visible = append(visible, entry)
 	}

@@ -924,7 +924,7 @@ func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	shard, bad := shard.check()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	return staged("Shard", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+	return staged("Shard by steps", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
 		// Pos counts the items of s up to this rank's item of a step, so that each rank's random numbers differ. N counts
 		// the rest of the step.
 		if at.N >= maxShards {

@@ -1838,7 +1838,7 @@ func alternatives(inside string) (all []string, err error) {
 //
 //	png, jpg, jpeg, gif                       image.Image, whatever format the bytes are in
 //	json, jsn                                 what encoding/json makes of it; a number is a json.Number, with all digits
-//	jsonl                                     []any: JSON values, one in each line
+//	jsonl                                     []any: the JSON values, usually one in each line
 //	txt, text, transcript                     string
 //	cls, cls2, class, count, index, inx, id   int
 //	npy                                       a Tensor of float32, float64, bool, int8 to int64, or uint8 to uint64
@@ -1849,8 +1849,8 @@ func alternatives(inside string) (all []string, err error) {
 // may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxFile: a file of
-// 1 MiB can claim as much.
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxFile, and images
+// of more than 2^27 pixels: a small file can claim as much.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
@@ -1865,7 +1865,7 @@ func Decode(name string, data []byte) (any, error) {
 func decode(name string, data []byte) (value any, err error) {
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "png", "jpg", "jpeg", "gif":
-		value, _, err = image.Decode(bytes.NewReader(data))
+		value, err = decodeImage(data)
 	case "json", "jsn":
 		values, err := decodeJSON(data)
 		if err == nil && len(values) != 1 {
@@ -1891,6 +1891,19 @@ func decode(name string, data []byte) (value any, err error) {
 		value = data
 	}
 	return value, err
+}
+
+// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel.
+func decodeImage(data []byte) (any, error) {
+	c, _, err := image.DecodeConfig(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	if pixels := int64(c.Width) * int64(c.Height); pixels > defaultMaxFile/8 {
+		return nil, fmt.Errorf("the image has %d × %d pixels, may have at most %d", c.Width, c.Height, defaultMaxFile/8)
+	}
+	img, _, err := image.Decode(bytes.NewReader(data))
+	return img, err
 }
 
 // decodeJSON decodes JSON values, one after the other.
@@ -1968,8 +1981,9 @@ func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, er
 // there is enough; dst may be the zero Tensor.
 //
 // Alpha is dropped, and colors are not premultiplied: half transparent red is as red as opaque red. Where alpha is 0, only
-// an image.NRGBA has a color. All others are black there. 16-bit images keep their precision. YCbCr images, which JPEGs
-// are, get the 8-bit colors of color.YCbCrToRGB.
+// an image.NRGBA has a color. All others are black there. Opaque 16-bit images keep their precision. YCbCr images, which
+// JPEGs are, get the 8-bit colors of color.YCbCrToRGB. An image.RGBA with a color greater than its alpha, as if alpha had
+// been left out, is not valid; such a value becomes 1.
 //
 // Images of the types image.YCbCr, RGBA, NRGBA and Gray are read directly. All others are read with At, which may allocate
 // for each pixel. PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
@@ -2011,13 +2025,13 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 		for x := range red {
 			c := img.RGBAAt(left+x, y)
 			alpha := float32(max(c.A, 1))
-			red[x], green[x], blue[x] = float32(c.R)/alpha, float32(c.G)/alpha, float32(c.B)/alpha
+			red[x], green[x], blue[x] = min(1, float32(c.R)/alpha), min(1, float32(c.G)/alpha), min(1, float32(c.B)/alpha)
 		}
 	default:
 		for x := range red {
 			r, g, b, a := img.At(left+x, y).RGBA() // premultiplied, too
 			alpha := float32(max(a, 1))
-			red[x], green[x], blue[x] = float32(r)/alpha, float32(g)/alpha, float32(b)/alpha
+			red[x], green[x], blue[x] = min(1, float32(r)/alpha), min(1, float32(g)/alpha), min(1, float32(b)/alpha)
 		}
 	}
 }
