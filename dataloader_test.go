@@ -9987,7 +9987,7 @@ func TestTarNamesCount(t *testing.T) {
 // an index. The bound of OpenTar is 1 GiB; here it is smaller.
 func TestTarIndexMemory(t *testing.T) {
 	read := func(name string) (got []string) {
-		x := &tarIndex{name: name, faults: map[int]error{}}
+		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
 		must(0, x.build(newRecordReader(name, 5000)))
 		defer x.file.Close()
 		for i := range x.Len() {
@@ -10026,7 +10026,7 @@ func TestTarIndexMemory(t *testing.T) {
 	}
 	// A sparse file that does not fit is refused where its header is.
 	sparse := onDisk(t, "x.tar", archives(t)["posix-sparse-1.0.tar"])
-	x := &tarIndex{name: sparse, faults: map[int]error{}}
+	x := &tarIndex{name: sparse, ends: []int{0}, faults: map[int]error{}}
 	saysAll(t, x.build(newRecordReader(sparse, 50_000)), "100000 bytes make the record larger than MaxFile, 50000")
 }
 

@@ -1242,9 +1242,9 @@ type TarDataset struct {
 
 // A tarIndex says where the records of a shard are, and is the Dataset of them.
 //
-// The members of all records stand in one slice, in the order of the records: record r has members[ends[r-1]:ends[r]],
-// and record 0 has members[:ends[0]]. An index of a million records is two large pieces of memory, and not millions of
-// small ones. A record with a fault has an entry in faults.
+// The members of all records stand in one slice, in the order of the records: record r has members[ends[r]:ends[r+1]],
+// and ends[0] is 0. An index of a million records is two large pieces of memory, and not millions of small ones. A record
+// with a fault has an entry in faults.
 type tarIndex struct {
 	name    string
 	file    *os.File
@@ -1285,7 +1285,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var parts []Dataset[Record]
 	for _, name := range paths {
-		x := &tarIndex{name: name, faults: map[int]error{}}
+		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
 		d.shards, parts = append(d.shards, x), append(parts, x)
 		s := newRecordReader(name, defaultMaxFile)
 		if err := x.build(s); err != nil {
@@ -1319,12 +1319,12 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
 	}
-	known := len(x.ends)
+	known := x.Len()
 	x.sure = make([]atomic.Bool, known)
 	if known == 0 {
 		s.links = map[string]tarEntry{}
 	}
-	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known {
+	if err = x.scan(s); err == nil && known > 0 && x.Len() > known {
 		return x.stale()
 	}
 	return err
@@ -1424,7 +1424,7 @@ func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64
 	s.fields[field] = true
 	s.at = tarEntry{name: name, head: m.head} // for the error
 	if err := s.hold(name, size); err != nil {
-		x.faults[len(x.ends)-1] = err
+		x.faults[x.Len()-1] = err
 	}
 	x.members = append(x.members, m)
 	x.ends[len(x.ends)-1] = len(x.members)
@@ -1445,7 +1445,7 @@ func (x *tarIndex) scan(s *recordReader) error {
 		case err != nil:
 			return err
 		case item.Err != nil:
-			x.faults[len(x.ends)] = item.Err
+			x.faults[x.Len()] = item.Err
 		}
 		x.ends = append(x.ends, len(x.members))
 	}
@@ -1480,7 +1480,7 @@ func (d *TarDataset) Len() int { return d.records.Len() }
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
-func (x *tarIndex) Len() int { return len(x.ends) }
+func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 
 // Get reads record i of the shard.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
@@ -1490,7 +1490,7 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.checkEdges(i); err != nil {
 		return Record{}, err
 	}
-	members := x.membersOf(i)
+	members := x.members[x.ends[i]:x.ends[i+1]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
@@ -1506,23 +1506,13 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	return rec, nil
 }
 
-// membersOf returns the members of record i.
-func (x *tarIndex) membersOf(i int) []tarMember {
-	first := 0
-	if i > 0 {
-		first = x.ends[i-1]
-	}
-	return x.members[first:x.ends[i]]
-}
-
 // checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
 // name in an index can move a file of the record into the record next to it, and what is left has no fault of its own.
 func (x *tarIndex) checkEdges(i int) error {
 	if i >= len(x.sure) || x.sure[i].Load() {
 		return nil
 	}
-	next := x.ends[i]
-	first := next - len(x.membersOf(i))
+	first, next := x.ends[i], x.ends[i+1]
 	for _, m := range slices.Concat(x.members[max(first-1, 0):first], x.members[next:min(next+1, len(x.members))]) {
 		if _, err := x.find(&m); err != nil {
 			return err
@@ -1629,15 +1619,15 @@ func (d *TarDataset) WriteIndex() error {
 
 // format returns the index of the shard, in the format that parse reads.
 func (x *tarIndex) format() ([]byte, error) {
-	if len(x.ends) == 0 {
+	if x.Len() == 0 {
 		return nil, errors.New("the shard has no records")
 	}
 	for _, err := range x.faults {
 		return nil, err
 	}
-	index := fmt.Appendf(nil, "v1.2 %d\n", len(x.ends))
-	for i := range x.ends {
-		for j, m := range x.membersOf(i) {
+	index := fmt.Appendf(nil, "v1.2 %d\n", x.Len())
+	for i := range x.Len() {
+		for j, m := range x.members[x.ends[i]:x.ends[i+1]] {
 			field := m.name[m.key+1:]
 			if m.sparse || m.name != m.stored || field == "" || strings.ContainsFunc(m.name, unicode.IsSpace) {
 				return nil, fmt.Errorf("entry %q cannot be written: it is sparse, a hard link, without a field, or has white space in its name", m.name)
