@@ -8684,8 +8684,8 @@ func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarRe
 	} else if strings.ContainsRune("23456gDNV", rune(h.Typeflag)) {
 		kind = 0
 	}
-	if at.kind != kind || kind != 0 && at.name != h.Name || kind == tar.TypeLink && at.link != h.Linkname || kind == tar.TypeReg && at.size != h.Size {
-		t.Fatalf("entry %.200q of kind %d, link to %q, %d bytes; archive/tar has %.200q", at.name, at.kind, at.link, at.size, fmt.Sprint(*h))
+	if at.kind != kind || kind != 0 && at.name != h.Name || kind == tar.TypeLink && at.stored != h.Linkname || kind == tar.TypeReg && at.size != h.Size {
+		t.Fatalf("entry %.200q of kind %d, link to %q, %d bytes; archive/tar has %.200q", at.name, at.kind, at.stored, at.size, fmt.Sprint(*h))
 	}
 	if kind != tar.TypeReg || h.Size > ours.max {
 		return nil
@@ -9494,21 +9494,21 @@ func TestTarWriteIndex(t *testing.T) {
 
 // TestAdjacent shows which members are read at once: those with at most 256 KiB between them, in the order of the shard.
 func TestAdjacent(t *testing.T) {
-	member := func(head, data, size int64) tarMember { return tarMember{head: head, data: data, size: size} }
-	first, sparse := member(0, 512, 512), tarMember{head: 1024, data: 1536, sparse: true}
+	member := func(head, data, size int64) tarEntry { return tarEntry{head: head, data: data, size: size} }
+	first, sparse := member(0, 512, 512), tarEntry{head: 1024, data: 1536, sparse: true}
 	for i, c := range []struct {
 		want    int
-		members []tarMember
+		members []tarEntry
 	}{
-		{1, []tarMember{first}},
-		{3, []tarMember{first, member(1024, 1536, 1), member(2048, 3584, 1)}},
-		{2, []tarMember{first, member(tarBuffer, 1024+tarBuffer, 1)}},
-		{1, []tarMember{first, member(tarBuffer, 1025+tarBuffer, 1)}},
-		{2, []tarMember{member(0, tarBuffer, 512), member(tarBuffer+512, tarBuffer+1024, 1)}},
-		{1, []tarMember{member(0, tarBuffer+512, 512), member(tarBuffer+1024, tarBuffer+1536, 1)}},
-		{1, []tarMember{member(512, 1024, 1), member(0, 512, 1)}},
-		{1, []tarMember{first, first}}, {1, []tarMember{first, member(1023, 1536, 1)}},
-		{1, []tarMember{first, sparse}}, {1, []tarMember{sparse, member(2048, 2560, 1)}},
+		{1, []tarEntry{first}},
+		{3, []tarEntry{first, member(1024, 1536, 1), member(2048, 3584, 1)}},
+		{2, []tarEntry{first, member(tarBuffer, 1024+tarBuffer, 1)}},
+		{1, []tarEntry{first, member(tarBuffer, 1025+tarBuffer, 1)}},
+		{2, []tarEntry{member(0, tarBuffer, 512), member(tarBuffer+512, tarBuffer+1024, 1)}},
+		{1, []tarEntry{member(0, tarBuffer+512, 512), member(tarBuffer+1024, tarBuffer+1536, 1)}},
+		{1, []tarEntry{member(512, 1024, 1), member(0, 512, 1)}},
+		{1, []tarEntry{first, first}}, {1, []tarEntry{first, member(1023, 1536, 1)}},
+		{1, []tarEntry{first, sparse}}, {1, []tarEntry{sparse, member(2048, 2560, 1)}},
 	} {
 		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members), c.want)
 	}

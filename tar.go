@@ -422,7 +422,7 @@ func (s *recordReader) load(item *Item[Record], wanted []string) error {
 		return nil
 	}
 	if s.at.kind == tar.TypeLink {
-		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
+		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.stored))
 		return nil
 	}
 	data, err := s.content()
@@ -469,24 +469,26 @@ type tarReader struct {
 	max int64
 
 	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes of
-	// that entry's data come after pos.
-	pos  int64
-	at   tarEntry
-	left int64
+	// that entry's data come after pos. sparse reads the data if that entry is a sparse file; otherwise it is nil.
+	pos    int64
+	at     tarEntry
+	left   int64
+	sparse *tar.Reader
 }
 
 // A tarEntry is what the headers of an archive say about one entry.
+//
+// In records a hard link to a file that came before it is a file too, of kind tar.TypeReg, with the data of its target:
+// it has stored, head, data and size of the target.
 type tarEntry struct {
-	name string
-	kind byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
-	link string // the target of a hard link
-	head int64  // where the first of its headers begins
-	data int64  // where its data begins, one block after the last of its headers
-	size int64  // of the file, in bytes
-
-	// sparse reads a sparse file, which is stored without its holes; only archive/tar knows where they are. It is nil
-	// for other files.
-	sparse *tar.Reader
+	name   string
+	stored string // the name in the headers at head: that of the entry, or of the target of a hard link
+	head   int64  // where the first of its headers begins
+	data   int64  // where its data begins, one block after the last of its headers
+	size   int64  // of the file, in bytes
+	key    int32  // name[:key] is the key of a file of a record
+	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
+	sparse bool   // whether it is stored without its holes; only archive/tar knows where they are
 }
 
 // tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
@@ -575,7 +577,7 @@ func (r *tarReader) entry() error {
 	if err := r.skip(); err != nil {
 		return err
 	}
-	r.at.head, r.at.sparse = r.pos, nil
+	r.at.head, r.sparse = r.pos, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
 	name, size, n := parseHeaders(b, false)
 	for n > len(b) && err == nil {
@@ -586,7 +588,8 @@ func (r *tarReader) entry() error {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
-		r.at = tarEntry{name: string(name), kind: tar.TypeReg, head: r.pos, data: r.pos + int64(n), size: size}
+		r.at = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
+		r.at.stored = r.at.name
 		r.in.Discard(n)
 		r.pos, r.left = r.at.data, size
 		return nil
@@ -626,11 +629,11 @@ func (r *tarReader) headers(marker bool) error {
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.at = tarEntry{name: h.Name, link: h.Linkname, head: r.at.head, data: r.pos, size: h.Size}
+	r.at = tarEntry{name: h.Name, stored: h.Name, head: r.at.head, data: r.pos, size: h.Size}
 	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.at.kind = tar.TypeLink
+		r.at.kind, r.at.stored = tar.TypeLink, h.Linkname
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.left = 0
@@ -647,7 +650,7 @@ func (r *tarReader) headers(marker bool) error {
 	if !sparse {
 		return nil
 	}
-	r.at.sparse = t
+	r.at.sparse, r.sparse = true, t
 	if h.Size > r.max {
 		return r.tooLarge(h.Size)
 	}
@@ -669,8 +672,8 @@ func (r *tarReader) Read(p []byte) (int, error) {
 // content reads the data of the entry, a regular file whose size has been checked.
 func (r *tarReader) content() ([]byte, error) {
 	var from io.Reader = r
-	if r.at.sparse != nil {
-		from = r.at.sparse
+	if r.sparse != nil {
+		from = r.sparse
 	}
 	data := make([]byte, r.at.size)
 	n, err := io.ReadFull(from, data)
@@ -688,8 +691,8 @@ func unexpected(err error) error {
 
 // skip passes over what is left of the entry, and the zeros that fill up its last block.
 func (r *tarReader) skip() error {
-	if r.at.sparse != nil {
-		if _, err := io.Copy(io.Discard, r.at.sparse); err != nil {
+	if r.sparse != nil {
+		if _, err := io.Copy(io.Discard, r.sparse); err != nil {
 			return err
 		}
 		r.left = 0
@@ -1248,27 +1251,13 @@ type TarDataset struct {
 type tarIndex struct {
 	name    string
 	file    *os.File
-	members []tarMember
+	members []tarEntry
 	ends    []int
 	faults  map[int]error
 
 	// sure[r] says that checkEdges has found no fault of record r. It has only the records of an index that was read.
 	sure []atomic.Bool
 }
-
-// A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
-// tarEntry. If the file is a hard link, these and stored are those of the file to which it is a link.
-type tarMember struct {
-	name             string
-	stored           string // the name in the headers at head
-	head, data, size int64
-	sparse           bool
-	key              int32
-}
-
-// alone reports whether a member must be read by itself: its file is sparse, or its headers are so long that they should
-// not stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
-func (m *tarMember) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
 // index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
@@ -1401,7 +1390,7 @@ func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64
 		return end, fmt.Errorf("%q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
 			name, words[1], words[2], limit, end)
 	}
-	m := tarMember{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key))}
+	m := tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key)), kind: tar.TypeReg}
 	if m.head != end {
 		s.left = end - s.pos // advance skips that
 		err := s.advance()
@@ -1454,21 +1443,22 @@ func (x *tarIndex) scan(s *recordReader) error {
 // note is the take of an index: it adds the file that is ahead to the members, and reads nothing. A hard link becomes
 // a member with the data of its target, which must come before it, as tar writes it.
 func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
-	name, at := s.at.name, s.at
-	if at.kind == tar.TypeLink {
-		target, ok := s.links[at.link]
+	file := s.at
+	if file.kind == tar.TypeLink {
+		target, ok := s.links[file.stored]
 		if !ok {
-			item.Err = s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", at.link))
+			item.Err = s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", file.stored))
 			return nil
 		}
-		at, s.links[name] = target, target
+		file = target
+		file.name = s.at.name
+		s.links[file.name] = file
 	}
-	if item.Err = s.hold(name, at.size); item.Err != nil {
+	if item.Err = s.hold(file.name, file.size); item.Err != nil {
 		return nil
 	}
-	x.members = append(x.members, tarMember{
-		name: name, stored: at.name, head: at.head, data: at.data, size: at.size, sparse: at.sparse != nil, key: int32(len(s.key)),
-	})
+	file.key = int32(len(s.key))
+	x.members = append(x.members, file)
 	return nil
 }
 
@@ -1525,7 +1515,7 @@ func (x *tarIndex) checkEdges(i int) error {
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
 // if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
 // target of a hard link may lie anywhere, also before that member.
-func adjacent(members []tarMember) int {
+func adjacent(members []tarEntry) int {
 	n := 1
 	for ; n < len(members); n++ {
 		m, next := &members[n-1], &members[n]
@@ -1537,6 +1527,10 @@ func adjacent(members []tarMember) int {
 	return n
 }
 
+// alone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
+// stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
+func (m *tarEntry) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
+
 // read reads adjacent members into files, with one read, from the headers of the first to the data of the last:
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
@@ -1546,7 +1540,7 @@ func adjacent(members []tarMember) int {
 //
 // The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
 // next.
-func (x *tarIndex) read(files []File, members []tarMember) error {
+func (x *tarIndex) read(files []File, members []tarEntry) error {
 	first, last := &members[0], &members[len(members)-1]
 	if first.alone() {
 		return x.readAnew(&files[0], first)
@@ -1573,7 +1567,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 }
 
 // readAnew reads a member with a tarReader, because the file is sparse or its headers are unusual.
-func (x *tarIndex) readAnew(file *File, m *tarMember) error {
+func (x *tarIndex) readAnew(file *File, m *tarEntry) error {
 	r, err := x.find(m)
 	if err != nil {
 		return err
@@ -1585,7 +1579,7 @@ func (x *tarIndex) readAnew(file *File, m *tarMember) error {
 }
 
 // find returns a tarReader that has read the headers of a member. It is an error if the member is not there.
-func (x *tarIndex) find(m *tarMember) (*tarReader, error) {
+func (x *tarIndex) find(m *tarEntry) (*tarReader, error) {
 	r := &tarReader{pos: m.head, max: m.size}
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
 	err := r.entry()
@@ -1596,7 +1590,7 @@ func (x *tarIndex) find(m *tarMember) (*tarReader, error) {
 }
 
 // fault returns err as a TarError at a member of the shard.
-func (x *tarIndex) fault(m *tarMember, err error) error {
+func (x *tarIndex) fault(m *tarEntry, err error) error {
 	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
