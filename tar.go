@@ -266,7 +266,7 @@ func digest(names []string) uint64 {
 func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxFile)
-		s.take = func(item *Item[Record]) error { return s.load(item, opts.Fields) }
+		s.wanted, s.take = opts.Fields, s.load
 		_, err := try(func() (any, error) { return nil, s.connect(ctx, opts.Open, at) })
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
@@ -300,23 +300,29 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// key and field are those of the file that is ahead. key is empty after the last file; end then is io.EOF, or what
-	// is wrong with the rest of the shard.
+	// file is the file that is ahead, with its key and field. key is empty after the last file; end then is io.EOF, or
+	// what is wrong with the rest of the shard.
+	file       tarEntry
 	key, field string
 	end        error
 
-	// take puts the file that is ahead into item, or sets item.Err, which costs the record. The error that take
-	// returns costs the shard.
-	take func(item *Item[Record]) error
+	// take does with the file that is ahead what the reader is for: it reads the file, or notes where it is. An error of
+	// take costs the shard. wanted is TarOptions.Fields.
+	take   func() error
+	wanted []string
 
-	// These belong to the record that is being read: its fields, and how many bytes of memory it takes.
+	// These belong to the record that is being read: the record or its fault, its fields, and how many bytes of memory
+	// it takes.
+	item   Item[Record]
 	fields map[string]bool
 	loaded int64
 
 	// width is the number of files in the last record, which is a good guess for the next.
 	width int
 
-	// links has the entries that a hard link may name. It is nil for a stream, which does not follow links.
+	// These are for OpenTar. known has what an index says of the files after at; it is nil without an index. links has
+	// the files that a hard link may name; it is nil with an index, and for a stream, which does not follow links.
+	known []tarEntry
 	links map[string]tarEntry
 }
 
@@ -348,26 +354,62 @@ func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) er
 // sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
 // handed over. Too many zeros are an error of the last record too: they may have been one of its files.
 func (s *recordReader) advance() error {
-	for {
-		err := s.entry()
-		if err == io.EOF {
-			if s.key, s.end = "", s.drain(); s.end == errZeros {
-				return s.end
-			}
-			return nil
+	err := s.next()
+	for err == nil {
+		file := s.at
+		if target, ok := s.links[file.stored]; ok && file.kind == tar.TypeLink {
+			file = target
+			file.name = s.at.name
 		}
-		if err != nil {
-			return err
+		if s.links != nil && file.kind == tar.TypeReg {
+			s.links[file.name] = file
 		}
-		if s.links != nil && s.at.kind == tar.TypeReg {
-			s.links[s.at.name] = s.at
+		key, field, ok := splitName(file.name)
+		if ok && file.kind != 0 {
+			file.key = int32(len(key))
+			s.file, s.key, s.field = file, key, field
+			return s.confirm()
 		}
-		key, field, ok := splitName(s.at.name)
-		if ok && s.at.kind != 0 {
-			s.key, s.field = key, field
+		err = s.entry()
+	}
+	if err != io.EOF {
+		return err
+	}
+	s.key, s.end = "", s.drain()
+	switch {
+	case s.end == errZeros:
+		return s.end
+	case len(s.known) > 0:
+		return staleIndex(s.name)
+	}
+	return nil
+}
+
+// next reads the headers of the next entry, unless they are the block in which an index has a file: such a block is
+// read, and compared with the index, when the file is. What lies between two files of an index is read at once.
+func (s *recordReader) next() error {
+	if len(s.known) == 0 || s.known[0].head != wholeBlocks(s.pos+s.left) {
+		return s.entry()
+	}
+	s.at = s.known[0]
+	s.left = s.at.data + s.at.size - s.pos
+	return nil
+}
+
+// confirm checks that the file that is ahead is the next one of the index, if there is an index.
+func (s *recordReader) confirm() error {
+	if s.known == nil {
+		return nil
+	}
+	if len(s.known) > 0 {
+		next := s.known[0]
+		next.head = s.at.head // no index says how many headers a file has
+		if s.at == next {
+			s.known = s.known[1:]
 			return nil
 		}
 	}
+	return staleIndex(s.name)
 }
 
 // record reads the next record, up to the header of another one. It returns io.EOF after the last record of a sound
@@ -376,69 +418,68 @@ func (s *recordReader) advance() error {
 // After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
 // fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
 // such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
-func (s *recordReader) record() (item Item[Record], err error) {
+func (s *recordReader) record() (_ Item[Record], err error) {
 	if s.key == "" {
-		return item, s.end
+		return Item[Record]{}, s.end
 	}
 	key := s.key
-	item.Value = Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}
+	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}}
 	clear(s.fields)
 	s.loaded = 0
 	for err == nil && s.key == key {
-		switch {
-		case item.Err != nil: // only the end of the record is looked for
-		case s.fields[s.field]:
-			item.Err = s.fault(fmt.Errorf("record %q has another field %q", key, s.field))
-		default:
-			s.fields[s.field] = true
-			err = s.take(&item)
+		if s.item.Err == nil {
+			s.item.Err = s.check()
 		}
-		if err == nil {
+		if err = s.take(); err == nil {
 			err = s.advance()
 		}
 	}
 	if err != nil {
-		if item.Err != nil {
-			err = fmt.Errorf("%w; before that: %w", err, item.Err)
+		if s.item.Err != nil {
+			err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 		}
 		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
 	}
-	if item.Err != nil {
-		return Item[Record]{Err: item.Err}, nil
+	if s.item.Err != nil {
+		return Item[Record]{Err: s.item.Err}, nil
 	}
-	s.width = len(item.Value.Files)
-	return item, nil
+	s.width = len(s.item.Value.Files)
+	return s.item, nil
 }
 
-// load is the take of Tar: it reads the file that is ahead if its field is wanted.
-func (s *recordReader) load(item *Item[Record], wanted []string) error {
-	left := wanted != nil && !slices.Contains(wanted, s.field)
-	size := s.at.size
-	if left {
+// check counts the memory of the file that is ahead, and returns the fault of the record if that file has one. It is called
+// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) check() error {
+	size := s.file.size
+	if !s.wants() {
 		size = 0
 	}
-	item.Err = s.hold(s.at.name, size)
-	if left || item.Err != nil {
-		return nil
+	s.loaded += int64(len(s.file.name)) + fileMemory
+	switch {
+	case s.fields[s.field]:
+		return s.fault(fmt.Errorf("record %q has another field %q", s.key, s.field))
+	case size > s.max-s.loaded:
+		return s.fault(s.tooLarge(size))
+	case s.file.kind == tar.TypeLink && s.wants():
+		return s.fault(fmt.Errorf("it is a hard link to %q: a stream cannot go back, and OpenTar follows links only to files before them; use tar with --hard-dereference",
+			s.file.stored))
 	}
-	if s.at.kind == tar.TypeLink {
-		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.stored))
+	s.fields[s.field] = true
+	s.loaded += size
+	return nil
+}
+
+// wants reports whether the field of the file that is ahead is wanted.
+func (s *recordReader) wants() bool { return s.wanted == nil || slices.Contains(s.wanted, s.field) }
+
+// load is the take of Tar: it reads the file that is ahead, unless the record has a fault.
+func (s *recordReader) load() error {
+	if s.item.Err != nil || !s.wants() {
 		return nil
 	}
 	data, err := s.content()
-	item.Value.Files = append(item.Value.Files, File{s.field, data})
+	s.item.Value.Files = append(s.item.Value.Files, File{s.field, data})
 	return err
-}
-
-// hold counts the memory of a file, or returns an error if the record would be larger than MaxFile. It is called before
-// any memory is allocated, because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) hold(name string, size int64) error {
-	s.loaded += int64(len(name)) + fileMemory
-	if size > s.max-s.loaded {
-		return s.fault(s.tooLarge(size))
-	}
-	s.loaded += size
-	return nil
 }
 
 // fault returns err as a TarError at the entry of the last header. A pattern is a usual reason why there is no header:
@@ -1286,8 +1327,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	return d, nil
 }
 
-// build opens the shard, and reads its index or makes one. The end of the shard is read in both cases: after the last
-// record of an index there must be no other. Hard links are followed only if there is no index, which cannot have them.
+// build opens the shard, and reads its index or makes one.
 func (x *tarIndex) build(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1301,128 +1341,24 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 	if s.compressed {
 		return errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
-	text, err := os.ReadFile(x.indexName())
-	if err == nil {
-		err = x.parse(string(text), s)
+	if s.known, err = readIndex(x.file); err != nil {
+		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
-	}
-	known := x.Len()
-	x.sure = make([]atomic.Bool, known)
-	if known == 0 {
+	return x.scan(s)
+}
+
+// scan reads the shard to its end, and makes members of its files, also of a record with a fault: checkEdges needs them.
+// With an index only that is read which lies between its files, or after the last. An index has no hard links, so that
+// links need not be kept.
+func (x *tarIndex) scan(s *recordReader) error {
+	if s.known == nil {
 		s.links = map[string]tarEntry{}
 	}
-	if err = x.scan(s); err == nil && known > 0 && x.Len() > known {
-		return x.stale()
+	x.members = s.known[:0] // the same memory: a member is written after its place in known has been read
+	s.take = func() error {
+		x.members = append(x.members, s.file)
+		return nil
 	}
-	return err
-}
-
-// indexName is the name of the shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
-// a.1.tar share a.idx; here only ".tar" is replaced.
-func (x *tarIndex) indexName() string { return strings.TrimSuffix(x.name, ".tar") + ".idx" }
-
-// stale is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
-// this is noticed by what is read.
-func (x *tarIndex) stale() error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", x.indexName())
-}
-
-// parse reads an index. Its first line is "v1.2" and the number of records. Then comes a line for each record, with
-// four words for each file: the extension, the offset of the data in the shard, the size, and the name.
-//
-//	v1.2 2
-//	txt 512 5 a.txt cls 1536 1 a.cls
-//	txt 2560 6 b.txt
-//
-// An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
-// files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
-//
-// An index may be of another shard, or of an older one with the same name. parse reads those parts of the shard about
-// which the index says nothing: what is between two files, up to the header of the second. It leaves s where the last
-// file ends. Whether the files themselves are those of the index is checked when they are read.
-func (x *tarIndex) parse(text string, s *recordReader) error {
-	head, rest, _ := strings.Cut(text, "\n")
-	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
-	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
-		return fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
-	}
-	info, err := x.file.Stat()
-	if err != nil {
-		return err
-	}
-	lines, end := 0, int64(0)
-	for line := range strings.Lines(rest) {
-		lines++
-		words := strings.Fields(line)
-		if len(words) == 0 || len(words)%4 != 0 {
-			return fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
-		}
-		for file := range slices.Chunk(words, 4) {
-			if end, err = x.parseMember(file, s, end, info.Size()); err != nil {
-				return fmt.Errorf("line %d: %w", lines+1, err)
-			}
-		}
-	}
-	if lines != count {
-		return fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
-	}
-	s.left = end - s.pos // scan skips that
-	return nil
-}
-
-// parseMember adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
-// at end. It returns where this one ends, with the zeros after it.
-//
-// In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
-// are entries that belong to no record, or other headers of the file. advance reads them, and must come
-// out at this file.
-func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64) (int64, error) {
-	name := words[3]
-	key, field, ok := splitName(name)
-	if !ok {
-		return end, nil
-	}
-	data, err1 := strconv.ParseInt(words[1], 10, 64)
-	size, err2 := strconv.ParseInt(words[2], 10, 64)
-	if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > limit-data {
-		return end, fmt.Errorf("%q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
-			name, words[1], words[2], limit, end)
-	}
-	m := tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key)), kind: tar.TypeReg}
-	if m.head != end {
-		s.left = end - s.pos // advance skips that
-		err := s.advance()
-		if err == nil && s.at.data != data {
-			err = fmt.Errorf("%q does not come next", name)
-		}
-		if err != nil {
-			return end, fmt.Errorf("%w (%w)", x.stale(), err)
-		}
-		m.head = s.at.head
-	}
-	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
-		x.ends = append(x.ends, 0)
-		clear(s.fields)
-		s.loaded = 0
-	}
-	if s.fields[field] {
-		return end, fmt.Errorf("record %q has another field %q", key, field)
-	}
-	s.fields[field] = true
-	s.at = tarEntry{name: name, head: m.head} // for the error
-	if err := s.hold(name, size); err != nil {
-		x.faults[x.Len()-1] = err
-	}
-	x.members = append(x.members, m)
-	x.ends[len(x.ends)-1] = len(x.members)
-	return wholeBlocks(data + size), nil
-}
-
-// scan adds the records that follow in s.
-func (x *tarIndex) scan(s *recordReader) error {
-	s.take = func(item *Item[Record]) error { return x.note(s, item) }
 	if err := s.advance(); err != nil {
 		return err
 	}
@@ -1430,6 +1366,9 @@ func (x *tarIndex) scan(s *recordReader) error {
 		item, err := s.record()
 		switch {
 		case err == io.EOF:
+			if s.known != nil {
+				x.sure = make([]atomic.Bool, x.Len())
+			}
 			return nil
 		case err != nil:
 			return err
@@ -1440,26 +1379,70 @@ func (x *tarIndex) scan(s *recordReader) error {
 	}
 }
 
-// note is the take of an index: it adds the file that is ahead to the members, and reads nothing. A hard link becomes
-// a member with the data of its target, which must come before it, as tar writes it.
-func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
-	file := s.at
-	if file.kind == tar.TypeLink {
-		target, ok := s.links[file.stored]
-		if !ok {
-			item.Err = s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", file.stored))
-			return nil
+// indexName is the name of a shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
+// a.1.tar share a.idx; here only ".tar" is replaced.
+func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") + ".idx" }
+
+// staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
+// this is noticed by what is read.
+func staleIndex(shard string) error {
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", indexName(shard))
+}
+
+// readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
+// there is no index, or nothing in it. Its first line is "v1.2" and the number of records. Then comes a line for each
+// record, with four words for each file: the extension, the offset of the data in the shard, the size, and the name.
+//
+//	v1.2 2
+//	txt 512 5 a.txt cls 1536 1 a.cls
+//	txt 2560 6 b.txt
+//
+// An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
+// files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
+//
+// An index may be of another shard, or of an older one with the same name. So scan reads those parts of the shard about
+// which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
+// in most cases.
+func readIndex(shard *os.File) (files []tarEntry, err error) {
+	text, err := os.ReadFile(indexName(shard.Name()))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	info, err2 := shard.Stat()
+	if err = cmp.Or(err, err2); err != nil {
+		return nil, err
+	}
+	head, rest, _ := strings.Cut(string(text), "\n")
+	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
+	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
+		return nil, fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
+	}
+	lines, end := 0, int64(0)
+	for line := range strings.Lines(rest) {
+		lines++
+		words := strings.Fields(line)
+		if len(words) == 0 || len(words)%4 != 0 {
+			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
 		}
-		file = target
-		file.name = s.at.name
-		s.links[file.name] = file
+		for file := range slices.Chunk(words, 4) {
+			name := file[3]
+			if _, _, ok := splitName(name); !ok {
+				continue
+			}
+			data, err1 := strconv.ParseInt(file[1], 10, 64)
+			size, err2 := strconv.ParseInt(file[2], 10, 64)
+			if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
+				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
+					lines+1, name, file[1], file[2], info.Size(), end)
+			}
+			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
+			end = wholeBlocks(data + size)
+		}
 	}
-	if item.Err = s.hold(file.name, file.size); item.Err != nil {
-		return nil
+	if lines != count {
+		return nil, fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
 	}
-	file.key = int32(len(s.key))
-	x.members = append(x.members, file)
-	return nil
+	return files, nil
 }
 
 // Len returns the number of records.
@@ -1549,7 +1532,7 @@ func (x *tarIndex) read(files []File, members []tarEntry) error {
 	data := make([]byte, last.data+last.size-from)
 	_, err := x.file.ReadAt(data, from)
 	if err == io.EOF {
-		err = x.stale()
+		err = staleIndex(x.name)
 	}
 	if err != nil {
 		return x.fault(first, err)
@@ -1582,9 +1565,10 @@ func (x *tarIndex) readAnew(file *File, m *tarEntry) error {
 func (x *tarIndex) find(m *tarEntry) (*tarReader, error) {
 	r := &tarReader{pos: m.head, max: m.size}
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	err := r.entry()
-	if at := &r.at; err != nil || at.kind != tar.TypeReg || at.name != m.stored || at.size != m.size || at.data != m.data {
-		return nil, x.fault(m, x.stale())
+	want := *m
+	want.name, want.key = m.stored, 0 // a hard link has the headers of its target
+	if err := r.entry(); err != nil || r.at != want {
+		return nil, x.fault(m, staleIndex(x.name))
 	}
 	return r, nil
 }
@@ -1602,16 +1586,16 @@ func (d *TarDataset) WriteIndex() error {
 	for _, x := range d.shards {
 		index, err := x.format()
 		if err == nil {
-			err = writeFile(x.indexName(), index)
+			err = writeFile(indexName(x.name), index)
 		}
 		if err != nil {
-			return fmt.Errorf("dataloader: WriteIndex: %s: %w", x.indexName(), err)
+			return fmt.Errorf("dataloader: WriteIndex: %s: %w", indexName(x.name), err)
 		}
 	}
 	return nil
 }
 
-// format returns the index of the shard, in the format that parse reads.
+// format returns the index of the shard, in the format that readIndex reads.
 func (x *tarIndex) format() ([]byte, error) {
 	if x.Len() == 0 {
 		return nil, errors.New("the shard has no records")
