@@ -1668,17 +1668,17 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // together must have fewer than a million bytes.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	if err := w.check(r.Key, files); err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
-	}
+	err := w.check(r.Key, files)
 	for _, f := range files {
-		err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
+		if err == nil {
+			err = w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
+		}
 		if err == nil {
 			_, err = w.tar.Write(f.Data)
 		}
-		if err != nil {
-			return fmt.Errorf("dataloader: TarWriter: record %q: %w", r.Key, err)
-		}
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
 	}
 	w.keys[r.Key] = true
 	return nil
