@@ -385,8 +385,8 @@ func (s *recordReader) advance() error {
 	return nil
 }
 
-// next reads the headers of the next entry, unless they are the block in which an index has a file: such a block is
-// read, and compared with the index, when the file is. What lies between two files of an index is read at once.
+// next reads the headers of the next entry. If the index has the header of a file in the block that comes next, next
+// takes the index's word for it: Get compares that block with the index when it reads the file.
 func (s *recordReader) next() error {
 	if len(s.known) == 0 || s.known[0].head != wholeBlocks(s.pos+s.left) {
 		return s.entry()
@@ -447,8 +447,8 @@ func (s *recordReader) record() (_ Item[Record], err error) {
 	return s.item, nil
 }
 
-// check counts the memory of the file that is ahead, and returns the fault of the record if that file has one. It is called
-// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+// check counts the memory of the file that is ahead, and returns the fault of the record if that file has one. It is
+// called before any memory is allocated, because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) check() error {
 	size := s.file.size
 	if !s.wants() {
@@ -461,8 +461,7 @@ func (s *recordReader) check() error {
 	case size > s.max-s.loaded:
 		return s.fault(s.tooLarge(size))
 	case s.file.kind == tar.TypeLink && s.wants():
-		return s.fault(fmt.Errorf("it is a hard link to %q: a stream cannot go back, and OpenTar follows links only to files before them; use tar with --hard-dereference",
-			s.file.stored))
+		return s.fault(fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with --hard-dereference", s.file.stored))
 	}
 	s.fields[s.field] = true
 	s.loaded += size
@@ -509,8 +508,8 @@ type tarReader struct {
 	// max is the size of the largest sparse file that is read.
 	max int64
 
-	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes of
-	// that entry's data come after pos. sparse reads the data if that entry is a sparse file; otherwise it is nil.
+	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes come
+	// after pos up to the end of that entry's data. sparse reads the data of a sparse file; otherwise it is nil.
 	pos    int64
 	at     tarEntry
 	left   int64
@@ -1348,8 +1347,8 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 }
 
 // scan reads the shard to its end, and makes members of its files, also of a record with a fault: checkEdges needs them.
-// With an index only that is read which lies between its files, or after the last. An index has no hard links, so that
-// links need not be kept.
+// With an index, only what lies between its files and after the last is read. An index has no hard links, so links need
+// not be kept.
 func (x *tarIndex) scan(s *recordReader) error {
 	if s.known == nil {
 		s.links = map[string]tarEntry{}
