@@ -268,7 +268,7 @@ func digest(names []string) uint64 {
 func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxFile)
-		s.take = func(item *Item[Record]) error { return s.load(item, opts.Fields) }
+		s.wanted, s.take = opts.Fields, s.load
 		_, err := try(func() (any, error) { return nil, s.connect(ctx, opts.Open, at) })
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
@@ -302,23 +302,29 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// key and field are those of the file that is ahead. key is empty after the last file; end then is io.EOF, or what
-	// is wrong with the rest of the shard.
+	// file is the file that is ahead, with its key and field. key is empty after the last file; end then is io.EOF, or
+	// what is wrong with the rest of the shard.
+	file       tarEntry
 	key, field string
 	end        error
 
-	// take puts the file that is ahead into item, or sets item.Err, which costs the record. The error that take
-	// returns costs the shard.
-	take func(item *Item[Record]) error
+	// take does with the file that is ahead what the reader is for: it reads the file, or notes where it is. An error of
+	// take costs the shard. wanted is TarOptions.Fields.
+	take   func() error
+	wanted []string
 
-	// These belong to the record that is being read: its fields, and how many bytes of memory it takes.
+	// These belong to the record that is being read: the record or its fault, its fields, and how many bytes of memory
+	// it takes.
+	item   Item[Record]
 	fields map[string]bool
 	loaded int64
 
 	// width is the number of files in the last record, which is a good guess for the next.
 	width int
 
-	// links has the entries that a hard link may name. It is nil for a stream, which does not follow links.
+	// These are for OpenTar. known has what an index says of the files after at; it is nil without an index. links has
+	// the files that a hard link may name; it is nil with an index, and for a stream, which does not follow links.
+	known []tarEntry
 	links map[string]tarEntry
 }
 
@@ -350,26 +356,62 @@ func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) er
 // sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
 // handed over. Too many zeros are an error of the last record too: they may have been one of its files.
 func (s *recordReader) advance() error {
-	for {
-		err := s.entry()
-		if err == io.EOF {
-			if s.key, s.end = "", s.drain(); s.end == errZeros {
-				return s.end
-			}
-			return nil
+	err := s.next()
+	for err == nil {
+		file := s.at
+		if target, ok := s.links[file.stored]; ok && file.kind == tar.TypeLink {
+			file = target
+			file.name = s.at.name
 		}
-		if err != nil {
-			return err
+		if s.links != nil && file.kind == tar.TypeReg {
+			s.links[file.name] = file
 		}
-		if s.links != nil && s.at.kind == tar.TypeReg {
-			s.links[s.at.name] = s.at
+		key, field, ok := splitName(file.name)
+		if ok && file.kind != 0 {
+			file.key = int32(len(key))
+			s.file, s.key, s.field = file, key, field
+			return s.confirm()
 		}
-		key, field, ok := splitName(s.at.name)
-		if ok && s.at.kind != 0 {
-			s.key, s.field = key, field
+		err = s.entry()
+	}
+	if err != io.EOF {
+		return err
+	}
+	s.key, s.end = "", s.drain()
+	switch {
+	case s.end == errZeros:
+		return s.end
+	case len(s.known) > 0:
+		return staleIndex(s.name)
+	}
+	return nil
+}
+
+// next reads the headers of the next entry. If the index has the header of a file in the block that comes next, next
+// takes the index's word for it: Get compares that block with the index when it reads the file.
+func (s *recordReader) next() error {
+	if len(s.known) == 0 || s.known[0].head != wholeBlocks(s.pos+s.left) {
+		return s.entry()
+	}
+	s.at = s.known[0]
+	s.left = s.at.data + s.at.size - s.pos
+	return nil
+}
+
+// confirm checks that the file that is ahead is the next one of the index, if there is an index.
+func (s *recordReader) confirm() error {
+	if s.known == nil {
+		return nil
+	}
+	if len(s.known) > 0 {
+		next := s.known[0]
+		next.head = s.at.head // no index says how many headers a file has
+		if s.at == next {
+			s.known = s.known[1:]
 			return nil
 		}
 	}
+	return staleIndex(s.name)
 }
 
 // record reads the next record, up to the header of another one. It returns io.EOF after the last record of a sound
@@ -378,69 +420,67 @@ func (s *recordReader) advance() error {
 // After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
 // fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
 // such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
-func (s *recordReader) record() (item Item[Record], err error) {
+func (s *recordReader) record() (_ Item[Record], err error) {
 	if s.key == "" {
-		return item, s.end
+		return Item[Record]{}, s.end
 	}
 	key := s.key
-	item.Value = Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}
+	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}}
 	clear(s.fields)
 	s.loaded = 0
 	for err == nil && s.key == key {
-		switch {
-		case item.Err != nil: // only the end of the record is looked for
-		case s.fields[s.field]:
-			item.Err = s.fault(fmt.Errorf("record %q has another field %q", key, s.field))
-		default:
-			s.fields[s.field] = true
-			err = s.take(&item)
+		if s.item.Err == nil {
+			s.item.Err = s.check()
 		}
-		if err == nil {
+		if err = s.take(); err == nil {
 			err = s.advance()
 		}
 	}
 	if err != nil {
-		if item.Err != nil {
-			err = fmt.Errorf("%w; before that: %w", err, item.Err)
+		if s.item.Err != nil {
+			err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 		}
 		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
 	}
-	if item.Err != nil {
-		return Item[Record]{Err: item.Err}, nil
+	if s.item.Err != nil {
+		return Item[Record]{Err: s.item.Err}, nil
 	}
-	s.width = len(item.Value.Files)
-	return item, nil
+	s.width = len(s.item.Value.Files)
+	return s.item, nil
 }
 
-// load is the take of Tar: it reads the file that is ahead if its field is wanted.
-func (s *recordReader) load(item *Item[Record], wanted []string) error {
-	left := wanted != nil && !slices.Contains(wanted, s.field)
-	size := s.at.size
-	if left {
+// check counts the memory of the file that is ahead, and returns the fault of the record if that file has one. It is
+// called before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) check() error {
+	size := s.file.size
+	if !s.wants() {
 		size = 0
 	}
-	item.Err = s.hold(s.at.name, size)
-	if left || item.Err != nil {
-		return nil
+	s.loaded += int64(len(s.file.name)) + fileMemory
+	switch {
+	case s.fields[s.field]:
+		return s.fault(fmt.Errorf("record %q has another field %q", s.key, s.field))
+	case size > s.max-s.loaded:
+		return s.fault(s.tooLarge(size))
+	case s.file.kind == tar.TypeLink && s.wants():
+		return s.fault(fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with --hard-dereference", s.file.stored))
 	}
-	if s.at.kind == tar.TypeLink {
-		item.Err = s.fault(fmt.Errorf("it is a hard link to %q, and a stream cannot go back: use OpenTar, or tar with --hard-dereference", s.at.link))
+	s.fields[s.field] = true
+	s.loaded += size
+	return nil
+}
+
+// wants reports whether the field of the file that is ahead is wanted.
+func (s *recordReader) wants() bool { return s.wanted == nil || slices.Contains(s.wanted, s.field) }
+
+// load is the take of Tar: it reads the file that is ahead, unless the record has a fault.
+func (s *recordReader) load() error {
+	if s.item.Err != nil || !s.wants() {
 		return nil
 	}
 	data, err := s.content()
-	item.Value.Files = append(item.Value.Files, File{s.field, data})
+	s.item.Value.Files = append(s.item.Value.Files, File{s.field, data})
 	return err
-}
-
-// hold counts the memory of a file, or returns an error if the record would be larger than MaxFile. It is called before
-// any memory is allocated, because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) hold(name string, size int64) error {
-	s.loaded += int64(len(name)) + fileMemory
-	if size > s.max-s.loaded {
-		return s.fault(s.tooLarge(size))
-	}
-	s.loaded += size
-	return nil
 }
 
 // fault returns err as a TarError at the entry of the last header. A pattern is a usual reason why there is no header:
@@ -470,25 +510,27 @@ type tarReader struct {
 	// max is the size of the largest sparse file that is read.
 	max int64
 
-	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes of
-	// that entry's data come after pos.
-	pos  int64
-	at   tarEntry
-	left int64
+	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes come
+	// after pos up to the end of that entry's data. sparse reads the data of a sparse file; otherwise it is nil.
+	pos    int64
+	at     tarEntry
+	left   int64
+	sparse *tar.Reader
 }
 
 // A tarEntry is what the headers of an archive say about one entry.
+//
+// In records a hard link to a file that came before it is a file too, of kind tar.TypeReg, with the data of its target:
+// it has stored, head, data and size of the target.
 type tarEntry struct {
-	name string
-	kind byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
-	link string // the target of a hard link
-	head int64  // where the first of its headers begins
-	data int64  // where its data begins, one block after the last of its headers
-	size int64  // of the file, in bytes
-
-	// sparse reads a sparse file, which is stored without its holes; only archive/tar knows where they are. It is nil
-	// for other files.
-	sparse *tar.Reader
+	name   string
+	stored string // the name in the headers at head: that of the entry, or of the target of a hard link
+	head   int64  // where the first of its headers begins
+	data   int64  // where its data begins, one block after the last of its headers
+	size   int64  // of the file, in bytes
+	key    int32  // name[:key] is the key of a file of a record
+	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
+	sparse bool   // whether it is stored without its holes; only archive/tar knows where they are
 }
 
 // tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
@@ -577,7 +619,7 @@ func (r *tarReader) entry() error {
 	if err := r.skip(); err != nil {
 		return err
 	}
-	r.at.head, r.at.sparse = r.pos, nil
+	r.at.head, r.sparse = r.pos, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
 	name, size, n := parseHeaders(b, false)
 	for n > len(b) && err == nil {
@@ -588,7 +630,8 @@ func (r *tarReader) entry() error {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
-		r.at = tarEntry{name: string(name), kind: tar.TypeReg, head: r.pos, data: r.pos + int64(n), size: size}
+		r.at = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
+		r.at.stored = r.at.name
 		r.in.Discard(n)
 		r.pos, r.left = r.at.data, size
 		return nil
@@ -628,11 +671,11 @@ func (r *tarReader) headers(marker bool) error {
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.at = tarEntry{name: h.Name, link: h.Linkname, head: r.at.head, data: r.pos, size: h.Size}
+	r.at = tarEntry{name: h.Name, stored: h.Name, head: r.at.head, data: r.pos, size: h.Size}
 	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.at.kind = tar.TypeLink
+		r.at.kind, r.at.stored = tar.TypeLink, h.Linkname
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.left = 0
@@ -649,7 +692,7 @@ func (r *tarReader) headers(marker bool) error {
 	if !sparse {
 		return nil
 	}
-	r.at.sparse = t
+	r.at.sparse, r.sparse = true, t
 	if h.Size > r.max {
 		return r.tooLarge(h.Size)
 	}
@@ -671,8 +714,8 @@ func (r *tarReader) Read(p []byte) (int, error) {
 // content reads the data of the entry, a regular file whose size has been checked.
 func (r *tarReader) content() ([]byte, error) {
 	var from io.Reader = r
-	if r.at.sparse != nil {
-		from = r.at.sparse
+	if r.sparse != nil {
+		from = r.sparse
 	}
 	data := make([]byte, r.at.size)
 	n, err := io.ReadFull(from, data)
@@ -690,8 +733,8 @@ func unexpected(err error) error {
 
 // skip passes over what is left of the entry, and the zeros that fill up its last block.
 func (r *tarReader) skip() error {
-	if r.at.sparse != nil {
-		if _, err := io.Copy(io.Discard, r.at.sparse); err != nil {
+	if r.sparse != nil {
+		if _, err := io.Copy(io.Discard, r.sparse); err != nil {
 			return err
 		}
 		r.left = 0
@@ -1244,33 +1287,19 @@ type TarDataset struct {
 
 // A tarIndex says where the records of a shard are, and is the Dataset of them.
 //
-// The members of all records stand in one slice, in the order of the records: record r has members[ends[r-1]:ends[r]],
-// and record 0 has members[:ends[0]]. An index of a million records is two large pieces of memory, and not millions of
-// small ones. A record with a fault has an entry in faults.
+// The members of all records stand in one slice, in the order of the records: record r has members[ends[r]:ends[r+1]],
+// and ends[0] is 0. An index of a million records is two large pieces of memory, and not millions of small ones. A record
+// with a fault has an entry in faults.
 type tarIndex struct {
 	name    string
 	file    *os.File
-	members []tarMember
+	members []tarEntry
 	ends    []int
 	faults  map[int]error
 
 	// sure[r] says that checkEdges has found no fault of record r. It has only the records of an index that was read.
 	sure []atomic.Bool
 }
-
-// A tarMember is a file of a record: name[:key] is the key of the record, and head, data and size are those of a
-// tarEntry. If the file is a hard link, these and stored are those of the file to which it is a link.
-type tarMember struct {
-	name             string
-	stored           string // the name in the headers at head
-	head, data, size int64
-	sparse           bool
-	key              int32
-}
-
-// alone reports whether a member must be read by itself: its file is sparse, or its headers are so long that they should
-// not stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
-func (m *tarMember) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
 // index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
@@ -1287,7 +1316,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var parts []Dataset[Record]
 	for _, name := range paths {
-		x := &tarIndex{name: name, faults: map[int]error{}}
+		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
 		d.shards, parts = append(d.shards, x), append(parts, x)
 		s := newRecordReader(name, defaultMaxFile)
 		if err := x.build(s); err != nil {
@@ -1299,8 +1328,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	return d, nil
 }
 
-// build opens the shard, and reads its index or makes one. The end of the shard is read in both cases: after the last
-// record of an index there must be no other. Hard links are followed only if there is no index, which cannot have them.
+// build opens the shard, and reads its index or makes one.
 func (x *tarIndex) build(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1314,36 +1342,57 @@ func (x *tarIndex) build(s *recordReader) (err error) {
 	if s.compressed {
 		return errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
-	text, err := os.ReadFile(x.indexName())
-	if err == nil {
-		err = x.parse(string(text), s)
+	if s.known, err = readIndex(x.file); err != nil {
+		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("index %s: %w; without the index the shard itself is read", x.indexName(), err)
-	}
-	known := len(x.ends)
-	x.sure = make([]atomic.Bool, known)
-	if known == 0 {
+	return x.scan(s)
+}
+
+// scan reads the shard to its end, and makes members of its files, also of a record with a fault: checkEdges needs them.
+// With an index, only what lies between its files and after the last is read. An index has no hard links, so links need
+// not be kept.
+func (x *tarIndex) scan(s *recordReader) error {
+	if s.known == nil {
 		s.links = map[string]tarEntry{}
 	}
-	if err = x.scan(s); err == nil && known > 0 && len(x.ends) > known {
-		return x.stale()
+	x.members = s.known[:0] // the same memory: a member is written after its place in known has been read
+	s.take = func() error {
+		x.members = append(x.members, s.file)
+		return nil
 	}
-	return err
+	if err := s.advance(); err != nil {
+		return err
+	}
+	for {
+		item, err := s.record()
+		switch {
+		case err == io.EOF:
+			if s.known != nil {
+				x.sure = make([]atomic.Bool, x.Len())
+			}
+			return nil
+		case err != nil:
+			return err
+		case item.Err != nil:
+			x.faults[x.Len()] = item.Err
+		}
+		x.ends = append(x.ends, len(x.members))
+	}
 }
 
-// indexName is the name of the shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
+// indexName is the name of a shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
 // a.1.tar share a.idx; here only ".tar" is replaced.
-func (x *tarIndex) indexName() string { return strings.TrimSuffix(x.name, ".tar") + ".idx" }
+func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") + ".idx" }
 
-// stale is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
+// staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
 // this is noticed by what is read.
-func (x *tarIndex) stale() error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", x.indexName())
+func staleIndex(shard string) error {
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", indexName(shard))
 }
 
-// parse reads an index. Its first line is "v1.2" and the number of records. Then comes a line for each record, with
-// four words for each file: the extension, the offset of the data in the shard, the size, and the name.
+// readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
+// there is no index, or nothing in it. Its first line is "v1.2" and the number of records. Then comes a line for each
+// record, with four words for each file: the extension, the offset of the data in the shard, the size, and the name.
 //
 //	v1.2 2
 //	txt 512 5 a.txt cls 1536 1 a.cls
@@ -1352,126 +1401,49 @@ func (x *tarIndex) stale() error {
 // An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
 // files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
 //
-// An index may be of another shard, or of an older one with the same name. parse reads those parts of the shard about
-// which the index says nothing: what is between two files, up to the header of the second. It leaves s where the last
-// file ends. Whether the files themselves are those of the index is checked when they are read.
-func (x *tarIndex) parse(text string, s *recordReader) error {
-	head, rest, _ := strings.Cut(text, "\n")
+// An index may be of another shard, or of an older one with the same name. So scan reads those parts of the shard about
+// which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
+// in most cases.
+func readIndex(shard *os.File) (files []tarEntry, err error) {
+	text, err := os.ReadFile(indexName(shard.Name()))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	info, err2 := shard.Stat()
+	if err = cmp.Or(err, err2); err != nil {
+		return nil, err
+	}
+	head, rest, _ := strings.Cut(string(text), "\n")
 	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
 	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
-		return fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
-	}
-	info, err := x.file.Stat()
-	if err != nil {
-		return err
+		return nil, fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
 	}
 	lines, end := 0, int64(0)
 	for line := range strings.Lines(rest) {
 		lines++
 		words := strings.Fields(line)
 		if len(words) == 0 || len(words)%4 != 0 {
-			return fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
+			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
 		}
 		for file := range slices.Chunk(words, 4) {
-			if end, err = x.parseMember(file, s, end, info.Size()); err != nil {
-				return fmt.Errorf("line %d: %w", lines+1, err)
+			name := file[3]
+			if _, _, ok := splitName(name); !ok {
+				continue
 			}
+			data, err1 := strconv.ParseInt(file[1], 10, 64)
+			size, err2 := strconv.ParseInt(file[2], 10, 64)
+			if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
+				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
+					lines+1, name, file[1], file[2], info.Size(), end)
+			}
+			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
+			end = wholeBlocks(data + size)
 		}
 	}
 	if lines != count {
-		return fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
+		return nil, fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
 	}
-	s.left = end - s.pos // scan skips that
-	return nil
-}
-
-// parseMember adds a file to the members: the four words of an index, in a shard of limit bytes, after a member that ends
-// at end. It returns where this one ends, with the zeros after it.
-//
-// In most cases the header of the file is the block after end. If there are more blocks between end and the data, they
-// are entries that belong to no record, or other headers of the file. advance reads them, and must come
-// out at this file.
-func (x *tarIndex) parseMember(words []string, s *recordReader, end, limit int64) (int64, error) {
-	name := words[3]
-	key, field, ok := splitName(name)
-	if !ok {
-		return end, nil
-	}
-	data, err1 := strconv.ParseInt(words[1], 10, 64)
-	size, err2 := strconv.ParseInt(words[2], 10, 64)
-	if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > limit-data {
-		return end, fmt.Errorf("%q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
-			name, words[1], words[2], limit, end)
-	}
-	m := tarMember{name: name, stored: name, head: data - tarBlock, data: data, size: size, key: int32(len(key))}
-	if m.head != end {
-		s.left = end - s.pos // advance skips that
-		err := s.advance()
-		if err == nil && s.at.data != data {
-			err = fmt.Errorf("%q does not come next", name)
-		}
-		if err != nil {
-			return end, fmt.Errorf("%w (%w)", x.stale(), err)
-		}
-		m.head = s.at.head
-	}
-	if n := len(x.members); n == 0 || key != x.members[n-1].name[:x.members[n-1].key] {
-		x.ends = append(x.ends, 0)
-		clear(s.fields)
-		s.loaded = 0
-	}
-	if s.fields[field] {
-		return end, fmt.Errorf("record %q has another field %q", key, field)
-	}
-	s.fields[field] = true
-	s.at = tarEntry{name: name, head: m.head} // for the error
-	if err := s.hold(name, size); err != nil {
-		x.faults[len(x.ends)-1] = err
-	}
-	x.members = append(x.members, m)
-	x.ends[len(x.ends)-1] = len(x.members)
-	return wholeBlocks(data + size), nil
-}
-
-// scan adds the records that follow in s.
-func (x *tarIndex) scan(s *recordReader) error {
-	s.take = func(item *Item[Record]) error { return x.note(s, item) }
-	if err := s.advance(); err != nil {
-		return err
-	}
-	for {
-		item, err := s.record()
-		switch {
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return err
-		case item.Err != nil:
-			x.faults[len(x.ends)] = item.Err
-		}
-		x.ends = append(x.ends, len(x.members))
-	}
-}
-
-// note is the take of an index: it adds the file that is ahead to the members, and reads nothing. A hard link becomes
-// a member with the data of its target, which must come before it, as tar writes it.
-func (x *tarIndex) note(s *recordReader, item *Item[Record]) error {
-	name, at := s.at.name, s.at
-	if at.kind == tar.TypeLink {
-		target, ok := s.links[at.link]
-		if !ok {
-			item.Err = s.fault(fmt.Errorf("it is a hard link to %q, which does not come before it", at.link))
-			return nil
-		}
-		at, s.links[name] = target, target
-	}
-	if item.Err = s.hold(name, at.size); item.Err != nil {
-		return nil
-	}
-	x.members = append(x.members, tarMember{
-		name: name, stored: at.name, head: at.head, data: at.data, size: at.size, sparse: at.sparse != nil, key: int32(len(s.key)),
-	})
-	return nil
+	return files, nil
 }
 
 // Len returns the number of records.
@@ -1482,7 +1454,7 @@ func (d *TarDataset) Len() int { return d.records.Len() }
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
-func (x *tarIndex) Len() int { return len(x.ends) }
+func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 
 // Get reads record i of the shard.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
@@ -1492,7 +1464,7 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := x.checkEdges(i); err != nil {
 		return Record{}, err
 	}
-	members := x.membersOf(i)
+	members := x.members[x.ends[i]:x.ends[i+1]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
@@ -1508,23 +1480,13 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	return rec, nil
 }
 
-// membersOf returns the members of record i.
-func (x *tarIndex) membersOf(i int) []tarMember {
-	first := 0
-	if i > 0 {
-		first = x.ends[i-1]
-	}
-	return x.members[first:x.ends[i]]
-}
-
 // checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
 // name in an index can move a file of the record into the record next to it, and what is left has no fault of its own.
 func (x *tarIndex) checkEdges(i int) error {
 	if i >= len(x.sure) || x.sure[i].Load() {
 		return nil
 	}
-	next := x.ends[i]
-	first := next - len(x.membersOf(i))
+	first, next := x.ends[i], x.ends[i+1]
 	for _, m := range slices.Concat(x.members[max(first-1, 0):first], x.members[next:min(next+1, len(x.members))]) {
 		if _, err := x.find(&m); err != nil {
 			return err
@@ -1537,7 +1499,7 @@ func (x *tarIndex) checkEdges(i int) error {
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
 // if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
 // target of a hard link may lie anywhere, also before that member.
-func adjacent(members []tarMember) int {
+func adjacent(members []tarEntry) int {
 	n := 1
 	for ; n < len(members); n++ {
 		m, next := &members[n-1], &members[n]
@@ -1549,6 +1511,10 @@ func adjacent(members []tarMember) int {
 	return n
 }
 
+// alone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
+// stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
+func (m *tarEntry) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
+
 // read reads adjacent members into files, with one read, from the headers of the first to the data of the last:
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
@@ -1558,7 +1524,7 @@ func adjacent(members []tarMember) int {
 //
 // The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
 // next.
-func (x *tarIndex) read(files []File, members []tarMember) error {
+func (x *tarIndex) read(files []File, members []tarEntry) error {
 	first, last := &members[0], &members[len(members)-1]
 	if first.alone() {
 		return x.readAnew(&files[0], first)
@@ -1567,7 +1533,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 	data := make([]byte, last.data+last.size-from)
 	_, err := x.file.ReadAt(data, from)
 	if err == io.EOF {
-		err = x.stale()
+		err = staleIndex(x.name)
 	}
 	if err != nil {
 		return x.fault(first, err)
@@ -1585,7 +1551,7 @@ func (x *tarIndex) read(files []File, members []tarMember) error {
 }
 
 // readAnew reads a member with a tarReader, because the file is sparse or its headers are unusual.
-func (x *tarIndex) readAnew(file *File, m *tarMember) error {
+func (x *tarIndex) readAnew(file *File, m *tarEntry) error {
 	r, err := x.find(m)
 	if err != nil {
 		return err
@@ -1597,18 +1563,19 @@ func (x *tarIndex) readAnew(file *File, m *tarMember) error {
 }
 
 // find returns a tarReader that has read the headers of a member. It is an error if the member is not there.
-func (x *tarIndex) find(m *tarMember) (*tarReader, error) {
+func (x *tarIndex) find(m *tarEntry) (*tarReader, error) {
 	r := &tarReader{pos: m.head, max: m.size}
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
-	err := r.entry()
-	if at := &r.at; err != nil || at.kind != tar.TypeReg || at.name != m.stored || at.size != m.size || at.data != m.data {
-		return nil, x.fault(m, x.stale())
+	want := *m
+	want.name, want.key = m.stored, 0 // a hard link has the headers of its target
+	if err := r.entry(); err != nil || r.at != want {
+		return nil, x.fault(m, staleIndex(x.name))
 	}
 	return r, nil
 }
 
 // fault returns err as a TarError at a member of the shard.
-func (x *tarIndex) fault(m *tarMember, err error) error {
+func (x *tarIndex) fault(m *tarEntry, err error) error {
 	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
@@ -1620,26 +1587,26 @@ func (d *TarDataset) WriteIndex() error {
 	for _, x := range d.shards {
 		index, err := x.format()
 		if err == nil {
-			err = writeFile(x.indexName(), index)
+			err = writeFile(indexName(x.name), index)
 		}
 		if err != nil {
-			return fmt.Errorf("dataloader: WriteIndex: %s: %w", x.indexName(), err)
+			return fmt.Errorf("dataloader: WriteIndex: %s: %w", indexName(x.name), err)
 		}
 	}
 	return nil
 }
 
-// format returns the index of the shard, in the format that parse reads.
+// format returns the index of the shard, in the format that readIndex reads.
 func (x *tarIndex) format() ([]byte, error) {
-	if len(x.ends) == 0 {
+	if x.Len() == 0 {
 		return nil, errors.New("the shard has no records")
 	}
 	for _, err := range x.faults {
 		return nil, err
 	}
-	index := fmt.Appendf(nil, "v1.2 %d\n", len(x.ends))
-	for i := range x.ends {
-		for j, m := range x.membersOf(i) {
+	index := fmt.Appendf(nil, "v1.2 %d\n", x.Len())
+	for i := range x.Len() {
+		for j, m := range x.members[x.ends[i]:x.ends[i+1]] {
 			field := m.name[m.key+1:]
 			if m.sparse || m.name != m.stored || field == "" || strings.ContainsFunc(m.name, unicode.IsSpace) {
 				return nil, fmt.Errorf("entry %q cannot be written: it is sparse, a hard link, without a field, or has white space in its name", m.name)
@@ -1702,17 +1669,17 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // together must have fewer than a million bytes.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	if err := w.check(r.Key, files); err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
-	}
+	err := w.check(r.Key, files)
 	for _, f := range files {
-		err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
+		if err == nil {
+			err = w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
+		}
 		if err == nil {
 			_, err = w.tar.Write(f.Data)
 		}
-		if err != nil {
-			return fmt.Errorf("dataloader: TarWriter: record %q: %w", r.Key, err)
-		}
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
 	}
 	w.keys[r.Key] = true
 	return nil
