@@ -71,7 +71,7 @@
 // tensor with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may
 // reuse memory: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call, without samples.
 //
-//   - Predict: 3 workers make 20 batches, and the loop recycles each. In how many places of memory are they made?
+//   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop, which recycles each. In how many places of memory?
 //   - Run: go test -v -run TestRecycle
 //   - Read: Collate, Stack and fetcher
 //
@@ -90,9 +90,9 @@
 // How can a worker never block when it sends? Workers are goroutines. They take tasks, which are the numbers of batches,
 // from one queue and put results into another, while the loop trains. If the queue of results had no room, the workers
 // would block for ever after a break. A worker could select between its send and a signal to stop. Room in the queue is
-// simpler. At most Workers × Prefetch batches are being loaded or ready. This number is the window, and each queue has room
-// for a window. The batch in the loop body does not count. With Options.Unordered a batch is handed over as soon as it is
-// ready: the second version (PyTorch: in_order=False).
+// simpler. A batch is in flight from the moment its task is sent until the loop takes it. At most Workers × Prefetch
+// batches, the window, are in flight, and each queue has room for a window. So no send ever blocks. With
+// Options.Unordered a batch is handed over as soon as it is ready: the second version (PyTorch: in_order=False).
 //
 //   - Predict: 3 workers send to a channel without room, and the loop breaks after one result. What becomes of them?
 //   - Run: go test -v -run TestNaivePool
@@ -110,13 +110,13 @@
 //	             ^           ^
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch between the two is in exactly one place, and there are at most window of them. So memory is bounded even if
-// batch 2 never comes. Example_inFiftyLines is this loader and nothing else. The engine is the same, plus slots that are
-// reused, a reader for streams, a context that stops the workers, and survival of panics. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The
-// mark at 135 ms in that picture shows the moment above.
+// Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
+// most window batches take memory, even if batch 2 never comes; out of order, too. Example_inFiftyLines is this loader
+// and nothing else. The package's own, the type engine, also reuses slots, reads streams, stops its workers by a context,
+// and survives panics. The picture in the README, and testdata/timeline.txt, show the same batches without workers, with
+// one, and with three, out of order and in order. The mark at 135 ms in that picture shows the moment above.
 //
-//   - Predict: batch 0 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
+//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //
@@ -126,7 +126,7 @@
 // other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
 // depends only on the seed, the epoch and the position.
 //
-//   - Predict: two runs with 3 workers, a generator each. Does sample 4 get the same number twice?
+//   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in five runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
 //   - Read: Rand and scope
 //
@@ -155,9 +155,10 @@
 //	calls runtime.Goexit    the batch fails             OnError decides
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
-// (With 0 workers runtime.Goexit ends the caller's goroutine, as it does everywhere.)
+// Goexit is the one exception to the specification: with 0 workers it ends the caller's goroutine.
 //
-// Goroutines live only inside the range. Leaving it in any way stops them and waits for them. There is nothing to close.
+// Goroutines live only inside the range. Leaving it in any way ends the context that each Get was given, and waits until
+// every Get has returned. A loader and a stream have nothing to close.
 //
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
 //     and if it does not?
@@ -179,11 +180,11 @@
 //	was in flight                             yes: it is not in the cursor
 //	was trained on before the save            no
 //	was trained on after the save             yes: its step is lost with the weights
-//	failed, before any later success          yes: the cursor stays before it
+//	failed, and no later batch succeeded      yes, in the same epoch: the cursor stays before it
 //	failed, and a later batch succeeded       no
-//	any of these, with its random numbers     the same numbers: they depend on the position
 //
-// A sample that OnError has dropped counts as seen.
+// A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
+// counts as seen.
 //
 //   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many samples are lost, and
 //     how many come twice?
@@ -203,7 +204,7 @@
 //   - Run: go test -v -run TestTails
 //   - Read: Shard, Tail and deal
 //
-// # Second lesson: streams
+// # Second reading: streams
 //
 // What if there is no sample i? A [Stream] is for data without indices, and for a pipeline of your own. It is a function.
 // It takes a cursor and returns the items that follow, each with the cursor after it (PyTorch: IterableDataset,
@@ -288,8 +289,8 @@ type Options struct {
 	// Workers is the number of goroutines that load. With 0 the calling goroutine loads each batch when the loop asks
 	// for it. PyTorch: num_workers.
 	Workers int
-	// Workers × Prefetch is the window, the most batches that are being loaded or ready; 0 means 2. Prefetch needs Workers.
-	// PyTorch: prefetch_factor.
+	// Prefetch is the number of batches in flight for each worker; 0 means 2. Workers × Prefetch is the window. Without
+	// Workers it must be 0. PyTorch: prefetch_factor.
 	Prefetch int
 	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes
 	// exactly once, also across a resume. PyTorch: in_order=False.
@@ -441,19 +442,20 @@ func (l *DataLoader[B]) setOrder(n int) error {
 // Len returns the number of batches in an epoch of this shard.
 func (l *DataLoader[B]) Len() int { return l.deal.steps() }
 
-// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, the next epoch has
-// another. Errors are those of Run.
+// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
+// Unordered. With Shuffle each epoch has another order. Errors are those of Run.
 func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
 	return func(yield func(B, error) bool) { l.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
 // Run returns the batches from *at to the end of its epoch, and keeps *at current. While the loop body has a batch, *at
-// is the cursor after that batch, so a checkpoint saved in the body resumes with the next batch. After the last batch
+// is the cursor after that batch, so a checkpoint saved in the body resumes with the next batch. When the loop has ended
 // *at is the start of the next epoch. After a break it stays where it is. The caller must not change *at, or pass it to
 // another Run, while the loop runs.
 //
 // If a batch fails, the loop gets a *SampleError, which errors.As finds, and may go on. *at then stays before the failed
-// batch, so a checkpoint saved in the body tries that batch again. With the next success *at moves on.
+// batch, so a checkpoint saved in the body tries that batch again. With the next success, or at the end of the epoch, *at
+// moves on.
 //
 // Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
 // context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
@@ -759,9 +761,10 @@ func (f *fetcher[T, B]) get(j *job[B], k int) (sample T, err error) {
 	return f.data.Get(j.ctx, j.indices[k])
 }
 
-// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it as
-// JSON, and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
-// epoch e, of any loader and stream. A cursor that has been handed out never changes.
+// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it
+// as JSON, and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start
+// of epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in
+// place.
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
@@ -1146,7 +1149,7 @@ func (s *Stats) Observe(t Timing) {
 }
 
 // String returns one line: the number of batches and samples; the share of the time in loops that was spent waiting for
-// batches, and how much of it while the next batch was ready, which a slow batch before it blocked; how busy the
+// batches, and the share in which the next batch was ready, but a slow one before it blocked it; how busy the
 // workers were; and the bottleneck, with the number of workers that would be enough.
 //
 // The time in loops is the waiting and the training. Training is timed from batch to batch, so the training after the
@@ -1206,8 +1209,8 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
 //
 // To find the slow stage of a pipeline, read its source alone, then with one stage, then with two, and so on, each with
-// Take, Progress and an empty loop body: the rate falls at the slow stage. Stages in one goroutine add up their times. Map
-// with workers and Prefetch begin another goroutine, and then the slowest goroutine sets the rate. After Batch the rate
+// Take, Progress and an empty loop body: the rate falls at the slow stage. Stages in one goroutine add up their times.
+// Prefetch, and a Map with workers, start goroutines, and then the slowest goroutine sets the rate. After Batch the rate
 // counts batches.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line

@@ -5518,7 +5518,7 @@ func TestStuckBatch(t *testing.T) {
 			}
 			then := <-stuck
 			equal(t, "delivered, loaded and loading while batch 0 is stuck; delivered then", fmt.Sprint(early, then, late), want)
-			loaded, loading, _ := strings.Cut(then, " ")
+			loaded, loading, _ := strings.Cut(then, " ") // of 20 batches
 			t.Logf("Unordered %t, while batch 0 hangs: handed over %d, loaded %s, loading %s", unordered, len(early), loaded, loading)
 		})
 	}
@@ -9652,8 +9652,12 @@ func TestAdjacent(t *testing.T) {
 		{1, []tarEntry{first, first}}, {1, []tarEntry{first, member(1023, 1536, 1)}},
 		{1, []tarEntry{first, sparse}}, {1, []tarEntry{sparse, member(2048, 2560, 1)}},
 	} {
-		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members), c.want)
+		spare := int64(2 * tarBuffer)
+		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members, &spare), c.want)
 	}
+	far := []tarEntry{first, member(tarBuffer, tarBuffer+512, 1), member(2*tarBuffer, 2*tarBuffer+512, 1)}
+	spare := int64(tarBuffer)
+	equal(t, "more between them than the record may take", fmt.Sprint(adjacent(far, &spare), spare), fmt.Sprint(2, 512))
 }
 
 // FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.

@@ -389,8 +389,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // ctx is not the context that Get, Transform's or Map's function was given, or one made from it: with any other context
 // every sample would draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
 //
-// In PyTorch a worker_init_fn must seed a generator for each worker. There each worker has a queue of its own and gets the
-// same batches in every run, so the numbers are the same too, until the number of workers changes.
+// In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run. So the numbers are
+// the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
 	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
@@ -404,7 +404,7 @@ func Rand(ctx context.Context) *rand.Rand {
 	return s.rand
 }
 
-// WithSeed returns a context in which Rand has another seed, at the same sample. Use it in a Get for a second generator
+// WithSeed returns a context for the same sample whose Rand has the given seed. Use it in a Get for a second generator
 // that is independent of the first, and around a stream's loop to set the seed of the stream's functions. A loader has
 // Options.Seed instead. Outside of loaders and streams the context has one generator, which goes on from call to call.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
@@ -657,13 +657,13 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
 //
 // A stream of your own is a function of this type. A cursor with Pos 0 and a nil State is the start of an epoch, and the
-// stream begins there. Any other cursor must be one of its own: it puts a description into State, and its last pair is an
-// error if Load finds another one. State is any value that encoding/json writes and reads. It must not change after the
-// item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the
-// item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and
-// its last pair has context.Cause(ctx). At the end of its data it just returns, and the epoch is complete. ExampleStream
-// and ExampleStream_stage show a source and a stage. To test your own, copy it into a test file in this folder and call
-// checkStream.
+// stream begins there. Any other cursor must be one of its own: the stream writes a description of itself into State, and
+// if Load finds another one, it yields one error and ends. State is any value that encoding/json writes and reads. It
+// must not change after the item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos,
+// and the State from which the item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended,
+// it does not yield the item, and its last pair has context.Cause(ctx). At the end of its data it just returns, and the
+// epoch is complete. ExampleStream and ExampleStream_stage show a source and a stage. To test your own, copy it into a
+// test file in this folder and call checkStream.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
 //
@@ -678,8 +678,8 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
 // is a *SampleError, after which the loop may go on. Any other error is the last. When the last item has been handed over
-// the epoch is complete, even if the context ends then. Some streams cannot know which item is the last: FromSeq, and a
-// Filter or Shard whose source still has items that would be left out. There the error is then the cause of the context.
+// the epoch is complete, even if the context ends then. FromSeq, and a Filter or Shard before the end of its source, cannot
+// know that an item is the last. If the context ends at that item, they end with its cause.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	panicIf(s == nil, "Run: the stream is nil; look at the error of the function that should have made it")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)

@@ -697,7 +697,7 @@ func Indices(s Sampler) Stream[int] {
 
 // Shuffle yields the items in a random order within windows of the given size. One window is all that it keeps in
 // memory. Windows are consecutive; the first one of an epoch has a random length up to the given size, so that their
-// edges move from epoch to epoch. For a source with indices use Random, which shuffles the whole epoch without memory.
+// edges move from epoch to epoch. For a source with indices use Random, which shuffles the whole epoch in 8 KiB.
 // window must be at least 1. PyTorch: the shuffle of an IterableDataset.
 //
 // A resume reads at most one window again. That is why Shuffle does not use a reservoir, from which a random item is
@@ -910,15 +910,16 @@ func (m *mixer[T]) stop() {
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
 // must read the same items in the same order. Put stages that drop or reorder items (Filter, OnError, Shuffle, Mix) before
-// Shard, and one-for-one stages and Batch after it. Otherwise the ranks take different numbers of steps. In this order the
-// cursor of any rank, taken after the same number of steps, resumes every rank, and any number of ranks.
+// Shard, and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps,
+// resumes every rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of
+// items, and the others would make cursors that fit only one rank.
 //
 // tail says what happens if the items cannot be dealt out evenly, as Options.Tail does for a loader: under PadTail and
 // DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
 // read once more from the start of the epoch. Shard panics if the shard or the tail makes no sense.
 //
-// Shard reads Count items before it yields its own of them. So its cursors stand between two such steps, where all ranks
-// agree, and nothing has to be counted again at a resume.
+// Shard reads Count items, one for each rank, and then yields the one of this rank. So its cursors stand between two such
+// steps, where all ranks agree, and nothing has to be counted again at a resume.
 func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	shard, bad := shard.check()

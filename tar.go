@@ -182,11 +182,12 @@ type tarState struct {
 // middle. A cursor also fits the same shards in another place: only the last elements of their names are compared, and
 // no queries.
 //
-// A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before
-// the fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a
-// hard link, more bytes than MaxFile) yields one error, and the next record follows. Both are failed items whose error is
-// a TarError, so a loop that skips failed items reads every sound record of every shard. No part of a record with a
-// fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the file would mean reading it.
+// A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before the
+// fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a hard
+// link, more bytes than MaxFile) yields one error, and the next record follows. Both are failed items whose error is a
+// TarError, so a loop that skips failed items reads every sound record, except those behind the fault of a damaged shard.
+// No part of a record with a fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the
+// file would mean reading it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
@@ -1466,12 +1467,14 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
+	spare := int64(tarBuffer) // how much may be read that is not the record's
 	for j := range members {
 		m := &members[j]
 		rec.Key, rec.Files[j].Name = m.name[:m.key], lower(m.name[m.key+1:])
+		spare += m.size
 	}
 	for files := rec.Files; len(members) > 0; {
-		n := adjacent(members)
+		n := adjacent(members, &spare)
 		if err := x.read(files[:n], members[:n]); err != nil {
 			return Record{}, err
 		}
@@ -1497,16 +1500,19 @@ func (x *tarIndex) checkEdges(i int) error {
 }
 
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
-// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. The
+// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. What
+// lies between is taken from spare, so that all reads for a record together take at most twice its size and 256 KiB. The
 // target of a hard link may lie anywhere, also before that member.
-func adjacent(members []tarEntry) int {
+func adjacent(members []tarEntry, spare *int64) int {
 	n := 1
 	for ; n < len(members); n++ {
 		m, next := &members[n-1], &members[n]
 		end := m.data + m.size
-		if m.alone() || next.alone() || next.head < end || next.data-end > tarBuffer {
+		between := next.data - end
+		if m.alone() || next.alone() || next.head < end || between > min(tarBuffer, *spare) {
 			break
 		}
+		*spare -= between
 	}
 	return n
 }
@@ -1736,9 +1742,10 @@ const maxExpand = 1 << 20
 // the numbers from 8 to 11, and "{008..011}" for the same with zeros in front. Numbers may count down. Of several
 // braces the last changes fastest. A pattern without braces stands for itself.
 //
-// Expand returns an error for braces within braces, a brace without its other half, braces with neither a comma nor
-// two numbers, such as "{000-146}", and more than 2^20 names. bash leaves some of these as they are, which makes a
-// missing file of a slip. Letters, steps and backslashes, which bash knows too, are not needed for names of shards.
+// Expand returns an error for braces within braces, a brace without its other half, braces with neither a comma nor two
+// numbers, such as "{000-146}", and more than 2^20 names. bash leaves some of these unchanged, so that a typing error
+// shows up only as a missing file. Letters, steps and backslashes, which bash knows too, are not needed for names of
+// shards.
 func Expand(pattern string) ([]string, error) {
 	names := []string{""} // what the pattern stands for, up to rest
 	for rest := pattern; rest != ""; {

@@ -217,8 +217,8 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // Second reading: streams. Map is the engine with a reader and workers, Prefetch the engine with a reader alone.
 
 // Map applies f to every item. With workers > 0, f runs in that many goroutines, and one more goroutine reads the
-// source, at most 8×workers items ahead of the loop. The results keep the order of the source, and each is handed
-// over as soon as it is ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
+// source, at most 8×workers items ahead of the loop. The results keep the order of the source: each is handed over when it
+// and all before it are ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
 //
 // An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
 // does not call f again for items before the cursor. Rand(ctx) in f has the seed of WithSeed, and depends on the item's
