@@ -8975,7 +8975,7 @@ func headerCases() []headerCase {
 		{x("path=b.txt", "path="), ""}, {x("mtime="), ""}, {x("path=b\x00.txt"), ""}, {x("uname=b\x00"), ""}, {x("xattr=b\x00"), ""}, {x("xattr\x00=b"), ""},
 		{x("mtime=-1.5"), ""}, {x("mtime=.5"), ""}, {x("mtime=1.x"), ""}, {x("mtime=x"), ""}, {x("atime=1.2.3"), ""}, {x("ctime=1e9"), ""}, {x("mtime=12345678901234567890"), ""},
 		{x("mtime=36893488147419103233"), ""}, {x("uid=18446744073709551617"), ""}, // which overflow to 1
-		{x("uid=-1"), ""}, {x("gid=1.5"), ""}, {x("uid=x", "uid=1"), ""}, {x("size=-1"), ""}, {x("size=0x10"), ""}, {x("size=100"), ""}, {x("size=7", "size=0"), ""}, {slices.Concat(x("size=100"), x(mtime)), ""}, {x("size= 1"), ""}, {x("size=9223372036854775808"), ""},
+		{x("uid=-1"), ""}, {x("uid=:"), ""}, {x("mtime=:"), ""}, {x("gid=1.5"), ""}, {x("uid=x", "uid=1"), ""}, {x("size=-1"), ""}, {x("size=0x10"), ""}, {x("size=100"), ""}, {x("size=7", "size=0"), ""}, {slices.Concat(x("size=100"), x(mtime)), ""}, {x("size= 1"), ""}, {x("size=9223372036854775808"), ""},
 		{x("size=9223372036854775807"), ""}, {x("=b"), ""}, {x("a"), ""}, {x("GNU.sparse.major=1", "GNU.sparse.minor=0"), ""}, {x("GNU.sparse.name=b.txt"), ""},
 		{x("GNU.sparse.map=0,1", "GNU.sparse.size=100"), ""}, {x("GNU.sparse.offset=0", "GNU.sparse.numbytes=1"), ""},
 		{text("5 a=\n"), ""}, {text("4 a=\n"), ""}, {text("7 a=b\n"), ""}, {text("5 a=b\n"), ""}, {text("99 a=b\n"), ""}, {text("+6 a=b\n"), ""}, {text(" 6 a=b\n"), ""},
