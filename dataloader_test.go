@@ -5896,8 +5896,9 @@ func TestNewFunc(t *testing.T) {
 		equal(t, "unordered", sorted(samples(t, must(NewFunc(11, load, opts)), 2)), sorted(samples(t, newLoader(t, numbers(11), opts), 2)))
 	}
 	random := func(ctx context.Context, dst, indices []int) ([]int, error) {
-		equal(t, "twice the same generator", Rand(ctx) == Rand(ctx), true)
-		return append(dst[:0], Rand(ctx).Int()), nil
+		generator := Rand(ctx)
+		equal(t, "the same generator again", Rand(ctx) == generator, true)
+		return append(dst[:0], generator.Int()), nil
 	}
 	atOnceToo := batchGetter[int]{10, func(ctx context.Context, indices []int) ([]int, error) {
 		return slices.Repeat([]int{Rand(ctx).Int()}, len(indices)), nil
