@@ -4778,6 +4778,7 @@ func TestFolder(t *testing.T) {
 		link("nowhere", "cow")
 		_, _, err := Folder(os.DirFS(filepath.Join(dir, "root")))
 		equal(t, "a broken link at the top is an error", errors.Is(err, fs.ErrNotExist), true)
+		equal(t, "unless no pattern matches it", folder(os.DirFS(filepath.Join(dir, "root")), "*/*"), "[cat dog] [{cat/1 0} {cat/3 0} {dog/2 1}]")
 	}
 }
 
