@@ -419,6 +419,9 @@ func (l *DataLoader[B]) setOrder(n int) error {
 		} else if o.Sampler == nil {
 			o.Sampler = Sequential(n)
 		}
+		if w, ok := o.Sampler.(weighted); ok && w.samples != n {
+			return fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
+		}
 		positions, l.orderOf = o.Sampler, recent(samplerOrder(o.Sampler))
 	}
 	count := positions.Len()

@@ -5888,7 +5888,7 @@ func TestNewFunc(t *testing.T) {
 		{},
 		{BatchSize: 3, Shuffle: true, Seed: 3},
 		{BatchSize: 2, DropLast: true, Shard: Shard{1, 2}},
-		{BatchSize: 2, Sampler: must(Weighted([]float64{1, 2, 3}, 9, true, 1)), Tail: DropTail, Shard: Shard{2, 3}},
+		{BatchSize: 2, Sampler: must(Weighted(slices.Repeat([]float64{1, 2}, 6)[:11], 9, true, 1)), Tail: DropTail, Shard: Shard{2, 3}},
 		{BatchSampler: fixedBatches{{0, 1}, {2}, {9, 9, 9}}},
 	} {
 		want := fmt.Sprint(batches(t, newLoader(t, numbers(11), opts), 2))
@@ -6264,6 +6264,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Shard: Shard{0, 1<<20 + 1}}), "Options.Shard … Count: 1048577 … must be 0 to 1048576"},
 		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
 		{loader(Options{BatchSize: 4, DropLast: true}), "Options.DropLast leaves no batch: BatchSize is 4, and there are 3 samples"},
+		{loader(Options{Sampler: must(Weighted([]float64{1, 2}, 3, true, 1))}), "Options.Sampler has 2 weights for 3 samples"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},

@@ -219,7 +219,8 @@ func checkCount(constructor string, n, count int) {
 
 // Weighted draws each position of an epoch with a chance proportional to the sample's weight: weights[i] for sample i.
 // A sample of weight 0 is never drawn. Weights must be finite and not negative. At least one must be positive, and
-// without replacement at least count of them. count must be positive. The weights are copied.
+// without replacement at least count of them. count must be positive. The weights are copied. A loader whose data set has
+// another number of samples is an error of New.
 //
 // With replacement a position is computed when it is asked for, by a binary search in the cumulative weights. Without
 // replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
@@ -258,10 +259,16 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 		draw = drawCumulative(positive)
 	}
 	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)", count, len(weights), digest, replace, seed)
-	return sampler{count, name, func(epoch int) func(int) int {
+	return weighted{sampler{count, name, func(epoch int) func(int) int {
 		at := draw(hash(seed, uint64(epoch), uint64(len(weights))))
 		return func(pos int) int { return items[at(pos)] }
-	}}, nil
+	}}, len(weights)}, nil
+}
+
+// A weighted is the Sampler that Weighted makes. It knows how many samples the data set must have.
+type weighted struct {
+	sampler
+	samples int
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
