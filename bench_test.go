@@ -627,7 +627,8 @@ func BenchmarkStart(b *testing.B) {
 	})
 }
 
-// BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files.
+// BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files. It is
+// skipped where Go is installed without its sources: there is nothing to load.
 func BenchmarkGoTree(b *testing.B) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	src := filepath.Join(strings.TrimSpace(string(out)), "src")
@@ -674,7 +675,8 @@ var (
 //
 // The first pass loads files in random order, each for the first time, so it measures the disk, unless the system had them
 // in memory. The other lines load the same files again and again, from memory. If there is much more data than memory,
-// every epoch of a training is like the first pass.
+// every epoch of a training is like the first pass. Without -data the benchmark is skipped, with a line that says how to use
+// it.
 func BenchmarkMine(b *testing.B) {
 	if *mineData == "" {
 		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar'; -decode decodes it, too")

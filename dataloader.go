@@ -132,10 +132,10 @@
 //
 // # Errors and breaks
 //
-// What if a sample is bad? The loop gets an error at the batch's turn. The error is a [*SampleError]. It says which batch
-// failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
-// other error is the last: the context has ended, the cursor does not fit, or Trace has panicked. A loop that skips bad
-// batches tells the two apart:
+// How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says
+// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next
+// batch. Every other error is the last: the context has ended, the cursor does not fit, or Trace has panicked. A loop
+// that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
@@ -206,10 +206,10 @@
 //
 // # Second reading: streams
 //
-// What if there is no sample i? A [Stream] is for data without indices, and for a pipeline of your own. It is a function.
-// It takes a cursor and returns the items that follow, each with the cursor after it (PyTorch: IterableDataset,
-// torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams. Shuffle, [Mix], [Map], [Batch], Prefetch and others make
-// one stream from another. Any composition resumes:
+// How are data without indices loaded? By a [Stream], which is also the way to a pipeline of your own. A Stream is a
+// function that takes a cursor and returns the items that follow, each with the cursor after it (PyTorch:
+// IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams. Shuffle, [Mix], [Map], [Batch],
+// Prefetch and others make one stream from another. Any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)

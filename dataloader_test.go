@@ -4502,6 +4502,7 @@ func TestDatasets(t *testing.T) {
 	equal(t, "Subset", values(t, subset), "[e a a]")
 	equal(t, "Pairs", values(t, must(Pairs(letters, numbers(5)))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
 	equal(t, "Concat", values(t, Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})), letters)
+	mustPanic(t, func() { Concat(numbers(math.MaxInt), numbers(1)) }, "Concat: the length of part 1 is negative, or the sum overflows")
 	equal(t, "Concat of nothing", values(t, Concat[int]()), "[]")
 	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
 	equal(t, "Transform", values(t, Transform(numbers(3), square)), "[0 1 4]")
@@ -5916,6 +5917,10 @@ func TestNewFunc(t *testing.T) {
 		return append(dst[:0], indices...), nil
 	}
 	loading{"an error", atOnce{n: 5, load: failing}, nil, Options{BatchSize: 2, OnError: dropBad}, "[[0 1] error dataloader: epoch 2, batch 1: bad sample [4]]"}.check(t, 0)
+	traced := 0
+	l := must(NewFunc(7, load, Options{BatchSize: 4, Trace: func(tm Timing) { traced += tm.Samples }}))
+	equal(t, "samples traced", fmt.Sprint(len(batches(t, l, 0)), traced), "2 7")
+	mustPanic(t, func() { (*DataLoader[int])(nil).Run(t.Context(), new(Cursor)) }, "the loader is nil; look at the error of New")
 	refused(t, []refusal{
 		{errorOf(NewFunc[int](3, nil, Options{})), "NewFunc: load is nil"},
 		{errorOf(NewFunc(-3, load, Options{})), "number of samples is -3 … must not be negative"},
@@ -6300,6 +6305,24 @@ func TestFailedBatchIsForgotten(t *testing.T) {
 	}
 }
 
+// TestFetchedBatchIsForgotten checks that what GetBatch has returned can be collected while the loop has the batch.
+func TestFetchedBatchIsForgotten(t *testing.T) {
+	var fetched []weak.Pointer[[64]byte]
+	data := batchGetter[*[64]byte]{8, func(_ context.Context, indices []int) (samples []*[64]byte, _ error) {
+		for range indices {
+			samples = append(samples, new([64]byte))
+			fetched = append(fetched, weak.Make(samples[len(samples)-1]))
+		}
+		return samples, nil
+	}}
+	count := func(_ int, samples []*[64]byte) (int, error) { return len(samples), nil }
+	for n := range must(New(data, count, Options{BatchSize: 4})).Epoch(t.Context(), 0) {
+		runtime.GC()
+		kept := slices.IndexFunc(fetched, func(p weak.Pointer[[64]byte]) bool { return p.Value() != nil })
+		equal(t, "samples, and one that was kept", fmt.Sprint(n, kept), "4 -1")
+	}
+}
+
 // TestHelpfulErrors: messages say what to do.
 func TestHelpfulErrors(t *testing.T) {
 	loader, grown := newLoader(t, numbers(20), Options{}), newLoader(t, numbers(21), Options{})
@@ -6363,6 +6386,7 @@ func TestAt(t *testing.T) {
 	equal(t, "an empty epoch", newLoader(t, numbers(0), Options{}).At(3, 5), Cursor{Epoch: 3})
 	mustPanic(t, func() { newLoader(t, numbers(1), Options{}).At(0, -1) }, "At: epoch is 0 and k is -1, must not be negative")
 	mustPanic(t, func() { newLoader(t, numbers(1), Options{}).At(-1, 0) }, "At: epoch is -1")
+	mustPanic(t, func() { newLoader(t, numbers(1), Options{}).At(math.MaxInt, 1) }, "At: epoch is", "too far")
 }
 
 // TestCursorsOutOfOrder: the cursor of an Unordered loader fits only its own shard and batch size, also if nothing was ahead.
@@ -6904,6 +6928,12 @@ func TestStreamOnError(t *testing.T) {
 		}
 	}
 	equal(t, "heard", heard, []string{bad(2), bad(3), bad(5), bad(7), bad(9)})
+	for item := range s(t.Context(), Cursor{Epoch: 1}) {
+		if item.Next.Pos == 9 { // an error that is a SampleError stays as it is
+			saysAll(t, item.Err, "too many: dataloader: epoch 1, the item before pos 9: item 8")
+			equal(t, "in front", strings.HasPrefix(item.Err.Error(), "too many"), true)
+		}
+	}
 	heard = nil
 	equal(t, "resumed after 100", outcomes(s.Run(t.Context(), ptr(fromJSON(t, `{"epoch":1,"pos":1,"state":{"by":"FromSeq"}}`))))[0], "103")
 	equal(t, "asked again", heard, []string{bad(2), bad(3), bad(5), bad(7), bad(9)})
@@ -6994,6 +7024,7 @@ func TestBadStreams(t *testing.T) {
 		{func() { s.Shard(Shard{2, 2}, PadTail) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; Count must be 0 to 1048576, and Index 0 to 1"},
 		{func() { s.Shard(Shard{}, 3) }, "Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail"},
 		{func() { s.OnError(nil) }, "Stream.OnError: f is nil"},
+		{func() { Stream[int](nil).Run(t.Context(), new(Cursor)) }, "Run: the stream is nil"},
 		{func() { s.Shuffle(0, 1) }, "Shuffle: the window is 0, must be at least 1"},
 		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to 16777216"},
 		{func() { s.Prefetch(math.MaxInt) }, "Prefetch: n is"},
@@ -9661,6 +9692,15 @@ func TestAdjacent(t *testing.T) {
 	far := []tarEntry{first, member(tarBuffer, tarBuffer+512, 1), member(2*tarBuffer, 2*tarBuffer+512, 1)}
 	spare := int64(tarBuffer)
 	equal(t, "more between them than the record may take", fmt.Sprint(adjacent(far, &spare), spare), fmt.Sprint(2, 512))
+	var small []tarEntry // each of a byte, behind three headers
+	for i := range int64(1000) {
+		small = append(small, member(2048*i, 2048*i+1536, 1))
+	}
+	spare = spareBytes(small)
+	equal(t, "many small files in one read", adjacent(small, &spare), 1000)
+	large := []tarEntry{member(0, 512, 1<<20), member(1<<20+200<<10, 1<<20+201<<10, 1<<20), member(1<<21+400<<10, 1<<21+401<<10, 1)}
+	spare = spareBytes(large)
+	equal(t, "large files with others between them", adjacent(large, &spare), 3)
 }
 
 // FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
@@ -10352,7 +10392,7 @@ func TestTarMessages(t *testing.T) {
 	}
 }
 
-// TestTarPipe reads a shard from a named pipe, which falls silent: the end of the context ends the loop. A pipe cannot be
+// TestTarPipe reads a shard from a named pipe, where the system can make one; Windows cannot. The pipe falls silent: the end of the context ends the loop. A pipe cannot be
 // opened in the middle; it is closed then, so that its writer finds no reader.
 func TestTarPipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")

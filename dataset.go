@@ -48,9 +48,9 @@ type Dataset[T any] interface {
 // whole batch. To fail one sample, as one that has been deleted, return nil for it and let a Transform behind it return
 // the error.
 //
-// Subset, Split, Concat and Transform pass GetBatch on. The other adapters fetch sample by sample. Use GetBatch if the
-// samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch into reused
-// memory. PyTorch: __getitems__.
+// Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
+// GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch
+// into reused memory. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
 }

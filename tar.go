@@ -806,7 +806,7 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 // of each entry. Both return the same name and size. Everything about which they might differ is left to archive/tar:
 // FuzzTar and TestTarHeaders compare the two. parseHeaders knows these types of headers, which are at offset 156:
 //
-//   - '0' is a regular file. Old archives have a NUL instead, or '7'.
+//   - '0' is a regular file. Old archives have a NUL instead, or '7', which archive/tar reads.
 //   - 'x' stands before PAX records, which replace those of any 'x' before it. Python writes one for each file, because
 //     a header has no fractions of a second.
 //   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
@@ -1467,12 +1467,11 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
-	spare := int64(tarBuffer) // how much may be read that is not the record's
 	for j := range members {
 		m := &members[j]
 		rec.Key, rec.Files[j].Name = m.name[:m.key], lower(m.name[m.key+1:])
-		spare += m.size
 	}
+	spare := spareBytes(members)
 	for files := rec.Files; len(members) > 0; {
 		n := adjacent(members, &spare)
 		if err := x.read(files[:n], members[:n]); err != nil {
@@ -1499,9 +1498,19 @@ func (x *tarIndex) checkEdges(i int) error {
 	return nil
 }
 
+// spareBytes returns how much may be read with the members of a record that is not their data: as much again, for headers
+// 4 KiB a member, and 256 KiB.
+func spareBytes(members []tarEntry) int64 {
+	spare := int64(tarBuffer)
+	for j := range members {
+		spare += members[j].size + 4096
+	}
+	return spare
+}
+
 // adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
 // if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. What
-// lies between is taken from spare, so that all reads for a record together take at most twice its size and 256 KiB. The
+// lies between is taken from spare, so that damaged or hostile shards do not make a Get take any amount of memory. The
 // target of a hard link may lie anywhere, also before that member.
 func adjacent(members []tarEntry, spare *int64) int {
 	n := 1
