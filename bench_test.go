@@ -1150,7 +1150,7 @@ func BenchmarkFirstBatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	against(b, "pipeline", "batch", 1, "loader", first(loader.Stream()), first(Batch(Map(Indices(Sequential(4096)), 2, get), 32, List[int])))
+	against(b, "pipeline", "batch", 1, "loader", first(StreamOf(loader)), first(Batch(Map(Indices(Sequential(4096)), 2, get), 32, List[int])))
 }
 
 // BenchmarkResume is the time to the first item of a pipeline that resumes in the middle of 10^9.

@@ -152,7 +152,7 @@
 //	if Get                  without OnError             with OnError
 //	returns an error        the batch fails             OnError decides
 //	panics                  the batch fails             OnError decides
-//	calls runtime.Goexit    the batch fails             OnError decides
+//	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
 // Goexit is the one exception to the specification: with 0 workers it ends the caller's goroutine.
@@ -313,43 +313,61 @@ type Options struct {
 	Trace func(Timing)
 }
 
-// check returns o with its defaults filled in, or says which field is wrong.
-func (o Options) check() (Options, error) {
-	prefetch := cmp.Or(o.Prefetch, 2)
-	shard, bad := o.Shard.check()
-	if bad != nil {
-		bad = fmt.Errorf("dataloader: Options.%w", bad)
+// withDefaults returns o with its defaults filled in, or says which field is wrong.
+func (o Options) withDefaults() (Options, error) {
+	shard, err := o.Shard.withCount()
+	o.Shard = shard
+	if o.Prefetch == 0 && o.Workers > 0 {
+		o.Prefetch = 2
 	}
-	bad = cmp.Or(
-		errorIf(o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast),
-			"Options.BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
-			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast),
-		errorIf(o.Sampler != nil && o.Shuffle, "Options.Sampler excludes Shuffle; a shuffling Sampler is Random"),
-		errorIf(o.BatchSize < 0, "Options.BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
-		errorIf(o.Workers < 0, "Options.Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers),
-		errorIf(o.Prefetch < 0, "Options.Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
-		errorIf(o.Prefetch > 0 && o.Workers == 0, "Options.Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
-		errorIf(o.Workers > math.MaxInt32/prefetch, "Options.Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, prefetch),
-		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Options.Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
-		bad)
-	o.Shard, o.Prefetch, o.BatchSize = shard, prefetch, cmp.Or(o.BatchSize, 1)
-	return o, bad
+	bad := func(format string, args ...any) (Options, error) {
+		return o, fmt.Errorf("dataloader: Options."+format, args...)
+	}
+	switch {
+	case o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast):
+		return bad("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
+			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
+	case o.Sampler != nil && o.Shuffle:
+		return bad("Sampler excludes Shuffle; a shuffling Sampler is Random")
+	case o.BatchSize < 0:
+		return bad("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
+	case o.Workers < 0:
+		return bad("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
+	case o.Prefetch < 0:
+		return bad("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
+	case o.Prefetch > 0 && o.Workers == 0:
+		return bad("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
+	case o.Workers > 0 && o.Workers > math.MaxInt32/o.Prefetch:
+		return bad("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
+	case o.Tail < PadTail || o.Tail > UnevenTail:
+		return bad("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
+	case err != nil:
+		return bad("%w", err)
+	}
+	o.BatchSize = cmp.Or(o.BatchSize, 1)
+	return o, nil
 }
 
 // A DataLoader loads batches of type B. It is safe for concurrent use: several loops over it, nested or in several
 // goroutines, do not affect each other, because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
-	// Set by New and only read afterwards.
-	opts    Options
-	deal    deal // of a whole epoch
-	name    string
-	plain   any // the State of a cursor with no step Done, a *loaderState; the cursors share it
-	orderOf func(epoch int) order
-	newLoad func(ctx context.Context, worker int, p *pass) func(*result[B])
+	loader
+	build func(w *worker, dst B) (B, error) // see makeBatch
 
-	mu   sync.Mutex // guards free; never held while user code runs
-	free []B        // the batches given back by Recycle
-	most int        // how many of them can be of use: those in flight, the one in the loop body, and one recycled late
+	mu      sync.Mutex // guards free; never held while user code runs
+	free    []B        // the batches given back by Recycle
+	maxFree int        // how many of them can be of use: those in flight, the one in the body, and one recycled late
+}
+
+// A loader is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch. It is
+// set by New, and only read afterwards.
+type loader struct {
+	opts      Options
+	samples   int  // in the data set
+	deal      deal // of a whole epoch
+	name      string
+	plain     *loaderState // the State of a cursor without steps that are Done; the cursors share it
+	indicesOf func(epoch int) indicesAt
 }
 
 // New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
@@ -357,13 +375,15 @@ type DataLoader[B any] struct {
 // once. Options that make no sense are an error that names the field, its value and what is allowed. An empty data set is
 // not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	err := cmp.Or(errorIf(data == nil, "the data set is nil"), errorIf(collate == nil, "the Collate is nil; List makes a slice of the samples"))
-	if err != nil {
-		return nil, err
+	switch {
+	case data == nil:
+		return nil, errors.New("dataloader: the data set is nil")
+	case collate == nil:
+		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
 	}
-	return loaderOf(data.Len(), opts, func() fill[B] {
-		f := &fetcher[T, B]{data: data, begin: beginOf(data), collate: collate}
-		return f.fill
+	getAll := getAllOf(data)
+	return loaderOf(data.Len(), opts, func(w *worker, dst B) (B, error) {
+		return fetchAndCollate(w, dst, data, getAll, collate)
 	})
 }
 
@@ -375,44 +395,40 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 // With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch. An
 // error of load, or a panic, fails the batch, with Index -1; OnError is not asked. Everything else is as in New.
 func NewFunc[B any](n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options) (*DataLoader[B], error) {
-	if err := errorIf(load == nil, "NewFunc: load is nil"); err != nil {
-		return nil, err
+	if load == nil {
+		return nil, errors.New("dataloader: NewFunc: load is nil")
 	}
-	whole := func(j *job[B], dst B) (B, error) {
-		defer trace.StartRegion(j.ctx, "load").End()
-		j.scope.move(j.whole())
-		j.samples = len(j.indices)
-		return load(j.ctx, dst, j.indices)
-	}
-	return loaderOf(n, opts, func() fill[B] { return whole })
+	return loaderOf(n, opts, func(w *worker, dst B) (B, error) {
+		defer trace.StartRegion(w.ctx, "load").End()
+		w.scope.move(w.wholeBatch())
+		w.fetched = append(w.fetched, w.indices...)
+		return load(w.ctx, dst, w.indices)
+	})
 }
 
-// loaderOf makes the loader of n samples. newFill returns the function that makes batches in one goroutine.
-func loaderOf[B any](n int, opts Options, newFill func() fill[B]) (*DataLoader[B], error) {
-	opts, err := opts.check()
-	err = cmp.Or(err, errorIf(n < 0, "the number of samples is %d, must not be negative", n))
+// loaderOf makes the loader of n samples whose batches build makes.
+func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error)) (*DataLoader[B], error) {
+	order, err := orderOf(n, opts)
 	if err != nil {
 		return nil, err
 	}
-	l := &DataLoader[B]{opts: opts}
-	if err := l.setOrder(n); err != nil {
-		return nil, err
-	}
-	l.most = min(opts.Workers*opts.Prefetch, l.Len()) + 2
-	l.newLoad = func(ctx context.Context, worker int, p *pass) func(*result[B]) {
-		j := &job[B]{pass: p, n: n, onError: opts.OnError != nil, fill: newFill()}
-		j.ctx, j.scope = withScope(ctx, worker, opts.Seed, spot{})
-		return j.load
-	}
+	l := &DataLoader[B]{loader: order, build: build}
+	l.maxFree = min(l.opts.Workers*l.opts.Prefetch, l.Len()) + 2
 	return l, nil
 }
 
-// setOrder sets the order of the loader's n samples, and how it is dealt out.
-func (l *DataLoader[B]) setOrder(n int) error {
-	o := &l.opts
+// orderOf returns the part of a loader that says in which order its n samples come, and how the order is dealt out.
+func orderOf(n int, opts Options) (l loader, err error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return l, err
+	}
+	if n < 0 {
+		return l, fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
+	}
 	var positions interface{ Len() int } // of the order
 	if o.BatchSampler != nil {
-		positions, l.orderOf = o.BatchSampler, recent(batchOrder(o.BatchSampler))
+		positions, l.indicesOf = o.BatchSampler, keepTwo(indicesOfBatches(o.BatchSampler))
 	} else {
 		if o.Sampler == nil && o.Shuffle {
 			o.Sampler = Random(n, o.Seed)
@@ -420,30 +436,29 @@ func (l *DataLoader[B]) setOrder(n int) error {
 			o.Sampler = Sequential(n)
 		}
 		if w, ok := o.Sampler.(weighted); ok && w.samples != n {
-			return fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
+			return l, fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
 		}
-		positions, l.orderOf = o.Sampler, recent(samplerOrder(o.Sampler))
+		positions, l.indicesOf = o.Sampler, keepTwo(indicesOfSamples(o.Sampler))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
-		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
+		return l, fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
 	if o.DropLast && o.BatchSize > count && count > 0 {
-		return fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
+		return l, fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
 	}
+	l.opts, l.samples, l.name = o, n, describe(positions)
 	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
 	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	l.name = describe(positions)
-	state := &loaderState{By: l.name, Seed: o.Seed}
+	l.plain = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
-		state.Shard, state.Size = &l.deal.shard, size
+		l.plain.Shard, l.plain.Size = &o.Shard, size
 	}
-	l.plain = state
-	return nil
+	return l, nil
 }
 
 // Len returns the number of batches in an epoch of this shard.
-func (l *DataLoader[B]) Len() int { return l.deal.steps() }
+func (l *loader) Len() int { return l.deal.steps() }
 
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
 // Unordered. With Shuffle each epoch has another order. Errors are those of Run.
@@ -474,7 +489,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
 // more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
 // are the same. At panics if epoch or k is negative.
-func (l *DataLoader[B]) At(epoch, k int) Cursor {
+func (l *loader) At(epoch, k int) Cursor {
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
 	if n := l.Len(); n > 0 {
 		panicIf(epoch >= math.MaxInt-k/n, "At: epoch is %d and k is %d, which is too far", epoch, k)
@@ -497,18 +512,18 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	if err != nil {
 		return *new(B), err
 	}
-	b := result[B]{step: k}
+	t := task[B]{step: k}
 	if ctx.Err() == nil {
-		l.newLoad(ctx, -1, p)(&b)
+		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.build)
 	}
 	if ctx.Err() != nil {
 		return *new(B), context.Cause(ctx)
 	}
-	l.judge(p, &b)
-	if b.err == nil && b.Samples == 0 {
-		b.err = p.fault(k, -1, errors.New("all samples were dropped"))
+	settle(p, &t)
+	if t.err == nil && t.timing.Samples == 0 {
+		t.err = p.sampleError(k, -1, errors.New("all samples were dropped"))
 	}
-	return b.batch, b.err
+	return t.batch, t.err
 }
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
@@ -519,9 +534,20 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.free) < l.most {
+	if len(l.free) < l.maxFree {
 		l.free = append(l.free, b)
 	}
+}
+
+// recycled returns the memory of a batch that was given back, or the zero batch.
+func (l *DataLoader[B]) recycled() (b B) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.free) - 1; last >= 0 {
+		b, l.free[last] = l.free[last], b
+		l.free = l.free[:last]
+	}
+	return b
 }
 
 // items returns the batches that follow a cursor, as a Stream does: one loop over the rest of an epoch.
@@ -532,31 +558,37 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			yield(Item[B]{}, err)
 			return
 		}
-		loading := engine[result[B]]{
-			workers: min(l.opts.Workers, p.steps),
-			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
-			ordered: !l.opts.Unordered,
-			task:    func(b *result[B]) bool { return l.task(p, b) },
-			newLoad: func(ctx context.Context, worker int) func(*result[B]) { return l.newLoad(ctx, worker, p) },
+		e := p.engine()
+		tasks := make([]task[B], e.window+1) // by slot
+		e.nextTask = func(slot int) bool {
+			t := &tasks[slot]
+			if t.step = p.nextStep(); t.step >= p.steps {
+				return false
+			}
+			t.batch, t.timing.Sent = l.recycled(), p.now()
+			return true
 		}
-		loading.run(ctx, func(b *result[B]) bool {
-			b.Received = p.now()
+		e.work = func(w *worker, slot int) { makeBatch(w, p, &tasks[slot], l.build) }
+		e.run(ctx, func(slot int) bool {
+			t := tasks[slot]
+			tasks[slot] = task[B]{} // the slot must not keep the batch
+			t.timing.Received = p.now()
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 				return false
 			}
-			l.judge(p, b)
-			p.deliver(b.step)
+			settle(p, &t)
+			p.deliver(t.step)
 			if l.opts.Trace != nil {
-				l.opts.Trace(p.timing(b.Timing))
+				l.opts.Trace(p.timing(t.timing))
 			}
 			more := true
-			if b.err != nil || b.Samples > 0 {
-				more = yield(Item[B]{b.batch, b.err, p.cursor(l.plain)}, nil)
+			if t.err != nil || t.timing.Samples > 0 {
+				more = yield(Item[B]{t.batch, t.err, p.cursor()}, nil)
 			} else { // all samples were dropped
-				l.Recycle(b.batch)
+				l.Recycle(t.batch)
 			}
-			p.last, p.returned = b.Timing, p.now()
+			p.last, p.returned = t.timing, p.now()
 			return more
 		})
 		if err != nil {
@@ -565,203 +597,15 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 	}
 }
 
-// task makes b the next batch to load, if there is one.
-func (l *DataLoader[B]) task(p *pass, b *result[B]) bool {
-	b.step = p.take()
-	if b.step >= p.steps {
-		return false
+// settle completes a task that a worker has done: it asks OnError about the samples that failed.
+func settle[B any](p *pass, t *task[B]) {
+	if err := p.askOnError(t.step, t.failed); err != nil {
+		t.err = err
 	}
-	l.mu.Lock()
-	if last := len(l.free) - 1; last >= 0 {
-		b.batch, l.free[last] = l.free[last], *new(B)
-		l.free = l.free[:last]
+	t.timing.Epoch, t.timing.Batch, t.timing.Dropped = p.epoch, p.firstBatch+t.step, len(t.failed)
+	if t.err != nil {
+		t.batch, t.timing.Samples, t.timing.Dropped = *new(B), 0, 0
 	}
-	l.mu.Unlock()
-	b.Sent = p.now()
-	return true
-}
-
-// A result carries a batch through the engine: first what to load, then what was loaded.
-type result[B any] struct {
-	step   int            // the number of the batch in its pass
-	batch  B              // first the memory to build the batch in, then the batch; zero if it failed
-	failed []*SampleError // the samples that could not be fetched, for OnError
-	err    error          // a *SampleError if the batch failed
-	Timing                // of the batch; its times are zero without Trace
-}
-
-// judge asks OnError about the samples of b that failed.
-func (l *DataLoader[B]) judge(p *pass, b *result[B]) {
-	for _, failed := range b.failed {
-		_, err := try(func() (any, error) { return nil, l.opts.OnError(failed) })
-		if err != nil {
-			b.err = located(err, p.fault(b.step, failed.Index, fmt.Errorf("OnError: %w", err)))
-			break
-		}
-	}
-	b.Epoch, b.Batch, b.Dropped = p.epoch, p.first+b.step, len(b.failed)
-	if b.err != nil {
-		b.batch, b.Samples, b.Dropped = *new(B), 0, 0
-	}
-}
-
-// A job is the batch that a goroutine loads: which samples, and what has become of them. Each goroutine has one job, and
-// reuses its slices from batch to batch.
-type job[B any] struct {
-	ctx     context.Context
-	scope   *scope // of ctx
-	pass    *pass
-	n       int     // the number of samples in the data set
-	onError bool    // whether OnError decides about samples that fail
-	fill    fill[B] // makes the batch
-
-	step      int            // the number of the batch in its pass
-	positions []int          // the positions of the batch in the epoch
-	indices   []int          // the indices of the batch's samples
-	spots     []spot         // for Rand; one for each index
-	next      int            // how many of indices have been tried; the fill of NewFunc leaves it 0
-	at        int            // the index for which user code is being called, or -1; it becomes the Index of an error
-	samples   int            // how many samples are in the batch; set by fill
-	failed    []*SampleError // the samples that OnError is to decide about
-}
-
-// A fill makes the batch of j.indices, in the memory of dst.
-type fill[B any] func(j *job[B], dst B) (B, error)
-
-// load turns b, which says what to load, into the batch or its error.
-func (j *job[B]) load(b *result[B]) {
-	b.Worker, b.Start = j.scope.worker, j.pass.now()
-	j.step, j.indices, j.next, j.at, j.samples, j.failed = b.step, j.indices[:0], 0, -1, 0, nil
-	j.proceed(b)
-}
-
-// proceed chooses the indices of b and makes the batch. If a Get ends the goroutine and OnError decides about the sample, a
-// new goroutine proceeds with the next sample. The deferred function of the old one waits for it.
-func (j *job[B]) proceed(b *result[B]) {
-	b.err = errGoexit // which stands if user code ends the goroutine
-	defer func() {
-		if b.err == errGoexit && j.at >= 0 && j.onError && j.scope.worker >= 0 {
-			j.failed = append(j.failed, j.pass.fault(j.step, j.at, errGoexit))
-			var rest sync.WaitGroup
-			rest.Go(func() { j.proceed(b) })
-			rest.Wait()
-			return
-		}
-		if b.err != nil {
-			b.err = j.pass.fault(j.step, j.at, b.err)
-		}
-		b.failed, b.Samples, b.Done = j.failed, j.samples, j.pass.now()
-	}()
-	defer rescue(&b.err) // runs first
-	var err error
-	if j.next == 0 {
-		err = j.choose()
-	}
-	if err == nil {
-		b.batch, err = j.fill(j, b.batch)
-	}
-	b.err = err
-}
-
-// choose asks the order for the indices of the batch.
-func (j *job[B]) choose() error {
-	p := j.pass
-	if trace.IsEnabled() {
-		trace.Logf(j.ctx, "batch", "epoch %d, batch %d", p.epoch, p.first+j.step)
-	}
-	if p.broken != nil {
-		return p.broken
-	}
-	j.spots = j.spots[:0]
-	j.positions = p.deal.positions(j.positions[:0], j.step)
-	for _, pos := range j.positions {
-		j.indices = p.order(j.indices, pos%p.deal.n) // PadTail begins again with the first positions
-		for part, i := range j.indices[len(j.spots):] {
-			if i < 0 || i >= j.n {
-				return fmt.Errorf("the sampler: %w", outside(i, j.n))
-			}
-			j.spots = append(j.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
-		}
-	}
-	if len(j.indices) == 0 {
-		return errors.New("the sampler gave no index")
-	}
-	return nil
-}
-
-// whole returns the spot of the whole batch, which differs from those of its samples.
-func (j *job[B]) whole() spot {
-	return spot{j.spots[0].epoch, j.spots[0].pos, math.MaxUint64}
-}
-
-// A fetcher makes batches for New: it fetches sample by sample, and collates. Its slice is reused for each batch.
-type fetcher[T, B any] struct {
-	data    Dataset[T]
-	begin   begin[T] // of data; nil if every sample is fetched on its own
-	collate Collate[T, B]
-
-	sample  func(k int) (T, error) // sample k of the batch, after begin
-	samples []T                    // those fetched, with the indices j.indices[:len(samples)]
-}
-
-// fill fetches the samples that have not been tried yet. A sample that fails fails the batch, or is put aside for
-// OnError. A batch of which no sample is left is not collated.
-func (f *fetcher[T, B]) fill(j *job[B], dst B) (B, error) {
-	err := f.fetch(j)
-	f.sample = nil // it may hold what GetBatch returned
-	defer clear(f.samples)
-	if j.samples = len(f.samples); err != nil || j.samples == 0 {
-		return dst, err
-	}
-	defer trace.StartRegion(j.ctx, "collate").End()
-	batch, err := f.collate(dst, f.samples)
-	if err != nil {
-		err = fmt.Errorf("collating %d samples %v: %w", j.samples, j.indices[:min(16, j.samples)], err)
-	}
-	return batch, err
-}
-
-// fetch gets the samples one by one. A sample that fails ends the batch, or goes to j.failed for OnError.
-func (f *fetcher[T, B]) fetch(j *job[B]) (err error) {
-	defer trace.StartRegion(j.ctx, "fetch").End()
-	if j.next == 0 {
-		f.samples = f.samples[:0]
-		if f.begin != nil {
-			j.scope.move(j.whole())
-			if f.sample, err = f.begin(j.ctx, j.indices); err != nil {
-				return err
-			}
-		}
-	}
-	for j.next < len(j.indices) {
-		if err := j.ctx.Err(); err != nil {
-			return err
-		}
-		k := j.next
-		j.next++
-		j.at = j.indices[k]
-		j.scope.move(j.spots[k])
-		sample, err := f.get(j, k)
-		if err == nil {
-			j.indices[len(f.samples)] = j.at // never ahead of k
-			f.samples = append(f.samples, sample)
-		} else if j.onError {
-			j.failed = append(j.failed, j.pass.fault(j.step, j.at, err))
-		} else {
-			return err
-		}
-	}
-	j.at = -1
-	return nil
-}
-
-// get fetches sample k of the batch.
-func (f *fetcher[T, B]) get(j *job[B], k int) (sample T, err error) {
-	defer rescue(&err)
-	if f.begin != nil {
-		return f.sample(k)
-	}
-	return f.data.Get(j.ctx, j.indices[k])
 }
 
 // A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it
@@ -848,47 +692,53 @@ type Item[T any] struct {
 	Next  Cursor
 }
 
-// follow returns the values of the items from *at on, and keeps *at current. A panic in items becomes the last error. A
-// panic in the loop body is the caller's, and passes.
+// follow returns the values of the items from *at on, and keeps *at current.
 func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor) iter.Seq2[T, error] {
 	panicIf(at == nil, "Run: the cursor is nil; pass the address of one, such as new(Cursor)")
 	return func(yield func(T, error) bool) {
-		var end error   // why the loop cannot be continued
-		inBody := false // whether the loop body runs
-		left := false   // whether the loop body has left the loop
-		func() {
-			defer func() {
-				if inBody || left {
-					return
-				}
-				if r := recover(); r != nil {
-					end = finalError(fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()}))
-				}
-			}()
-			epoch := at.Epoch
-			for item, err := range items(*at) {
-				if err != nil {
-					end = finalError(err)
-					return
-				}
-				if item.Err != nil {
-					err = itemError(item.Next, item.Err)
-				} else {
-					*at = item.Next
-				}
-				inBody = true
-				left = !yield(item.Value, err)
-				inBody = false
-				if left {
-					return
-				}
-			}
-			*at = Cursor{Epoch: epoch + 1}
-		}()
-		if end != nil {
-			yield(*new(T), end)
+		if err := handOver(items, at, yield); err != nil {
+			yield(*new(T), finalError(err))
 		}
 	}
+}
+
+// handOver passes the values of items to the body of a loop, until the body leaves the loop or there are no more. It
+// returns why the loop cannot be continued, or nil.
+//
+// A panic of items becomes that error: with workers the same panic happens in another goroutine, where it can only be an
+// error. A panic of the body is not of this package's making, and passes, and so does a panic after the body has left.
+//
+// The documentation of errgroup argues against turning panics into errors: whoever gets the error may not see that the
+// program is broken. Here the error keeps the panic's value and stack, and one broken file among a million must not end a
+// run of ten days.
+func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor, yield func(T, error) bool) (end error) {
+	inBody := false // whether the body runs, or has left the loop
+	defer func() {
+		if inBody {
+			return
+		}
+		if r := recover(); r != nil {
+			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()})
+		}
+	}()
+	epoch := at.Epoch
+	for item, err := range items(*at) {
+		if err != nil {
+			return err
+		}
+		if item.Err != nil {
+			err = itemError(item.Next, item.Err)
+		} else {
+			*at = item.Next
+		}
+		inBody = true
+		if !yield(item.Value, err) {
+			return nil
+		}
+		inBody = false
+	}
+	*at = Cursor{Epoch: epoch + 1}
+	return nil
 }
 
 // itemError returns err, the error of the item before next, as a *SampleError.
@@ -944,12 +794,13 @@ type span [2]int
 //
 // A pass belongs to the goroutine of the loop. Workers only read what resume has set.
 type pass struct {
-	epoch  int
-	deal   deal
-	order  order
-	broken error // why there is no order; it fails every batch
-	first  int   // the number in the epoch of the batch at step 0
-	steps  int
+	loader     *loader
+	epoch      int
+	deal       deal
+	indicesAt  indicesAt
+	broken     error // why there is no order; it fails every batch
+	firstBatch int   // the number in the epoch of the batch at step 0
+	steps      int
 
 	next  int    // the next step to send, unless it is in ahead
 	mark  int    // the low-water mark: all steps below it have been handed over, and the step at it has not
@@ -960,28 +811,26 @@ type pass struct {
 }
 
 // resume begins a pass at a cursor, or says why the cursor does not fit.
-func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
+func (l *loader) resume(from Cursor) (*pass, error) {
 	var s loaderState
 	if err := from.fit(l.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	if !from.atStart() && s.Seed != l.opts.Seed {
-		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
-	}
-	if from.Pos > l.deal.n {
-		return nil, from.refused("pos must be at most %d", l.deal.n)
-	}
-	if own := cmp.Or(s.Shard, &l.deal.shard); *own != l.deal.shard || s.Shard != nil && s.Size != l.deal.size || s.Shard == nil && len(s.Done) > 0 {
-		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			*own, s.Size, l.deal.shard, l.deal.size)
-	}
-	p := &pass{epoch: from.Epoch, deal: l.deal.start(from.Pos), ahead: s.Done}
-	if l.opts.Trace != nil {
-		p.began = time.Now()
-		p.returned = p.began
-	}
-	p.first = from.Pos / l.deal.size / l.deal.shard.Count
+	p := &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
+	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
+	outOfOrder := s.Shard != nil // such a cursor fits only its own shard and batch size
+	switch {
+	case !from.atStart() && s.Seed != l.opts.Seed:
+		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
+	case from.Pos > l.deal.n:
+		return nil, from.refused("pos must be at most %d", l.deal.n)
+	case outOfOrder && (*s.Shard != l.deal.shard || s.Size != l.deal.size):
+		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
+			*s.Shard, s.Size, l.deal.shard, l.deal.size)
+	case !outOfOrder && len(s.Done) > 0:
+		return nil, from.refused("its state is damaged: it has steps that are done, %v, but no shard", s.Done)
+	}
 	end := 0 // of the span before; step 0 is at the mark, and never in a span
 	for _, done := range s.Done {
 		if done[0] <= end || done[1] <= done[0] || done[1] > p.steps {
@@ -989,8 +838,24 @@ func (l *DataLoader[B]) resume(from Cursor) (*pass, error) {
 		}
 		end = done[1]
 	}
-	p.order, p.broken = try(func() (order, error) { return l.orderOf(p.epoch), nil })
+	p.indicesAt, p.broken = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	if l.opts.Trace != nil {
+		p.began = time.Now()
+		p.returned = p.began
+	}
 	return p, nil
+}
+
+// engine returns the engine of the pass, without the parts that depend on the type of a batch. It needs no more workers
+// and no larger window than there are steps.
+func (p *pass) engine() engine {
+	o := &p.loader.opts
+	return engine{
+		workers: min(o.Workers, p.steps),
+		window:  max(1, min(o.Workers*o.Prefetch, p.steps)),
+		ordered: !o.Unordered,
+		seed:    o.Seed,
+	}
 }
 
 // now returns the time if Trace is set, and zero otherwise. Reading the wall clock takes longer than reading the monotonic
@@ -1002,17 +867,9 @@ func (p *pass) now() time.Time {
 	return p.began.Add(time.Since(p.began))
 }
 
-// timing completes the timing of a batch that the loop has received.
-func (p *pass) timing(t Timing) Timing {
-	t.Wait = t.Received.Sub(p.returned)
-	t.Step = p.returned.Sub(cmp.Or(p.last.Received, p.returned))
-	t.First = p.last == Timing{}
-	return t
-}
-
-// take returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed over
-// before the loop was resumed.
-func (p *pass) take() int {
+// nextStep returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed
+// over before the loop was resumed.
+func (p *pass) nextStep() int {
 	p.next = max(p.next, p.mark)
 	for _, done := range p.ahead {
 		if done[0] <= p.next && p.next < done[1] {
@@ -1023,31 +880,56 @@ func (p *pass) take() int {
 	return p.next - 1
 }
 
-// deliver notes that step k is handed over. It joins k to the spans that it touches, and moves the mark past the first
-// span if that begins at the mark.
-func (p *pass) deliver(k int) {
-	i, _ := slices.BinarySearchFunc(p.ahead, k, func(s span, k int) int { return s[0] - k }) // the first span after k
-	s, j := span{k, k + 1}, i
-	if i > 0 && p.ahead[i-1][1] == k {
-		i--
-		s[0] = p.ahead[i][0]
+// askOnError asks OnError about the samples of a step that failed, in their order. It returns the first error of OnError,
+// which fails the batch.
+func (p *pass) askOnError(step int, failed []*SampleError) error {
+	for _, bad := range failed {
+		_, err := try(func() (any, error) { return nil, p.loader.opts.OnError(bad) })
+		if err != nil {
+			return located(err, p.sampleError(step, bad.Index, fmt.Errorf("OnError: %w", err)))
+		}
 	}
-	if j < len(p.ahead) && p.ahead[j][0] == k+1 {
-		s[1] = p.ahead[j][1]
-		j++
-	}
-	p.ahead = slices.Replace(p.ahead, i, j, s)
+	return nil
+}
+
+// deliver notes that a step is handed over. The step becomes a span of its own, which is joined to the spans that it
+// touches. If the first span then begins at the mark, the mark moves to its end. In the picture above, where mark is 2 and
+// ahead is {3, 5} and {7, 8}:
+//
+//	deliver(6)   ahead = {3, 5} and {6, 8}
+//	deliver(2)   {2, 3} and {3, 5} are joined to {2, 5}, and the mark moves: mark = 5, ahead = {6, 8}
+func (p *pass) deliver(step int) {
+	i, _ := slices.BinarySearchFunc(p.ahead, step, func(s span, step int) int { return s[0] - step }) // the first span after step
+	p.ahead = slices.Insert(p.ahead, i, span{step, step + 1})
+	p.join(i, i+1)
+	p.join(i-1, i)
 	if p.ahead[0][0] == p.mark {
 		p.mark = p.ahead[0][1]
 		p.ahead = slices.Delete(p.ahead, 0, 1)
 	}
 }
 
-// cursor returns the place after the steps that have been handed over. plain is its State if no step is ahead of the mark.
-func (p *pass) cursor(plain any) Cursor {
-	c := Cursor{p.epoch, p.deal.after(p.mark), plain}
+// join makes one span of the spans i and j, which follows i, if there are both and they touch.
+func (p *pass) join(i, j int) {
+	if i >= 0 && j < len(p.ahead) && p.ahead[i][1] == p.ahead[j][0] {
+		p.ahead[i][1] = p.ahead[j][1]
+		p.ahead = slices.Delete(p.ahead, j, j+1)
+	}
+}
+
+// timing completes the timing of a batch that the loop has received.
+func (p *pass) timing(t Timing) Timing {
+	t.Wait = t.Received.Sub(p.returned)
+	t.Step = p.returned.Sub(cmp.Or(p.last.Received, p.returned))
+	t.First = p.last == Timing{}
+	return t
+}
+
+// cursor returns the place after the steps that have been handed over.
+func (p *pass) cursor() Cursor {
+	c := Cursor{p.epoch, p.deal.after(p.mark), p.loader.plain}
 	if len(p.ahead) > 0 {
-		s := *plain.(*loaderState)
+		s := *p.loader.plain
 		s.Shard, s.Size = &p.deal.shard, p.deal.size
 		for _, done := range p.ahead {
 			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
@@ -1057,9 +939,9 @@ func (p *pass) cursor(plain any) Cursor {
 	return c
 }
 
-// fault returns the error of the batch at step k, for the sample with the given index.
-func (p *pass) fault(k, index int, err error) *SampleError {
-	return &SampleError{Epoch: p.epoch, Batch: p.first + k, Index: index, Err: err}
+// sampleError returns the error of the batch at a step, for the sample with the given index.
+func (p *pass) sampleError(step, index int, err error) *SampleError {
+	return &SampleError{Epoch: p.epoch, Batch: p.firstBatch + step, Index: index, Err: err}
 }
 
 // A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
@@ -1105,14 +987,18 @@ type Timing struct {
 
 // Second reading: a loader as a stream, and where the time goes.
 
-// Stream returns the loader as a stream of its batches: to map them, or to mix them with those of another loader.
+// StreamOf returns a loader as a stream of its batches: to map them, or to mix them with those of another loader. It is a
+// function because a method would make every program compile all stages for every type of batch.
 //
 // A loader with Options.Unordered is no stream. What it yields depends on timing, and a stage that reads its source again
-// at a resume would lose samples and repeat others. Its Stream yields only an error that says so.
-func (l *DataLoader[B]) Stream() Stream[B] {
+// at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
+// nil.
+func StreamOf[B any](l *DataLoader[B]) Stream[B] {
+	panicIf(l == nil, "StreamOf: the loader is nil; look at the error of New")
 	if l.opts.Unordered {
 		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
-			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave Unordered unset")
+			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: " +
+				"use its Run, or leave Unordered unset")
 		})
 	}
 	return l.items

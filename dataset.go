@@ -64,13 +64,13 @@ func (s Slice[T]) Len() int { return len(s) }
 // Get returns s[i].
 func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= len(s) {
-		return sample, outside(i, len(s))
+		return sample, errOutside(i, len(s))
 	}
 	return s[i], nil
 }
 
-// outside is the error of an index that a data set of n samples does not have.
-func outside(i, n int) error {
+// errOutside is the error of an index that a data set of n samples does not have.
+func errOutside(i, n int) error {
 	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
 }
 
@@ -79,7 +79,7 @@ func outside(i, n int) error {
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
-	return function[T]{n: n, get: get}
+	return funcDataset[T]{n: n, get: get}
 }
 
 // panicIf panics if an argument can never be right.
@@ -97,28 +97,28 @@ func errorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// A function is the Dataset that Func makes. Most adapters below are functions, so that an index is checked in one place.
-type function[T any] struct {
-	n     int
-	get   func(ctx context.Context, i int) (T, error)
-	begin begin[T] // nil if every sample is fetched on its own
+// A funcDataset is the Dataset that Func makes. Most adapters below are such data sets, so that an index is checked in one place.
+type funcDataset[T any] struct {
+	n      int
+	get    func(ctx context.Context, i int) (T, error)
+	getAll getAll[T] // nil if every sample is fetched on its own
 }
 
-// A begin calls GetBatch once for the given indices. It returns a function that gives sample k of them, after any
+// A getAll calls GetBatch once for the given indices. The function that it returns gives sample k of them, after any
 // Transform. So each sample can fail on its own and has random numbers of its own, even if all were fetched in one call.
-type begin[T any] func(ctx context.Context, indices []int) (sample func(k int) (T, error), err error)
+type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(k int) (T, error), err error)
 
-// beginOf returns the begin of data, or nil.
-func beginOf[T any](data Dataset[T]) begin[T] {
-	if f, ok := data.(function[T]); ok {
-		return f.begin
+// getAllOf returns the getAll of data, or nil.
+func getAllOf[T any](data Dataset[T]) getAll[T] {
+	if f, ok := data.(funcDataset[T]); ok {
+		return f.getAll
 	}
-	all, ok := data.(BatchGetter[T])
+	batches, ok := data.(BatchGetter[T])
 	if !ok {
 		return nil
 	}
 	return func(ctx context.Context, indices []int) (func(int) (T, error), error) {
-		samples, err := all.GetBatch(ctx, indices)
+		samples, err := batches.GetBatch(ctx, indices)
 		if err == nil && len(samples) != len(indices) {
 			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(indices))
 		}
@@ -127,12 +127,12 @@ func beginOf[T any](data Dataset[T]) begin[T] {
 }
 
 // Len returns the number of samples.
-func (f function[T]) Len() int { return f.n }
+func (f funcDataset[T]) Len() int { return f.n }
 
 // Get calls the function, if the data set has the index.
-func (f function[T]) Get(ctx context.Context, i int) (sample T, err error) {
+func (f funcDataset[T]) Get(ctx context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= f.n {
-		return sample, outside(i, f.n)
+		return sample, errOutside(i, f.n)
 	}
 	return f.get(ctx, i)
 }
@@ -175,36 +175,36 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 		p, _ = slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
 		return p, i - bounds[p]
 	}
-	all := function[T]{n: bounds[len(parts)], get: func(ctx context.Context, i int) (T, error) {
+	joined := funcDataset[T]{n: bounds[len(parts)], get: func(ctx context.Context, i int) (T, error) {
 		p, within := find(i)
 		return parts[p].Get(ctx, within)
 	}}
-	if !slices.ContainsFunc(parts, func(part Dataset[T]) bool { return beginOf(part) != nil }) {
-		return all
+	if !slices.ContainsFunc(parts, func(part Dataset[T]) bool { return getAllOf(part) != nil }) {
+		return joined
 	}
-	all.begin = func(ctx context.Context, indices []int) (_ func(int) (T, error), err error) {
+	joined.getAll = func(ctx context.Context, indices []int) (_ func(int) (T, error), err error) {
 		asked := make([][]int, len(parts))        // for each part, what is asked of it
-		places := make([][2]int, 0, len(indices)) // for each index, its part and its place there
+		places := make([][2]int, 0, len(indices)) // for each index, its part and its place in what is asked
 		for _, i := range indices {
 			p, within := find(i)
 			places = append(places, [2]int{p, len(asked[p])})
 			asked[p] = append(asked[p], within)
 		}
-		samples := make([]func(int) (T, error), len(parts))
+		sampleAt := make([]func(int) (T, error), len(parts))
 		for p, indices := range asked {
 			if len(indices) == 0 {
 				continue
 			}
-			samples[p] = func(k int) (T, error) { return parts[p].Get(ctx, indices[k]) }
-			if first := beginOf(parts[p]); first != nil {
-				if samples[p], err = first(ctx, indices); err != nil {
+			sampleAt[p] = func(k int) (T, error) { return parts[p].Get(ctx, indices[k]) }
+			if getAll := getAllOf(parts[p]); getAll != nil {
+				if sampleAt[p], err = getAll(ctx, indices); err != nil {
 					return nil, err
 				}
 			}
 		}
-		return func(k int) (T, error) { return samples[places[k][0]](places[k][1]) }, nil
+		return func(k int) (T, error) { return sampleAt[places[k][0]](places[k][1]) }, nil
 	}
-	return all
+	return joined
 }
 
 // Subset is the data set of the samples with the given indices, in their order. An index may occur more than once. An
@@ -217,7 +217,7 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 	}
 	for p, i := range indices {
 		if i < 0 || i >= data.Len() {
-			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, outside(i, data.Len()))
+			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, errOutside(i, data.Len()))
 		}
 	}
 	indices = slices.Clone(indices)
@@ -240,7 +240,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 		if n < 0 || n > left {
 			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
 		}
-		begin := data.Len() - left
+		begin := data.Len() - left // the position at which the part begins
 		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
 		left -= n
 	}
@@ -252,14 +252,14 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 
 // subset is the data set of n samples of data: sample i is data's sample index(i).
 func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	sub := function[T]{n: n, get: func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
-	if all := beginOf(data); all != nil {
-		sub.begin = func(ctx context.Context, indices []int) (func(int) (T, error), error) {
+	sub := funcDataset[T]{n: n, get: func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
+	if getAll := getAllOf(data); getAll != nil {
+		sub.getAll = func(ctx context.Context, indices []int) (func(int) (T, error), error) {
 			translated := make([]int, len(indices))
 			for k, i := range indices {
 				translated[k] = index(i)
 			}
-			return all(ctx, translated)
+			return getAll(ctx, translated)
 		}
 	}
 	return sub
@@ -278,15 +278,15 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 		}
 		return f(ctx, sample)
 	}
-	transformed := function[U]{n: data.Len(), get: func(ctx context.Context, i int) (U, error) {
+	transformed := funcDataset[U]{n: data.Len(), get: func(ctx context.Context, i int) (U, error) {
 		sample, err := data.Get(ctx, i)
 		return then(ctx, sample, err)
 	}}
-	if all := beginOf(data); all != nil {
-		transformed.begin = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
-			sample, err := all(ctx, indices)
+	if getAll := getAllOf(data); getAll != nil {
+		transformed.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
+			sampleAt, err := getAll(ctx, indices)
 			return func(k int) (U, error) {
-				sample, err := sample(k)
+				sample, err := sampleAt(k)
 				return then(ctx, sample, err)
 			}, err
 		}
@@ -393,7 +393,7 @@ func pause(ctx context.Context, d time.Duration) error {
 // the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
-	panicIf(!ok || s.outside, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
+	panicIf(!ok || s.idle, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
 	}
@@ -416,50 +416,6 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 // Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
 // the caller's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
-
-// A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
-// worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
-// concurrent use, and therefore the generator of Rand is not.
-type scope struct {
-	worker  int
-	seed    uint64
-	spot    spot
-	outside bool // whether no sample is being loaded, so that Rand panics
-	seeded  bool // whether pcg has been seeded for spot
-	pcg     rand.PCG
-	rand    *rand.Rand // draws from pcg; nil until the first call of Rand
-}
-
-// A spot identifies a sample in a run: the epoch, the position in the epoch's order and, where a position is a whole
-// batch, the number of the sample in the batch.
-type spot struct{ epoch, pos, part uint64 }
-
-// scopeKey is the key of a scope in a context.
-type scopeKey struct{}
-
-// scopeOf returns the scope of ctx, or an empty one.
-func scopeOf(ctx context.Context) *scope {
-	if s, ok := ctx.Value(scopeKey{}).(*scope); ok {
-		return s
-	}
-	return &scope{worker: -1}
-}
-
-// withScope returns a context with a new scope, and the scope itself, so that the caller can move it.
-func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.Context, *scope) {
-	s := &scope{worker: worker, seed: seed, spot: at}
-	return context.WithValue(ctx, scopeKey{}, s), s
-}
-
-// move makes s the scope of another sample.
-func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
-
-// rewinder returns a function that sets the generator of ctx back to its present state.
-func rewinder(ctx context.Context) func() {
-	s := scopeOf(ctx)
-	pcg, seeded := s.pcg, s.seeded
-	return func() { s.pcg, s.seeded = pcg, seeded }
-}
 
 // A File is a file's name, which is a slash-separated path inside its file system, and the file's content.
 type File struct {

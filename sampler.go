@@ -330,7 +330,7 @@ func TorchRandom(n int, seed uint64) Sampler {
 }
 
 // maxTorch is the largest n for which torch draws its permutations as TorchRandom does.
-const maxTorch = 1 << 32 / 20
+const maxTorch = (1 << 32) / 20
 
 // newTwister returns the generator MT19937 (Matsumoto and Nishimura, Mersenne Twister, 1998) with the given seed: a
 // function that returns the next 32 random bits.
@@ -380,7 +380,7 @@ func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
 	checkCount("Resize", n, count)
-	orderOf := recent(s.Order)
+	orderOf := keepTwo(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
 		return func(pos int) int {
 			panicIf(epoch >= math.MaxInt/count, "Resize: epoch %d of %d positions each is too far", epoch, count)
@@ -398,9 +398,9 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// recent returns orderOf with a memory for two epochs, the last even and the last odd one that it was asked for, because
+// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one that it was asked for, because
 // making an order may take time proportional to its length. The function is safe for concurrent use.
-func recent[F any](orderOf func(epoch int) F) func(epoch int) F {
+func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
 		order F
@@ -513,23 +513,23 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}}, nil
 }
 
-// An order appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position of
-// a BatchSampler a whole batch.
-type order func(dst []int, pos int) []int
+// An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
+// of a BatchSampler a whole batch.
+type indicesAt func(dst []int, pos int) []int
 
-// samplerOrder returns the function that makes the orders of s.
-func samplerOrder(s Sampler) func(epoch int) order {
-	return func(epoch int) order {
-		at := s.Order(epoch)
-		return func(dst []int, pos int) []int { return append(dst, at(pos)) }
+// indicesOfSamples returns the function that makes the indicesAt of an epoch of s.
+func indicesOfSamples(s Sampler) func(epoch int) indicesAt {
+	return func(epoch int) indicesAt {
+		order := s.Order(epoch)
+		return func(dst []int, pos int) []int { return append(dst, order(pos)) }
 	}
 }
 
-// batchOrder returns the function that makes the orders of b.
-func batchOrder(b BatchSampler) func(epoch int) order {
-	return func(epoch int) order {
+// indicesOfBatches returns the function that makes the indicesAt of an epoch of b.
+func indicesOfBatches(b BatchSampler) func(epoch int) indicesAt {
+	return func(epoch int) indicesAt {
 		batch := b.Batches(epoch)
-		return func(dst []int, k int) []int { return append(dst, batch(k)...) }
+		return func(dst []int, pos int) []int { return append(dst, batch(pos)...) }
 	}
 }
 
@@ -537,8 +537,8 @@ func batchOrder(b BatchSampler) func(epoch int) order {
 // PyTorch: rank and num_replicas.
 type Shard struct{ Index, Count int }
 
-// check returns the shard with its Count filled in, or says what is wrong with it.
-func (s Shard) check() (Shard, error) {
+// withCount returns the shard with its Count filled in, or says what is wrong with it.
+func (s Shard) withCount() (Shard, error) {
 	count := max(s.Count, 1)
 	if s.Count == 0 && s.Index > 0 {
 		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
@@ -681,7 +681,7 @@ func (d *deal) after(k int) int {
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	state := &stage{By: fmt.Sprintf("Indices(%s)", describe(s))}
-	orderOf := recent(s.Order)
+	orderOf := keepTwo(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stageAt(from, state.By, 0); err != nil {
 			return err
@@ -929,7 +929,7 @@ func (m *mixer[T]) stop() {
 // steps, where all ranks agree, and nothing has to be counted again at a resume.
 func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
-	shard, bad := shard.check()
+	shard, bad := shard.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
 	return staged("Shard by steps", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {

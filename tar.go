@@ -203,7 +203,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Open == nil {
 		opts.Open = OpenShard
 	}
-	rank, err := opts.Shard.check()
+	rank, err := opts.Shard.withCount()
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("dataloader: Tar: %w", err)

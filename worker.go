@@ -5,166 +5,178 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"runtime/debug"
 	"runtime/pprof"
+	"runtime/trace"
 	"strconv"
 	"sync"
 )
 
-// An engine turns tasks into results, in goroutines, and hands the results to its caller, in the order of the tasks or
-// as they arrive. A task and its result are one value of type S. It travels in a slot, and slots are reused:
+// By which goroutine is a batch made, and how? The first half of this file answers for loaders:
 //
-//	             tasks              results
-//	caller ─────────────> worker, … ─────────────> caller ──> loop body
-//	  ^                                             │ ^           │
-//	  │                                             v │           │
-//	  │                                           cache[k % window]
-//	  └─────────────── an empty slot, refilled ───────────────────┘
+//	engine         which goroutine: queues between the loop and its workers, and the order of what comes back
+//	worker, task   how: a worker takes a task, chooses indices, fetches samples and collates them
+//	scope          what a context knows of the sample that is being loaded, for Rand and Worker
+//	PanicError     how a panic in user code becomes an error
 //
-// Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the
-// next result to be handed to the loop body. A result goes into the cache, and leaves the cache when recv gets there.
-// At every moment
+// The second half runs the functions of streams in the same engine: Map and Prefetch.
+
+// An engine passes tasks to workers and hands over their results, in the order of the tasks or as the results arrive.
+// A task and its result lie in one slot of an array that belongs to the engine's user. The queues carry the numbers of slots:
+//
+//	          tasks               results
+//	loop ─────────────> workers ─────────────> loop ─────> body
+//	 ^                                         │  ^          │
+//	 │                                         v  │          │
+//	 │                                     reorder cache     │
+//	 └───────────── the slot that is free again ─────────────┘
+//
+// The loop is the goroutine of the range; the body is the user's lines in it. Whoever has received the number of a slot
+// owns the slot. There are window + 1 slots: at most window for tasks in flight, and one for the result in the body.
+//
+// Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the next
+// result to be handed to the body. At every moment
 //
 //	recv <= send <= recv+window
 //
 // and each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
-// the cache. So at most window slots are in flight, and each queue has room for window slots. Therefore:
+// the reorder cache, which holds the results that have come before their turn. Each queue has room for window numbers.
+// Therefore:
 //
 //   - No send ever blocks. A worker needs no select between its send and a signal to stop.
 //   - The engine stops by closing tasks and waiting for the workers.
 //   - Memory is bounded, even if task 0 never returns.
-//   - Two tasks in flight never share an element of the cache.
 //
-// Out of order there is no cache, and send - recv is only the number in flight. The bound is the same. The caller owns
-// send, recv and the cache. A slot belongs to the goroutine that has received it.
+// In order, task k lies in slot k % (window+1), because each task gets the slot that the body had last. So the next
+// result to hand over is in slot recv % (window+1), and the reorder cache is one flag for each slot: ready. Out of order
+// the loop takes the slots as they come, and ready is not used. The bound is the same.
 //
-// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its
-// own, because its workers are processes. Here the workers share one queue, so that the first free worker takes the
-// next task, and a slow task delays the loading of no other.
-type engine[S any] struct {
-	workers int  // if 0, the caller loads
-	window  int  // the most tasks in flight, at least 1
-	ordered bool // whether results are handed over in the order of the tasks
+// The loop owns send, recv, more, ready and spare. Everything else in an engine is set before its goroutines start, and
+// only read afterwards.
+//
+// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its own,
+// because its workers are processes. Here the workers share one queue, so that the first free worker takes the next task,
+// and a slow task delays the loading of no other.
+type engine struct {
+	workers int    // if 0, the loop does the work
+	window  int    // the most tasks in flight, at least 1
+	ordered bool   // whether results are handed over in the order of their tasks
+	seed    uint64 // of Rand in a worker
 
-	// task fills the zeroed *S with the next task, or reports that there is none. The caller's goroutine calls it.
-	task func(*S) bool
+	// nextTask puts the next task into a slot, or reports that there is none. It runs in the loop.
+	nextTask func(slot int) bool
 
-	// newLoad returns the function in which worker w turns a task into its result. The function leaves a result in
-	// *S even if user code in it panics or calls runtime.Goexit.
-	newLoad func(ctx context.Context, w int) func(*S)
+	// work turns the task in a slot into its result. It leaves a result in the slot even if user code panics or calls
+	// runtime.Goexit.
+	work func(w *worker, slot int)
 
-	// read is nil for loaders. For streams it runs in a goroutine of its own, between the caller and the queue tasks.
-	read func(ctx context.Context, permits <-chan *slot[S], tasks chan<- *slot[S])
+	// read is nil for loaders. For streams it runs in a goroutine of its own, between the loop and the queue tasks.
+	read func(ctx context.Context, permits <-chan int, tasks chan<- int)
 }
 
-// A slot carries task k, and then its result.
-type slot[S any] struct {
-	k    int
-	task S
-}
-
-// run calls yield with one result after the other, until there are no more or yield returns false. If ctx ends, the
-// remaining tasks come back without having been loaded, so yield must look at ctx first. When run returns, also by a
-// panic in yield, all its goroutines have ended.
-func (e *engine[S]) run(ctx context.Context, yield func(*S) bool) {
+// run calls yield with the slot of one result after the other, until there are no more or yield returns false. If ctx
+// ends, the remaining tasks come back without having been worked on, so yield must look at ctx first. When run returns,
+// also by a panic in yield, all its goroutines have ended.
+//
+// The deferred calls run from the last to the first: the context ends, so that each Get may return; the queue is closed,
+// and the workers drain it without working; run waits for all goroutines.
+func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	if e.workers == 0 && e.read == nil {
 		defer cancel()
 		e.inline(ctx, yield)
 		return
 	}
-	tasks, results := make(chan *slot[S], e.window), make(chan *slot[S], e.window)
-	sends := tasks // where the caller sends
+	tasks, results := make(chan int, e.window), make(chan int, e.window)
+	permits := tasks // what the loop sends; only a reader tells permits from tasks
 	var running sync.WaitGroup
-	defer running.Wait() // last: wait for the goroutines
-	for w := range e.workers {
-		running.Go(func() { e.work(ctx, w, &running, tasks, results) })
+	defer running.Wait()
+	for number := range e.workers {
+		e.startWorker(ctx, number, &running, tasks, results)
 	}
 	if e.read != nil {
-		sends = make(chan *slot[S], e.window)
+		permits = make(chan int, e.window)
 		if e.workers == 0 {
 			tasks = results // what the reader sends is the result
 		}
-		running.Go(func() { e.read(labelled(ctx, "reader"), sends, tasks) })
+		running.Go(func() { e.read(labelled(ctx, "reader"), permits, tasks) })
 	}
-	defer close(sends) // second: the workers drain the queue, without loading what is in it
-	defer cancel()     // first
-	e.loop(sends, results, yield)
+	defer close(permits)
+	defer cancel()
+	e.loop(permits, results, yield)
 }
 
-// inline does the work of run without goroutines. It is the specification of run: with workers, the same results arrive
+// inline does the work of run without goroutines. It is the specification of run: with workers, the same results come
 // sooner.
-func (e *engine[S]) inline(ctx context.Context, yield func(*S) bool) {
-	load := e.newLoad(ctx, -1)
-	var task, empty S
-	for ; e.task(&task); task = empty {
+func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
+	w := newWorker(ctx, -1, e.seed)
+	for e.nextTask(0) {
 		if ctx.Err() == nil {
-			load(&task)
+			e.work(w, 0)
 		}
-		if !yield(&task) {
+		if !yield(0) {
 			return
 		}
 	}
 }
 
 // loop sends tasks and hands over results.
-func (e *engine[S]) loop(tasks chan<- *slot[S], results <-chan *slot[S], yield func(*S) bool) {
+func (e *engine) loop(tasks chan<- int, results <-chan int, yield func(slot int) bool) {
+	slots := e.window + 1
 	send, recv := 0, 0
 	more := true // whether there are more tasks
-	refill := func(s *slot[S]) {
-		more = more && e.task(&s.task)
-		if more {
-			s.k = send
+	sendTask := func(slot int) {
+		if more = more && e.nextTask(slot); more {
 			send++
-			tasks <- s
+			tasks <- slot
 		}
 	}
-	for more && send < e.window {
-		refill(new(slot[S]))
+	for slot := range e.window {
+		sendTask(slot)
 	}
-	cache := make([]*slot[S], e.window)
-	spare := new(slot[S]) // the slot that the loop body had before
+	ready := make([]bool, slots) // the reorder cache
+	spare := e.window            // the slot that the body had before
 	for recv < send {
-		s := cache[recv%e.window]
-		for s == nil {
-			r := <-results
-			if !e.ordered {
-				s = r
-				break
-			}
-			cache[r.k%e.window] = r
-			s = cache[recv%e.window]
+		slot := recv % slots
+		if !e.ordered {
+			slot = <-results
 		}
-		cache[recv%e.window] = nil
+		for e.ordered && !ready[slot] {
+			ready[<-results] = true
+		}
+		ready[slot] = false
 		recv++
-		refill(spare) // before yield, so that window tasks are in flight while the loop body runs
-		if !yield(&s.task) {
+		sendTask(spare) // before yield, so that window tasks are in flight while the body runs
+		if !yield(slot) {
 			return
 		}
-		*s = slot[S]{}
-		spare = s
+		spare = slot
 	}
 }
 
-// work is the life of worker w. If user code ends the goroutine, by runtime.Goexit, another goroutine continues.
-func (e *engine[S]) work(ctx context.Context, w int, running *sync.WaitGroup, tasks <-chan *slot[S], results chan<- *slot[S]) {
-	drained := false
-	defer func() {
-		if !drained {
-			running.Go(func() { e.work(ctx, w, running, tasks, results) })
+// startWorker starts the goroutine of a worker. If user code ends the goroutine by runtime.Goexit, no line after the call
+// of work runs, and working stays true. The deferred function then sends the slot on, since the loop would wait for it for
+// ever, and another goroutine takes the place of this one.
+func (e *engine) startWorker(ctx context.Context, number int, running *sync.WaitGroup, tasks <-chan int, results chan<- int) {
+	running.Go(func() {
+		slot, working := 0, false
+		defer func() {
+			if working {
+				results <- slot
+				e.startWorker(ctx, number, running, tasks, results)
+			}
+		}()
+		w := newWorker(labelled(ctx, "worker "+strconv.Itoa(number)), number, e.seed)
+		for slot = range tasks {
+			if ctx.Err() == nil {
+				working = true
+				e.work(w, slot)
+				working = false
+			}
+			results <- slot
 		}
-	}()
-	load := e.newLoad(labelled(ctx, "worker "+strconv.Itoa(w)), w)
-	one := func(s *slot[S]) {
-		defer func() { results <- s }() // also after Goexit: the caller would wait for a lost slot for ever
-		if ctx.Err() == nil {
-			load(&s.task)
-		}
-	}
-	for s := range tasks {
-		one(s)
-	}
-	drained = true
+	})
 }
 
 // labelled sets the profiler label "dataloader" of the goroutine, and of the context that goes with it. Other labels
@@ -173,6 +185,200 @@ func labelled(ctx context.Context, name string) context.Context {
 	ctx = pprof.WithLabels(ctx, pprof.Labels("dataloader", name))
 	pprof.SetGoroutineLabels(ctx)
 	return ctx
+}
+
+// A worker is what one goroutine has for itself: a context, and slices that it reuses from batch to batch. The engine
+// makes it. A Map uses only the first two fields.
+type worker struct {
+	ctx   context.Context // with the scope, and the end of the loop
+	scope *scope
+
+	pass      *pass          // the loop for which the batch is made
+	step      int            // the batch
+	positions []int          // its positions in the epoch
+	indices   []int          // the indices of its samples, as the order has them
+	spots     []spot         // one for each index, for Rand
+	index     int            // the index for which user code is being called, or -1: the Index of an error
+	fetched   []int          // the indices of the samples that are in the batch
+	failed    []*SampleError // the samples that could not be fetched, for OnError
+	samples   any            // a *[]T: the samples of fetched
+}
+
+// newWorker makes a worker with the given number. -1 stands for the loop.
+func newWorker(ctx context.Context, number int, seed uint64) *worker {
+	w := new(worker)
+	w.ctx, w.scope = withScope(ctx, number, seed, spot{})
+	return w
+}
+
+// A task is one batch on its way through the engine: first what to make, then what was made.
+type task[B any] struct {
+	step   int            // which batch of the pass; set by the loop
+	batch  B              // first the memory to build the batch in, or zero; then the batch
+	failed []*SampleError // the samples that could not be fetched, for OnError
+	err    error          // a *SampleError if the batch failed
+	timing Timing         // its times are zero without Trace
+}
+
+// makeBatch turns a task into its batch, or into the error of the batch. build makes the batch of the indices that the
+// worker has chosen; it is fetchAndCollate, or the load of NewFunc.
+func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst B) (B, error)) {
+	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
+	w.pass, w.step, w.index, w.fetched, w.failed = p, t.step, -1, w.fetched[:0], nil
+	t.err = errGoexit // which stands if user code ends the goroutine
+	defer func() {
+		if t.err != nil {
+			t.err = w.sampleError(t.err)
+		}
+		t.failed, t.timing.Samples, t.timing.Done = w.failed, len(w.fetched), p.now()
+	}()
+	defer rescue(&t.err)
+	err := w.chooseIndices()
+	if err == nil {
+		t.batch, err = build(w, t.batch)
+	}
+	t.err = err
+}
+
+// sampleError returns an error of the batch that w makes, or of the sample for which user code was called.
+func (w *worker) sampleError(err error) *SampleError { return w.pass.sampleError(w.step, w.index, err) }
+
+// chooseIndices asks the order for the indices of the batch.
+func (w *worker) chooseIndices() error {
+	p := w.pass
+	if trace.IsEnabled() {
+		trace.Logf(w.ctx, "batch", "epoch %d, batch %d", p.epoch, p.firstBatch+w.step)
+	}
+	if p.broken != nil {
+		return p.broken
+	}
+	w.indices, w.spots = w.indices[:0], w.spots[:0]
+	w.positions = p.deal.positions(w.positions[:0], w.step)
+	for _, pos := range w.positions {
+		w.indices = p.indicesAt(w.indices, pos%p.deal.n) // PadTail begins again with the first positions
+		for part, i := range w.indices[len(w.spots):] {
+			if i < 0 || i >= p.loader.samples {
+				return fmt.Errorf("the sampler: %w", errOutside(i, p.loader.samples))
+			}
+			w.spots = append(w.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
+		}
+	}
+	if len(w.indices) == 0 {
+		return errors.New("the sampler gave no index")
+	}
+	return nil
+}
+
+// wholeBatch returns the spot of the batch as a whole, which differs from those of its samples.
+func (w *worker) wholeBatch() spot {
+	return spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}
+}
+
+// fetchAndCollate is the build of New. A sample that fails fails the batch, or is put aside for OnError. A batch of which
+// no sample is left is not collated.
+func fetchAndCollate[T, B any](w *worker, dst B, data Dataset[T], getAll getAll[T], collate Collate[T, B]) (B, error) {
+	samples, ok := w.samples.(*[]T)
+	if !ok {
+		samples = new([]T)
+		w.samples = samples
+	}
+	defer func() { // the slice is reused, and must not keep the samples
+		clear(*samples)
+		*samples = (*samples)[:0]
+	}()
+	if err := fetch(w, samples, data, getAll); err != nil || len(*samples) == 0 {
+		return dst, err
+	}
+	defer trace.StartRegion(w.ctx, "collate").End()
+	batch, err := collate(dst, *samples)
+	if err != nil {
+		n := len(w.fetched)
+		err = fmt.Errorf("collating %d samples %v: %w", n, w.fetched[:min(16, n)], err)
+	}
+	return batch, err
+}
+
+// fetch appends the samples of the batch, one by one, after one GetBatch for all of them if data has it.
+func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (err error) {
+	defer trace.StartRegion(w.ctx, "fetch").End()
+	var sampleAt func(k int) (T, error) // sample k of the GetBatch; nil without one
+	if getAll != nil {
+		w.scope.move(w.wholeBatch())
+		if sampleAt, err = getAll(w.ctx, w.indices); err != nil {
+			return err
+		}
+	}
+	for k, i := range w.indices {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		w.index = i
+		w.scope.move(w.spots[k])
+		sample, err := get(w.ctx, data, i, sampleAt, k)
+		switch {
+		case err == nil:
+			*samples, w.fetched = append(*samples, sample), append(w.fetched, i)
+		case w.pass.loader.opts.OnError != nil:
+			w.failed = append(w.failed, w.sampleError(err))
+		default:
+			return err
+		}
+	}
+	w.index = -1
+	return nil
+}
+
+// get fetches sample i of data, which is sample k of the batch.
+func get[T any](ctx context.Context, data Dataset[T], i int, sampleAt func(k int) (T, error), k int) (sample T, err error) {
+	defer rescue(&err)
+	if sampleAt != nil {
+		return sampleAt(k)
+	}
+	return data.Get(ctx, i)
+}
+
+// A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
+// worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
+// concurrent use, and therefore the generator of Rand is not.
+type scope struct {
+	worker int
+	seed   uint64
+	spot   spot
+	idle   bool // whether no sample is being loaded, so that Rand panics
+	seeded bool // whether pcg has been seeded for spot
+	pcg    rand.PCG
+	rand   *rand.Rand // draws from pcg; nil until the first call of Rand
+}
+
+// A spot identifies a sample in a run: the epoch, the position in the epoch's order and, where a position is a whole
+// batch, the number of the sample in the batch.
+type spot struct{ epoch, pos, part uint64 }
+
+// scopeKey is the key of a scope in a context.
+type scopeKey struct{}
+
+// scopeOf returns the scope of ctx, or an empty one.
+func scopeOf(ctx context.Context) *scope {
+	if s, ok := ctx.Value(scopeKey{}).(*scope); ok {
+		return s
+	}
+	return &scope{worker: -1}
+}
+
+// withScope returns a context with a new scope, and the scope itself, so that the caller can move it.
+func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.Context, *scope) {
+	s := &scope{worker: worker, seed: seed, spot: at}
+	return context.WithValue(ctx, scopeKey{}, s), s
+}
+
+// move makes s the scope of another sample.
+func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
+
+// rewinder returns a function that sets the generator of ctx back to its present state.
+func rewinder(ctx context.Context) func() {
+	s := scopeOf(ctx)
+	pcg, seeded := s.pcg, s.seeded
+	return func() { s.pcg, s.seeded = pcg, seeded }
 }
 
 // A PanicError is a panic in user code, as an error: the panic's value, and the stack where it happened.
@@ -231,26 +437,24 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	panicIf(workers < 0 || workers > math.MaxInt32/8, "Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[U]) bool) error {
 		seed := scopeOf(ctx).seed
-		newApply := func(ctx context.Context, w int) func(*mapping[T, U]) {
-			ctx, s := withScope(ctx, w, seed, spot{})
-			return func(m *mapping[T, U]) { m.apply(ctx, s, f) }
-		}
 		// A Map before this one must not draw the same numbers. Outside f the context has a seed, but Rand panics.
-		ctx, between := withScope(ctx, -1, hash(seed, mapSalt), spot{})
-		between.outside = true
+		between, s := withScope(ctx, -1, hash(seed, mapSalt), spot{})
+		s.idle = true
 		if workers > 0 {
-			e := engine[mapping[T, U]]{workers: workers, window: 8 * workers, newLoad: newApply}
-			return readAhead(ctx, src, from, e, func(m *mapping[T, U]) bool { return yield(m.out) })
+			window := 8 * workers
+			items, results := make([]Item[T], window+1), make([]Item[U], window+1) // by slot
+			e := engine{workers: workers, window: window, seed: seed, work: func(w *worker, slot int) {
+				apply(w, f, &items[slot], &results[slot])
+			}}
+			return readAhead(between, src, from, e, items, func(slot int) bool { return yield(taken(&results[slot])) })
 		}
-		apply := newApply(ctx, -1)
-		var m mapping[T, U]
-		for item, err := range src(ctx, from) {
+		w := newWorker(between, -1, seed)
+		var result Item[U]
+		for item, err := range src(between, from) {
 			if err != nil {
 				return err
 			}
-			m.in = item
-			apply(&m)
-			if !yield(m.out) {
+			if apply(w, f, &item, &result); !yield(result) {
 				return nil
 			}
 		}
@@ -261,31 +465,30 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 // mapSalt tells the seed of a Map from that of its source.
 const mapSalt = 0x6d6170
 
-// A mapping is an item on its way through an engine.
-type mapping[T, U any] struct {
-	in  Item[T]
-	out Item[U]
-	// last says that the source has no more items, and err why it cannot be continued: nil at the end of the epoch.
-	last bool
-	err  error
-}
-
-// apply sets m.out to f of m.in, or to a failed item.
-func (m *mapping[T, U]) apply(ctx context.Context, s *scope, f func(context.Context, T) (U, error)) {
-	m.out = Item[U]{Err: m.in.Err, Next: m.in.Next}
-	if m.last || m.in.Err != nil {
+// apply sets *result to f of *item, or to a failed item. *item keeps only its Err.
+func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U]) {
+	value, next := item.Value, item.Next
+	*result = Item[U]{Err: item.Err, Next: next}
+	*item = Item[T]{Err: item.Err}
+	if item.Err != nil {
 		return
 	}
-	m.out.Err = errGoexit
+	result.Err = errGoexit // which stands if f ends the goroutine
 	defer func() {
-		m.in.Value = *new(T) // f has used it
-		if m.out.Err != nil {
-			m.out = failedItem[U]("Map", m.in.Next, m.out.Err)
+		if result.Err != nil {
+			*result = failedItem[U]("Map", next, result.Err)
 		}
 	}()
-	defer rescue(&m.out.Err)
-	s.move(spot{epoch: uint64(m.in.Next.Epoch), pos: uint64(m.in.Next.Pos)})
-	m.out.Value, m.out.Err = f(ctx, m.in.Value)
+	defer rescue(&result.Err)
+	w.scope.move(spot{epoch: uint64(next.Epoch), pos: uint64(next.Pos)})
+	result.Value, result.Err = f(w.ctx, value)
+}
+
+// taken returns the item in a slot and empties the slot, which must not keep the item while the body has it.
+func taken[T any](slot *Item[T]) Item[T] {
+	item := *slot
+	*slot = Item[T]{}
+	return item
 }
 
 // Prefetch reads up to n items ahead of the loop, in a goroutine that lives as long as the range. It is a queue with one
@@ -295,53 +498,57 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(s == nil, "Prefetch: the stream is nil")
 	panicIf(n < 1 || n > maxPrefetch, "Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		e := engine[mapping[T, T]]{window: n}
-		return readAhead(ctx, s, from, e, func(m *mapping[T, T]) bool { return yield(m.in) })
+		items := make([]Item[T], n+1) // by slot
+		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool { return yield(taken(&items[slot])) })
 	})
 }
 
 // maxPrefetch bounds the items that Prefetch reads ahead, for which it has slots from the beginning.
 const maxPrefetch = 1 << 24
 
-// readAhead runs e with a reader, and yields what leaves the engine. Only one goroutine can read src, so the reader stands
-// between the caller and the workers. What the caller sends are permits, which are empty slots. The reader fills a slot
-// with the next item and sends it on as a task:
+// readAhead runs e with a reader, which puts the items of src into slots, and yields the slots that leave the engine. Only
+// one goroutine can read src, so the reader stands between the loop and the workers. What the loop sends are permits: the
+// numbers of empty slots. The reader puts the next item into the slot, and sends the number on as a task:
 //
-//	             permits            tasks              results
-//	caller ─────────────> reader ─────────> worker, … ─────────> caller ──> loop body
+//	        permits            tasks              results
+//	loop ─────────────> reader ─────────> workers ─────────> loop ─────> body
 //
-// So the reader is at most window items ahead, and the caller never waits for src while a result is ready. Without workers
+// So the reader is at most window items ahead, and the loop never waits for src while a result is ready. Without workers
 // the reader sends to results: that is Prefetch.
-func readAhead[T, U any](ctx context.Context, src Stream[T], from Cursor, e engine[mapping[T, U]], yield func(*mapping[T, U]) bool) (err error) {
+func readAhead[T any](ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T], yield func(slot int) bool) (err error) {
 	e.ordered = true
-	e.task = func(*mapping[T, U]) bool { return true } // a permit for the reader
-	e.read = func(ctx context.Context, permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
-		readItems(ctx, src, from, permits, tasks)
+	e.nextTask = func(int) bool { return true } // a permit for the reader
+	e.read = func(ctx context.Context, permits <-chan int, tasks chan<- int) {
+		readItems(ctx, src, from, items, permits, tasks)
 	}
-	e.run(ctx, func(m *mapping[T, U]) bool {
-		if m.last { // The end counts, whatever has become of ctx meanwhile.
-			err = m.err
+	e.run(ctx, func(slot int) bool {
+		if end, ok := items[slot].Err.(endOfSource); ok { // The end counts, whatever has become of ctx meanwhile.
+			err = end.error
 			return false
 		}
-		return yield(m)
+		return yield(slot)
 	})
 	return err
 }
 
-// readItems sends a task for each item of src, and a last one for the end of src, also if src panics or ends its goroutine.
+// An endOfSource is the Err of the slot after the last item. Like every failed item it passes the workers unchanged. It
+// holds why the source cannot be continued, and nil at the end of the epoch.
+type endOfSource struct{ error }
+
+// readItems puts the items of src into slots, and an endOfSource after the last, also if src panics or ends its goroutine.
 // When ctx has ended, the next item is not sent: the cause of ctx is the end, unless src has come to its own.
-func readItems[T, U any](ctx context.Context, src Stream[T], from Cursor, permits <-chan *slot[mapping[T, U]], tasks chan<- *slot[mapping[T, U]]) {
+func readItems[T any](ctx context.Context, src Stream[T], from Cursor, items []Item[T], permits <-chan int, tasks chan<- int) {
 	defer close(tasks)
-	s := <-permits
+	slot, more := <-permits
 	var end error     // what src ends with
-	died := errGoexit // unless src returns
+	died := errGoexit // which stands if src ends the goroutine
 	defer func() {
 		if died != nil {
 			end = fmt.Errorf("dataloader: the stream: %w", died)
 		}
-		if s != nil {
-			s.task.last, s.task.err = true, end
-			tasks <- s
+		if more {
+			items[slot] = Item[T]{Err: endOfSource{end}}
+			tasks <- slot
 		}
 	}()
 	defer rescue(&died)
@@ -353,10 +560,9 @@ func readItems[T, U any](ctx context.Context, src Stream[T], from Cursor, permit
 		if end != nil {
 			break
 		}
-		s.task.in = item
-		tasks <- s
-		s = <-permits
-		if s == nil { // permits is closed: the caller has left the loop
+		items[slot] = item
+		tasks <- slot
+		if slot, more = <-permits; !more { // the loop has been left
 			break
 		}
 	}
