@@ -204,32 +204,32 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // failed item. If there is another batch now, or it has another length, the cursor is refused.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
-	return staged("Unbatch", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		pos := from.Pos
-		for batch, err := range src(ctx, at.Source) {
+		for batch, err := range src(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if at.N > 0 && (batch.Next.String() != at.End.String() || batch.Err == nil && len(batch.Value) != at.Again) {
+			if state.N > 0 && (batch.Next.String() != state.End.String() || batch.Err == nil && len(batch.Value) != state.Again) {
 				return from.refused("the source has changed: a batch of %d elements up to %s has %d elements up to %s now",
-					at.Again, at.End.String(), len(batch.Value), batch.Next.String())
+					state.Again, state.End.String(), len(batch.Value), batch.Next.String())
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
-				at.N, batch.Value = 0, make([]T, 1)
+				state.N, batch.Value = 0, make([]T, 1)
 			}
-			for n := at.N; n < len(batch.Value); n++ {
-				next := stage{N: n + 1, Source: at.Source, Again: len(batch.Value), End: batch.Next}
+			for n := state.N; n < len(batch.Value); n++ {
+				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), End: batch.Next}
 				if n+1 == len(batch.Value) {
-					next = stage{Source: batch.Next}
+					next = stageState{Source: batch.Next}
 				}
 				if pos++; !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
 					return nil
 				}
 			}
-			at = stage{Source: batch.Next}
+			state = stageState{Source: batch.Next}
 		}
-		if at.N > 0 {
-			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", at.Again, at.End.String())
+		if state.N > 0 {
+			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", state.Again, state.End.String())
 		}
 		return nil
 	})

@@ -245,6 +245,7 @@
 package dataloader
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -652,6 +653,22 @@ func (c Cursor) Load(state any) error {
 		return fmt.Errorf("dataloader: the state of cursor {epoch %d, pos %d} does not fit: %w", c.Epoch, c.Pos, err)
 	}
 	return nil
+}
+
+// String returns the cursor as JSON with sorted keys. Cursors with the same String are the same place, whether they are
+// fresh or come from JSON, which another program may have written anew.
+func (c Cursor) String() string {
+	var fields any
+	data, err := json.Marshal(c)
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	if err = cmp.Or(err, decoder.Decode(&fields)); err == nil {
+		data, err = json.Marshal(fields)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
 }
 
 // atStart reports whether c is the start of an epoch, which fits any loader and stream.

@@ -4327,6 +4327,8 @@ func ExampleTarWriter_rollingShards() {
 	// train-000002.tar 00000006 cow
 }
 
+type stage = stageState
+
 // The files that the Examples and the README need.
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")

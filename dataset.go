@@ -1,10 +1,8 @@
 package dataloader
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -642,10 +640,12 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
 
-// Stages are streams made of other streams. There are two kinds. A stage that yields its source's items one for one, or
-// drops some, passes the source's cursors on: Filter, Map, Prefetch, Batch. It is made with streamOf. A stage that
-// counts, joins or reorders makes cursors of its own, which contain those of its sources: Take, Zip, Shuffle, …. It is
-// made with staged. So the cursor of Indices(Random(9, 1)).Take(5), after two items, is
+// Stages are streams made of other streams. There are two kinds.
+//
+// A stage that yields its source's items one for one, or drops some, passes the source's cursors on: Filter, OnError, Map,
+// Prefetch, Batch. It is made with streamOf. A stage that counts, joins or reorders makes cursors of its own, which contain
+// those of its sources: Take, Repeat, Chain, Zip, Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
+// Indices(Random(9, 1)).Take(5), after two items, is
 //
 //	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
 //		{"epoch": 0, "pos": 2, "state": {"by": "Indices(Random(9, seed 1))"}}}}
@@ -681,65 +681,58 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 	}
 }
 
-// A stage is the State in the cursors of a stage that makes its own.
-type stage struct {
+// A stageState is the State in the cursors that staged makes.
+type stageState struct {
 	By      string   `json:"by"`          // describes the stage; a cursor of another stage is refused
 	N       int      `json:"n,omitempty"` // the stage's own counts
 	M       int      `json:"m,omitempty"`
-	Source  Cursor   `json:"source,omitzero"`
-	Sources []Cursor `json:"sources,omitempty"` // if the stage has several sources at once
+	Source  Cursor   `json:"source,omitzero"`   // if the stage has one source
+	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
 	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
 	End     Cursor   `json:"end,omitzero"`      // the source's cursor after these items
 }
 
-// stageAt returns the stage of a cursor that the stage described by name has made. At the start of an epoch each source
-// is at the start of its epoch of the same number.
-func stageAt(from Cursor, name string, sources int) (stage, error) {
-	at := stage{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}
-	if !from.atStart() {
-		at = stage{}
+// oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
+const oneSource = 0
+
+// stateOf returns the State of a cursor that the stage of the given name has made, or says why the cursor does not fit. At
+// the start of an epoch each source is at the start of its epoch of the same number.
+func stateOf(from Cursor, name string, sources int) (stageState, error) {
+	var s stageState
+	if err := from.fit(name, &s.By, &s); err != nil {
+		return s, err
 	}
-	err := from.fit(name, &at.By, &at)
-	if err == nil && (at.N < 0 || at.M < 0 || at.Again < 0 || at.N > 0 && at.Again > 0 && at.N >= at.Again || len(at.Sources) != sources || len(at.Ended) != sources) {
-		err = from.refused("its state is damaged: %+v", at)
+	if from.atStart() {
+		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
-	return at, err
+	negative := s.N < 0 || s.M < 0 || s.Again < 0
+	tooMany := s.Again > 0 && s.N >= s.Again // of the items that are read again, some have not been yielded
+	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
+		return s, from.refused("its state is damaged: %+v", s)
+	}
+	return s, nil
 }
 
-// String returns the cursor as JSON with sorted keys. Cursors with the same String are the same place, whether they are
-// fresh or come from JSON, which another program may have written anew.
-func (c Cursor) String() string {
-	var fields any
-	data, err := json.Marshal(c)
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.UseNumber()
-	if err = cmp.Or(err, decoder.Decode(&fields)); err == nil {
-		data, err = json.Marshal(fields)
-	}
-	if err != nil {
-		return err.Error()
-	}
-	return string(data)
-}
-
-// staged makes a stage with cursors of its own. produce starts at a stage of the cursor and yields items, each with its
-// place in the epoch and the stage that follows it.
-func staged[T any](name string, sources int, produce func(ctx context.Context, from Cursor, at stage, yield placing[T]) error) Stream[T] {
+// staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
+// cursors in the state's Sources, or oneSource.
+func staged[T any](name string, sources int,
+	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		at, err := stageAt(from, name, sources)
+		state, err := stateOf(from, name, sources)
 		if err != nil {
 			return err
 		}
-		return produce(ctx, from, at, func(item Item[T], pos int, next stage) bool {
+		return produce(ctx, from, state, func(item Item[T], pos int, next stageState) bool {
 			next.By = name
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
 	})
 }
 
-// A placing yields an item at a place of its own: Pos is pos, and the State is next. It replaces item.Next.
-type placing[T any] func(item Item[T], pos int, next stage) bool
+// A yieldAt yields an item of a stage that makes its own cursors: pos and next become the Pos and the State of the item's
+// Next.
+type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
 // errors are failed items. A source that cannot be read twice, such as standard input, cannot be resumed, and has only one
@@ -748,9 +741,9 @@ type placing[T any] func(item Item[T], pos int, next stage) bool
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	const name = "FromSeq" // nothing is known about the sequence
-	state := &stage{By: name}
+	state := &stageState{By: name}
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		if _, err := stageAt(from, name, 0); err != nil {
+		if _, err := stateOf(from, name, oneSource); err != nil {
 			return err
 		}
 		pos := 0
@@ -837,7 +830,7 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Take: the stream is nil")
 	panicIf(n < 0, "Take: n is %d, must not be negative", n)
-	return staged(fmt.Sprintf("Take(%d)", n), 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+	return staged(fmt.Sprintf("Take(%d)", n), oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		pos := from.Pos
 		if pos > n {
 			return from.refused("pos must be at most %d", n)
@@ -845,11 +838,11 @@ func (s Stream[T]) Take(n int) Stream[T] {
 		if pos == n {
 			return nil
 		}
-		for item, err := range s(ctx, at.Source) {
+		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if pos++; !yield(item, pos, stage{Source: item.Next}) || pos == n {
+			if pos++; !yield(item, pos, stageState{Source: item.Next}) || pos == n {
 				return nil
 			}
 		}
@@ -862,7 +855,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Repeat: the stream is nil")
 	times = max(times, 0)
-	return legs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
+	return joinEpochs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
 		panicIf(epoch >= math.MaxInt/max(times, 1)-n, "Repeat: epoch %d of %d epochs is too far", epoch, times)
 		return s, Cursor{Epoch: epoch*max(times, 1) + n}
 	})
@@ -874,23 +867,23 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	for i, s := range srcs {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
-	return legs(fmt.Sprintf("Chain(%d)", len(srcs)), false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
+	return joinEpochs(fmt.Sprintf("Chain(%d)", len(srcs)), false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
 		return srcs[n], Cursor{Epoch: epoch}
 	})
 }
 
-// legs puts count epochs of streams one after the other, or endless ones: leg n of an epoch is a stream and where it
-// starts. In the cursor, N is the leg and Source the place in it.
-func legs[T any](name string, endless bool, count int, leg func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
-	return staged(name, 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		if at.N > 0 && at.N >= count && !endless {
-			return from.refused("its state is damaged: %d is not one of %d parts of %s", at.N, count, name)
+// joinEpochs puts count epochs of streams one after the other, or endless ones: epochAt says which stream is number n of an
+// epoch, and where the stream starts. In the cursor, N is that number and Source the place in the stream.
+func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+		if state.N > 0 && state.N >= count && !endless {
+			return from.refused("its state is damaged: %d is not one of %d parts of %s", state.N, count, name)
 		}
 		pos := from.Pos
-		for n := at.N; endless || n < count; n++ {
-			s, source := leg(from.Epoch, n)
-			if n == at.N && !from.atStart() {
-				source = at.Source
+		for n := state.N; endless || n < count; n++ {
+			s, source := epochAt(from.Epoch, n)
+			if n == state.N && !from.atStart() {
+				source = state.Source
 			}
 			empty := source.atStart()
 			for item, err := range s(ctx, source) {
@@ -898,7 +891,7 @@ func legs[T any](name string, endless bool, count int, leg func(epoch, n int) (S
 					return err
 				}
 				empty = false
-				if pos++; !yield(item, pos, stage{N: n, Source: item.Next}) {
+				if pos++; !yield(item, pos, stageState{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
@@ -917,11 +910,11 @@ func legs[T any](name string, endless bool, count int, leg func(epoch, n int) (S
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")
-	return staged("Zip", 2, func(ctx context.Context, from Cursor, at stage, yield placing[Pair[A, B]]) error {
+	return staged("Zip", 2, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]]) error {
 		pos := from.Pos
-		next, stop := iter.Pull2(b(ctx, at.Sources[1]))
+		next, stop := iter.Pull2(b(ctx, state.Sources[1]))
 		defer stop()
-		for x, err := range a(ctx, at.Sources[0]) {
+		for x, err := range a(ctx, state.Sources[0]) {
 			if err != nil {
 				return err
 			}
@@ -933,7 +926,7 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 			if pair.Err == nil {
 				pair.Value = Pair[A, B]{x.Value, y.Value}
 			}
-			if pos++; !yield(pair, pos, stage{Sources: []Cursor{x.Next, y.Next}, Ended: at.Ended}) {
+			if pos++; !yield(pair, pos, stageState{Sources: []Cursor{x.Next, y.Next}, Ended: state.Ended}) {
 				return nil
 			}
 		}

@@ -680,21 +680,21 @@ func (d *deal) after(k int) int {
 // nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
-	state := &stage{By: fmt.Sprintf("Indices(%s)", describe(s))}
+	state := &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := keepTwo(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
-		if _, err := stageAt(from, state.By, 0); err != nil {
+		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
 		if from.Pos > s.Len() {
 			return from.refused("pos must be at most %d", s.Len())
 		}
-		at, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
+		order, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
 		for pos := from.Pos; pos < s.Len(); pos++ {
-			if !yield(Item[int]{Value: at(pos), Next: Cursor{from.Epoch, pos + 1, state}}) {
+			if !yield(Item[int]{Value: order(pos), Next: Cursor{from.Epoch, pos + 1, state}}) {
 				return nil
 			}
 		}
@@ -713,23 +713,23 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Shuffle: the stream is nil")
 	panicIf(window < 1, "Shuffle: the window is %d, must be at least 1", window)
 	name := fmt.Sprintf("Shuffle(%d, seed %d)", window, seed)
-	return staged(name, 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		var items []Item[T]
 		pos, h := from.Pos, hash(seed, uint64(from.Epoch))
-		// flush yields the window, whose number is at.M, without the first at.N items, which came before the cursor.
+		// flush yields the window, whose number is state.M, without the first state.N items, which came before the cursor.
 		// end is the source's cursor after the window.
 		var changed error
 		flush := func(end Cursor) bool {
-			if at.N > 0 && (len(items) != at.Again || end.String() != at.End.String()) {
+			if state.N > 0 && (len(items) != state.Again || end.String() != state.End.String()) {
 				changed = from.refused("the source has changed: a window of %d items up to %s has %d items up to %s now",
-					at.Again, at.End.String(), len(items), end.String())
+					state.Again, state.End.String(), len(items), end.String())
 				return false
 			}
-			order := permutation(len(items), counter(h, uint64(at.M)))
-			for n := at.N; n < len(items); n++ {
-				next := stage{N: n + 1, M: at.M, Source: at.Source, Again: len(items), End: end}
+			order := permutation(len(items), counter(h, uint64(state.M)))
+			for n := state.N; n < len(items); n++ {
+				next := stageState{N: n + 1, M: state.M, Source: state.Source, Again: len(items), End: end}
 				if n+1 == len(items) {
-					next = stage{M: at.M + 1, Source: end}
+					next = stageState{M: state.M + 1, Source: end}
 				}
 				item := items[order(n)]
 				items[order(n)] = Item[T]{} // so that it can be collected
@@ -737,14 +737,14 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 					return false
 				}
 			}
-			at, items = stage{M: at.M + 1, Source: end}, items[:0]
+			state, items = stageState{M: state.M + 1, Source: end}, items[:0]
 			return true
 		}
-		last, size := at.Source, window
-		if at.M == 0 {
+		last, size := state.Source, window
+		if state.M == 0 {
 			size = 1 + below(uint64(window), h, 0)
 		}
-		for item, err := range s(ctx, at.Source) {
+		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
@@ -756,7 +756,7 @@ func (s Stream[T]) Shuffle(window int, seed uint64) Stream[T] {
 				size = window
 			}
 		}
-		if len(items) > 0 || at.N > 0 {
+		if len(items) > 0 || state.N > 0 {
 			flush(last)
 		}
 		return changed
@@ -808,15 +808,15 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, opts.Stop)
 	}
-	return staged(name, len(srcs), func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, at: at, seed: hash(opts.Seed, uint64(from.Epoch)), pulls: make([]pull[T], len(srcs))}
+	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, seed: hash(opts.Seed, uint64(from.Epoch)), pulls: make([]pull[T], len(srcs))}
 		defer m.stop()
 		for pos := from.Pos + 1; ; pos++ {
 			item, ok, err := m.draw()
 			if !ok || err != nil {
 				return err
 			}
-			if !yield(item, pos, stage{N: m.at.N, Sources: slices.Clone(m.at.Sources), Ended: m.at.Ended}) {
+			if !yield(item, pos, stageState{N: m.state.N, Sources: slices.Clone(m.state.Sources), Ended: m.state.Ended}) {
 				return nil
 			}
 		}
@@ -837,7 +837,7 @@ type mixer[T any] struct {
 	ctx   context.Context
 	opts  *MixOptions
 	srcs  []Stream[T]
-	at    stage // N counts the draws; Sources are the cursors of the sources
+	state stageState // N counts the draws; Sources are the cursors of the sources
 	seed  uint64
 	pulls []pull[T]
 }
@@ -852,30 +852,30 @@ type pull[T any] struct {
 func (m *mixer[T]) draw() (item Item[T], ok bool, err error) {
 	for {
 		i := m.choose()
-		m.at.N++
+		m.state.N++
 		for {
 			p := &m.pulls[i]
 			if p.next == nil {
-				p.next, p.stop = iter.Pull2(m.srcs[i](m.ctx, m.at.Sources[i]))
+				p.next, p.stop = iter.Pull2(m.srcs[i](m.ctx, m.state.Sources[i]))
 			}
 			if item, err, ok = p.next(); ok {
-				m.at.Sources[i] = item.Next
+				m.state.Sources[i] = item.Next
 				return item, true, err
 			}
-			if m.opts.Stop >= CycleUntilLast && m.at.Sources[i].atStart() {
-				return item, false, fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, m.at.Sources[i].Epoch)
+			if m.opts.Stop >= CycleUntilLast && m.state.Sources[i].atStart() {
+				return item, false, fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, m.state.Sources[i].Epoch)
 			}
-			if !m.at.Ended[i] {
-				m.at.Ended = slices.Clone(m.at.Ended) // the cursors handed out before share the old one
-				m.at.Ended[i] = true
+			if !m.state.Ended[i] {
+				m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
+				m.state.Ended[i] = true
 			}
-			if m.opts.Stop == StopAtFirst || m.opts.Stop != CycleForever && !slices.Contains(m.at.Ended, false) {
+			if m.opts.Stop == StopAtFirst || m.opts.Stop != CycleForever && !slices.Contains(m.state.Ended, false) {
 				return item, false, nil
 			}
 			if m.opts.Stop == StopAtLast {
 				break // choose another source
 			}
-			m.at.Sources[i] = Cursor{Epoch: m.at.Sources[i].Epoch + 1}
+			m.state.Sources[i] = Cursor{Epoch: m.state.Sources[i].Epoch + 1}
 			*p = pull[T]{}
 		}
 	}
@@ -884,16 +884,16 @@ func (m *mixer[T]) draw() (item Item[T], ok bool, err error) {
 // choose returns the number of the source whose turn it is. By weight, sources that are left out have no chance.
 func (m *mixer[T]) choose() int {
 	if m.opts.Weights == nil {
-		return m.at.N % len(m.srcs)
+		return m.state.N % len(m.srcs)
 	}
-	out := func(i int) bool { return m.opts.Stop == StopAtLast && m.at.Ended[i] }
+	out := func(i int) bool { return m.opts.Stop == StopAtLast && m.state.Ended[i] }
 	largest, total := slices.Max(m.opts.Weights), 0.0
 	for i, w := range m.opts.Weights {
 		if !out(i) {
 			total += w / largest
 		}
 	}
-	x, last := unit(counter(m.seed, uint64(m.at.N)))*total, 0
+	x, last := unit(counter(m.seed, uint64(m.state.N)))*total, 0
 	for i, w := range m.opts.Weights {
 		if out(i) {
 			continue
@@ -925,47 +925,55 @@ func (m *mixer[T]) stop() {
 // DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
 // read once more from the start of the epoch. Shard panics if the shard or the tail makes no sense.
 //
-// Shard reads Count items, one for each rank, and then yields the one of this rank. So its cursors stand between two such
-// steps, where all ranks agree, and nothing has to be counted again at a resume.
+// Shard reads a row of Count items, one for each rank, and then yields the one of this rank. So its cursors stand between
+// two rows, where all ranks agree, and nothing has to be counted again at a resume. Three ranks, and the cursors after
+// their first items; the source's cursor is the same in all of them:
+//
+//	row 0      item 0   item 1   item 2
+//	yielded    rank 0   rank 1   rank 2
+//	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
+//	N               2        1        0      the rest of the row; Pos + N is where row 1 begins, for all ranks
 func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	shard, bad := shard.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	return staged("Shard by steps", 0, func(ctx context.Context, from Cursor, at stage, yield placing[T]) error {
-		// Pos counts the items of s up to this rank's item of a step, so that each rank's random numbers differ. N counts
-		// the rest of the step.
-		if at.N >= maxShards {
-			return from.refused("its state is damaged: n is %d, must be less than %d", at.N, maxShards)
+	const name = "Shard by steps"
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+		if state.N >= maxShards {
+			return from.refused("its state is damaged: n is %d, must be less than %d", state.N, maxShards)
 		}
-		pos, n := from.Pos+at.N, 0 // before the step; the items of the step so far
-		var own, last Item[T]
-		for item, err := range s(ctx, at.Source) {
+		row, width := from.Pos+state.N, 0 // where the row begins; how many of its items have been read
+		var own, last Item[T]             // this rank's item of the row; the item that was read last
+		yieldOwn := func() bool {
+			return yield(own, row+shard.Index+1, stageState{N: max(0, width-shard.Index-1), Source: last.Next})
+		}
+		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if last = item; n == shard.Index {
+			if last = item; width == shard.Index {
 				own = item
 			}
-			if n++; n < shard.Count {
+			if width++; width < shard.Count {
 				continue
 			}
-			if !yield(own, pos+shard.Index+1, stage{N: n - 1 - shard.Index, Source: item.Next}) {
+			if !yieldOwn() {
 				return nil
 			}
-			pos, n, own = pos+n, 0, Item[T]{}
+			row, width, own = row+width, 0, Item[T]{}
 		}
-		missing := shard.Index >= n
-		if n == 0 || tail == DropTail || tail == UnevenTail && missing {
+		missing := shard.Index >= width // from the last row, which is not full
+		if width == 0 || tail == DropTail || tail == UnevenTail && missing {
 			return nil
 		}
 		if missing { // under PadTail the epoch begins again
 			var err error
-			if own, err = s.item(ctx, from.Epoch, (shard.Index-n)%(pos+n)); err != nil {
+			if own, err = s.item(ctx, from.Epoch, (shard.Index-width)%(row+width)); err != nil {
 				return err
 			}
 		}
-		yield(own, pos+shard.Index+1, stage{N: max(0, n-1-shard.Index), Source: last.Next})
+		yieldOwn()
 		return nil
 	})
 }
