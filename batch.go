@@ -40,7 +40,8 @@ func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	}
 	n, size := t.Shape[0], elements(t.Shape[1:])
 	if elements(t.Shape) != len(t.Data) || size < 0 {
-		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v", len(t.Data), t.Shape)
+		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v",
+			len(t.Data), t.Shape)
 	}
 	shape := slices.Clone(t.Shape[1:])
 	return Func(n, func(_ context.Context, i int) (Tensor[E], error) {
@@ -79,13 +80,14 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	first := samples[0]
 	size := len(first.Data)
 	if elements(first.Shape) != size {
-		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; set Shape to the length of each dimension", first.Shape, size)
+		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; set Shape to the length of each dimension",
+			first.Shape, size)
 	}
 	dst.Data = slices.Grow(dst.Data[:0], size*len(samples))[:size*len(samples)]
 	for i, s := range samples {
 		if !slices.Equal(s.Shape, first.Shape) || len(s.Data) != size {
-			return dst, fmt.Errorf("Stack: sample %d of the batch has shape %v and %d elements, sample 0 has shape %v and %d elements; they must be equal",
-				i, s.Shape, len(s.Data), first.Shape, size)
+			return dst, fmt.Errorf("Stack: sample %d of the batch has shape %v and %d elements, "+
+				"sample 0 has shape %v and %d elements; they must be equal", i, s.Shape, len(s.Data), first.Shape, size)
 		}
 		copy(dst.Data[i*size:], s.Data)
 	}

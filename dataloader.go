@@ -316,34 +316,32 @@ type Options struct {
 
 // withDefaults returns o with its defaults filled in, or says which field is wrong.
 func (o Options) withDefaults() (Options, error) {
-	shard, err := o.Shard.withCount()
-	o.Shard = shard
+	var err error
+	o.Shard, err = o.Shard.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
 		o.Prefetch = 2
 	}
-	bad := func(format string, args ...any) (Options, error) {
-		return o, fmt.Errorf("dataloader: Options."+format, args...)
-	}
 	switch {
 	case o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast):
-		return bad("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
+		err = fmt.Errorf("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
 			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
 	case o.Sampler != nil && o.Shuffle:
-		return bad("Sampler excludes Shuffle; a shuffling Sampler is Random")
+		err = errors.New("Sampler excludes Shuffle; a shuffling Sampler is Random")
 	case o.BatchSize < 0:
-		return bad("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
+		err = fmt.Errorf("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
 	case o.Workers < 0:
-		return bad("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
+		err = fmt.Errorf("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
 	case o.Prefetch < 0:
-		return bad("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
+		err = fmt.Errorf("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
 	case o.Prefetch > 0 && o.Workers == 0:
-		return bad("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
+		err = fmt.Errorf("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
 	case o.Workers > 0 && o.Workers > math.MaxInt32/o.Prefetch:
-		return bad("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
+		err = fmt.Errorf("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
 	case o.Tail < PadTail || o.Tail > UnevenTail:
-		return bad("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
-	case err != nil:
-		return bad("%w", err)
+		err = fmt.Errorf("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
+	}
+	if err != nil {
+		return o, fmt.Errorf("dataloader: Options.%w", err)
 	}
 	o.BatchSize = cmp.Or(o.BatchSize, 1)
 	return o, nil
@@ -395,7 +393,9 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 //
 // With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch. An
 // error of load, or a panic, fails the batch, with Index -1; OnError is not asked. Everything else is as in New.
-func NewFunc[B any](n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options) (*DataLoader[B], error) {
+func NewFunc[B any](
+	n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options,
+) (*DataLoader[B], error) {
 	if load == nil {
 		return nil, errors.New("dataloader: NewFunc: load is nil")
 	}
@@ -446,7 +446,8 @@ func orderOf(n int, opts Options) (l loader, err error) {
 		return l, fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
 	if o.DropLast && o.BatchSize > count && count > 0 {
-		return l, fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
+		return l, fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples",
+			o.BatchSize, count)
 	}
 	l.opts, l.samples, l.name = o, n, describe(positions)
 	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
@@ -559,7 +560,12 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			yield(Item[B]{}, err)
 			return
 		}
-		e := p.engine()
+		e := engine{ // no more workers, and no larger window, than there are steps
+			workers: min(l.opts.Workers, p.steps),
+			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
+			ordered: !l.opts.Unordered,
+			seed:    l.opts.Seed,
+		}
 		tasks := make([]task[B], e.window+1) // by slot
 		e.nextTask = func(slot int) bool {
 			t := &tasks[slot]
@@ -863,18 +869,6 @@ func (l *loader) resume(from Cursor) (*pass, error) {
 	return p, nil
 }
 
-// engine returns the engine of the pass, without the parts that depend on the type of a batch. It needs no more workers
-// and no larger window than there are steps.
-func (p *pass) engine() engine {
-	o := &p.loader.opts
-	return engine{
-		workers: min(o.Workers, p.steps),
-		window:  max(1, min(o.Workers*o.Prefetch, p.steps)),
-		ordered: !o.Unordered,
-		seed:    o.Seed,
-	}
-}
-
 // now returns the time if Trace is set, and zero otherwise. Reading the wall clock takes longer than reading the monotonic
 // clock, so the wall clock is read once, when the loop begins.
 func (p *pass) now() time.Time {
@@ -1065,7 +1059,8 @@ func (s *Stats) String() string {
 	defer s.mu.Unlock()
 	timed := s.batches - s.loops
 	if timed == 0 {
-		return fmt.Sprintf("%d batches in %d loops: too few to tell, since training is timed between two batches of a loop", s.batches, s.loops)
+		return fmt.Sprintf("%d batches in %d loops: too few to tell, since training is timed between two batches of a loop",
+			s.batches, s.loops)
 	}
 	step := s.training / time.Duration(timed)
 	elapsed := max(1, s.waiting+step*time.Duration(s.batches))
@@ -1075,7 +1070,8 @@ func (s *Stats) String() string {
 		unit = time.Microsecond
 	}
 	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with the next batch ready",
-		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, percent(s.waiting), elapsed.Round(unit), percent(s.blocked))
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped,
+		percent(s.waiting), elapsed.Round(unit), percent(s.blocked))
 	busy := percent(s.loading) / float64(max(1, s.workers))
 	if s.workers > 0 {
 		text += fmt.Sprintf("; workers: %d, %.0f %% busy", s.workers, busy)
@@ -1083,11 +1079,19 @@ func (s *Stats) String() string {
 	return text + ": " + s.verdict(step, elapsed, busy)
 }
 
-// verdict compares the time to load a batch with the time that the loop spends on a batch. enough is the number of
-// workers that load as fast as the loop trains.
+// verdict names the bottleneck. step is the time that the loop spends on a batch, and busy the share of their time, in
+// percent, in which the workers load.
+//
+// Loading one batch takes perBatch, so perBatch / step workers load as fast as the loop trains. That number is rounded up,
+// but not for a twentieth of a worker: 2.04 workers are 2. A loop whose steps take less than a thousandth of perBatch does
+// not train at all, and no number of workers is enough for it.
 func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
-	load := float64(s.loading) / float64(s.batches)
-	enough := int(math.Ceil(load/max(float64(step), load/1000, 1) - 0.05))
+	perBatch := s.loading / time.Duration(s.batches)
+	training := step >= perBatch/1000
+	enough := math.MaxInt
+	if training {
+		enough = int(math.Ceil(float64(perBatch)/float64(max(step, 1)) - 0.05))
+	}
 	cpus := runtime.GOMAXPROCS(0)
 	switch {
 	case s.waiting < elapsed/10:
@@ -1102,10 +1106,11 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 		return "the loader keeps up on average but not always, raise Prefetch"
 	case s.workers > 0 && busy < 75:
 		return "a few batches are so slow that the loop waits for them while workers are idle"
-	case float64(step) < load/1000:
+	case !training:
 		return "the loader is the bottleneck, the loop takes no time of its own"
 	case enough > cpus:
-		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute; to compute there are %d CPUs", enough, cpus)
+		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute; "+
+			"to compute there are %d CPUs", enough, cpus)
 	}
 	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
 }

@@ -80,19 +80,11 @@ func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset
 	return funcDataset[T]{n: n, get: get}
 }
 
-// panicIf panics if an argument can never be right.
+// panicIf panics if an argument can never be right. Arguments that may come from data, flags or files are errors.
 func panicIf(bad bool, format string, args ...any) {
 	if bad {
 		panic(fmt.Sprintf("dataloader: "+format, args...))
 	}
-}
-
-// errorIf returns an error if an argument that may come from data, flags or files is bad.
-func errorIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf("dataloader: "+format, args...)
-	}
-	return nil
 }
 
 // A funcDataset is the Dataset that Func makes. Most adapters below are such data sets, so that an index is checked in one place.
@@ -148,7 +140,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 		return nil, errors.New("dataloader: Pairs: a data set is nil")
 	}
 	if a.Len() != b.Len() {
-		return nil, fmt.Errorf("dataloader: Pairs: the first data set has %d samples, the second %d; they must be equal", a.Len(), b.Len())
+		return nil, fmt.Errorf("dataloader: Pairs: the first data set has %d samples, the second %d; they must be equal",
+			a.Len(), b.Len())
 	}
 	return Func(a.Len(), func(ctx context.Context, i int) (p Pair[A, B], err error) {
 		if p.First, err = a.Get(ctx, i); err != nil {
@@ -236,31 +229,23 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	parts, left := make([]Dataset[T], len(lengths)), data.Len()
 	for p, n := range lengths {
 		if n < 0 || n > left {
-			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
+			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples",
+				p, n, left, data.Len())
 		}
 		begin := data.Len() - left // the position at which the part begins
 		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
 		left -= n
 	}
 	if left > 0 {
-		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples", lengths, data.Len()-left, data.Len())
+		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples",
+			lengths, data.Len()-left, data.Len())
 	}
 	return parts, nil
 }
 
 // subset is the data set of n samples of data: sample i is data's sample index(i).
 func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	sub := funcDataset[T]{n: n, get: func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) }}
-	if getAll := getAllOf(data); getAll != nil {
-		sub.getAll = func(ctx context.Context, indices []int) (func(int) (T, error), error) {
-			translated := make([]int, len(indices))
-			for k, i := range indices {
-				translated[k] = index(i)
-			}
-			return getAll(ctx, translated)
-		}
-	}
-	return sub
+	return derive(data, n, index, func(_ context.Context, sample T) (T, error) { return sample, nil })
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
@@ -270,18 +255,28 @@ func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
-	then := func(ctx context.Context, sample T, err error) (transformed U, _ error) {
+	return derive(data, data.Len(), func(i int) int { return i }, f)
+}
+
+// derive is the data set of n samples whose sample i is f of data's sample index(i). If data has GetBatch, so has the
+// derived data set: one call fetches all samples, and f is then applied to each.
+func derive[T, U any](data Dataset[T], n int, index func(i int) int, f func(context.Context, T) (U, error)) Dataset[U] {
+	then := func(ctx context.Context, sample T, err error) (derived U, _ error) {
 		if err != nil {
-			return transformed, err
+			return derived, err
 		}
 		return f(ctx, sample)
 	}
-	transformed := funcDataset[U]{n: data.Len(), get: func(ctx context.Context, i int) (U, error) {
-		sample, err := data.Get(ctx, i)
+	derived := funcDataset[U]{n: n, get: func(ctx context.Context, i int) (U, error) {
+		sample, err := data.Get(ctx, index(i))
 		return then(ctx, sample, err)
 	}}
 	if getAll := getAllOf(data); getAll != nil {
-		transformed.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
+		derived.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
+			indices = slices.Clone(indices)
+			for k, i := range indices {
+				indices[k] = index(i)
+			}
 			sampleAt, err := getAll(ctx, indices)
 			return func(k int) (U, error) {
 				sample, err := sampleAt(k)
@@ -289,7 +284,7 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 			}, err
 		}
 	}
-	return transformed
+	return derived
 }
 
 // Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, even if several goroutines
@@ -304,28 +299,28 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 	var mu sync.Mutex
 	// Each sample has a channel with room for one value: the sample, or nil while it has not been fetched. The channel is a
 	// lock: the goroutine that has received the value may fetch the sample, and sends the value back. The others wait.
-	slots := map[int]chan *T{} // guarded by mu
+	locks := map[int]chan *T{} // guarded by mu
 	return Func(data.Len(), func(ctx context.Context, i int) (sample T, err error) {
 		mu.Lock()
-		slot := slots[i]
-		if slot == nil {
-			slot = make(chan *T, 1)
-			slot <- nil
-			slots[i] = slot
+		lock := locks[i]
+		if lock == nil {
+			lock = make(chan *T, 1)
+			lock <- nil
+			locks[i] = lock
 		}
 		mu.Unlock()
 		var kept *T
 		select {
-		case kept = <-slot:
+		case kept = <-lock:
 		case <-ctx.Done():
 			return sample, context.Cause(ctx)
 		}
-		defer func() { slot <- kept }() // also after a panic in data.Get
+		defer func() { lock <- kept }() // also after a panic in data.Get
 		if kept != nil {
 			return *kept, nil
 		}
-		at := scopeOf(ctx)
-		ctx, _ = withScope(ctx, at.worker, hash(at.seed, cacheSalt), spot{pos: uint64(i)})
+		s := scopeOf(ctx)
+		ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
 		fetched, err := data.Get(ctx, i)
 		if err == nil {
 			kept = &fetched
@@ -391,7 +386,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s, ok := ctx.Value(scopeKey{}).(*scope)
-	panicIf(!ok || s.idle, "Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
+	panicIf(!ok || s.idle,
+		"Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
 	}
@@ -463,7 +459,8 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 		if _, bad := path.Match(pattern, ""); bad != nil {
 			err = bad
 		} else if err == nil && len(found) == 0 && !all {
-			err = errors.New(`it matches no file; a pattern is for the whole name, as "**/*.png" is, tells upper from lower case, and has no braces`)
+			err = errors.New("it matches no file; a pattern is for the whole name, as \"**/*.png\" is, " +
+				"tells upper from lower case, and has no braces")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
@@ -485,16 +482,16 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 //
 // A file may be listed more than once if "**" occurs more than once.
 func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
-	first, rest := pattern[0], pattern[1:]
-	if len(rest) > 0 && !strings.ContainsAny(first, `*?[\`) { // a name spelled out: dir is not listed
-		names, err = glob(fsys, path.Join(dir, first), rest)
+	element, rest := pattern[0], pattern[1:]
+	if len(rest) > 0 && !strings.ContainsAny(element, `*?[\`) { // a name spelled out: dir is not listed
+		names, err = glob(fsys, path.Join(dir, element), rest)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 		return names, err
 	}
 	inFolders := rest // the pattern for what lies below the folders in dir
-	if first == "**" {
+	if element == "**" {
 		inFolders = pattern
 		if len(rest) > 0 { // "**" stands for no folder, too
 			if names, err = glob(fsys, dir, rest); err != nil {
@@ -508,7 +505,7 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 	}
 	for _, entry := range entries {
 		name := path.Join(dir, entry.Name())
-		matched, err := path.Match(first, entry.Name()) // "**" matches as "*" does
+		matched, err := path.Match(element, entry.Name()) // "**" matches as "*" does
 		if matched && entry.IsDir() && len(inFolders) > 0 {
 			var found []string
 			found, err = glob(fsys, name, inFolders)
@@ -830,7 +827,8 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Take: the stream is nil")
 	panicIf(n < 0, "Take: n is %d, must not be negative", n)
-	return staged(fmt.Sprintf("Take(%d)", n), oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	name := fmt.Sprintf("Take(%d)", n)
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		pos := from.Pos
 		if pos > n {
 			return from.refused("pos must be at most %d", n)

@@ -243,12 +243,14 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 			positive = append(positive, w)
 		}
 	}
-	if err := cmp.Or(
-		errorIf(count <= 0, "Weighted: count is %d, must be positive", count),
-		errorIf(len(items) == 0, "Weighted: none of the %d weights is positive", len(weights)),
-		errorIf(!replace && count > len(items), "Weighted: count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)),
-	); err != nil {
-		return nil, err
+	switch {
+	case count <= 0:
+		return nil, fmt.Errorf("dataloader: Weighted: count is %d, must be positive", count)
+	case len(items) == 0:
+		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
+	case !replace && count > len(items):
+		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, must be at most %d, the number of positive weights",
+			count, len(items))
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -260,8 +262,8 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 	}
 	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)", count, len(weights), digest, replace, seed)
 	return weighted{sampler{count, name, func(epoch int) func(int) int {
-		at := draw(hash(seed, uint64(epoch), uint64(len(weights))))
-		return func(pos int) int { return items[at(pos)] }
+		drawn := draw(hash(seed, uint64(epoch), uint64(len(weights))))
+		return func(pos int) int { return items[drawn(pos)] }
 	}}, len(weights)}, nil
 }
 
@@ -382,8 +384,8 @@ func Resize(s Sampler, count int) Sampler {
 	checkCount("Resize", n, count)
 	orderOf := keepTwo(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
+		panicIf(count > 0 && epoch >= math.MaxInt/count, "Resize: epoch %d of %d positions each is too far", epoch, count)
 		return func(pos int) int {
-			panicIf(epoch >= math.MaxInt/count, "Resize: epoch %d of %d positions each is too far", epoch, count)
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
 		}
@@ -398,8 +400,9 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one that it was asked for, because
-// making an order may take time proportional to its length. The function is safe for concurrent use.
+// keepTwo returns orderOf with a memory for two epochs, because making an order may take time proportional to its length.
+// It keeps the even and the odd epoch that were asked for last: at the end of an epoch the next one is asked for, too. The
+// function is safe for concurrent use.
 func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
@@ -407,11 +410,11 @@ func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 	}
 	var kept [2]atomic.Pointer[entry]
 	return func(epoch int) F {
-		slot := &kept[epoch&1]
-		e := slot.Load()
+		last := &kept[epoch&1]
+		e := last.Load()
 		if e == nil || e.epoch != epoch {
 			e = &entry{epoch, orderOf(epoch)}
-			slot.Store(e)
+			last.Store(e)
 		}
 		return e.order
 	}
@@ -429,11 +432,11 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
 	}
 	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
-		at := s.Order(epoch)
+		order := s.Order(epoch)
 		return func(k int) []int {
 			batch := d.positions(nil, k)
 			for j, pos := range batch {
-				batch[j] = at(pos)
+				batch[j] = order(pos)
 			}
 			return batch
 		}
@@ -544,7 +547,8 @@ func (s Shard) withCount() (Shard, error) {
 		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
 	}
 	if s.Count < 0 || s.Count > maxShards || s.Index < 0 || s.Index >= count {
-		return s, fmt.Errorf("Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", s.Index, s.Count, maxShards, count-1)
+		return s, fmt.Errorf("Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d",
+			s.Index, s.Count, maxShards, count-1)
 	}
 	return Shard{s.Index, count}, nil
 }
@@ -583,7 +587,8 @@ func ShardFromEnv() (Shard, error) {
 		index, err1 := strconv.Atoi(os.Getenv(l[0]))
 		count, err2 := strconv.Atoi(os.Getenv(l[1]))
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
-			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; the second must be the number of processes, the first 0 to one less",
+			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; "+
+				"the second must be the number of processes, the first 0 to one less",
 				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]))
 		}
 		return Shard{index, count}, nil
