@@ -73,7 +73,7 @@
 //
 //   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop, which recycles each. In how many places of memory?
 //   - Run: go test -v -run TestRecycle
-//   - Read: Collate, Stack and fetcher
+//   - Read: Collate, Stack and fetchAndCollate
 //
 // # One goroutine
 //
@@ -83,12 +83,13 @@
 //
 //   - Predict: 20 samples take 0.1 s each. How long do they take with 0 workers, with 1, with 4, with 100?
 //   - Run: go test -v -run TestWallTime
-//   - Read: job and engine.inline
+//   - Read: makeBatch, task and engine.inline
 //
 // # Several goroutines, out of order
 //
-// How can a worker never block when it sends? Workers are goroutines. They take tasks, which are the numbers of batches,
-// from one queue and put results into another, while the loop trains. If the queue of results had no room, the workers
+// How can a worker never block when it sends? Workers are goroutines. They take tasks from one queue and put results into
+// another, while the loop trains. A task says which batch to make, and its result is the batch; both lie in a slot of one
+// array, and the queues carry the slot's number. If the queue of results had no room, the workers
 // would block for ever after a break. A worker could select between its send and a signal to stop. Room in the queue is
 // simpler. A batch is in flight from the moment its task is sent until the loop takes it. At most Workers × Prefetch
 // batches, the window, are in flight, and each queue has room for a window. So no send ever blocks. With
@@ -96,7 +97,7 @@
 //
 //   - Predict: 3 workers send to a channel without room, and the loop breaks after one result. What becomes of them?
 //   - Run: go test -v -run TestNaivePool
-//   - Read: engine.work
+//   - Read: engine.startWorker
 //
 // # In order
 //
@@ -111,10 +112,13 @@
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
-// most window batches take memory, even if batch 2 never comes; out of order, too. Example_inFiftyLines is this loader
-// and nothing else. The package's own, the type engine, also reuses slots, reads streams, stops its workers by a context,
-// and survives panics. The picture in the README, and testdata/timeline.txt, show the same batches without workers, with
-// one, and with three, out of order and in order. The mark at 135 ms in that picture shows the moment above.
+// most window batches take memory, even if batch 2 never comes; out of order, too. Batch k always lies in slot
+// k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready.
+//
+// Example_inFiftyLines is this loader and nothing else. The package's own, the type engine, also reads streams, stops its
+// workers by a context, and survives panics. The picture in the README, and testdata/timeline.txt, show the same batches
+// without workers, with one, and with three, out of order and in order. The mark at 135 ms in that picture shows the moment
+// above.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
@@ -155,7 +159,7 @@
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
-// Goexit is the one exception to the specification: with 0 workers it ends the caller's goroutine.
+// Goexit is the one exception to the specification: with 0 workers it ends the loop's goroutine.
 //
 // Goroutines live only inside the range. Leaving it in any way ends the context that each Get was given, and waits until
 // every Get has returned. A loader and a stream have nothing to close.
@@ -163,7 +167,7 @@
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
 //     and if it does not?
 //   - Run: go test -v -run TestBreakWaits
-//   - Read: SampleError, fetcher.fetch, and engine.run from its defers on
+//   - Read: SampleError, fetch, and engine.run from its defers on
 //
 // # Cursors and checkpoints
 //
@@ -189,7 +193,7 @@
 //   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many samples are lost, and
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor and DataLoader.resume
+//   - Read: Cursor and loader.resume
 //
 // # Shards and ranks
 //
@@ -264,8 +268,26 @@ import (
 	"time"
 )
 
-// Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in the
-// calling goroutine.
+// All of it together: this file has the options, the order and its cursors, the loop, and the errors. One batch, with two
+// workers, goes this way. To the left of a call stands its file; the arrows to the right say what crosses to another goroutine:
+//
+//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
+//	            DataLoader.items               begins a pass, makes an engine and window+1 tasks, one in each slot
+//	            loader.resume                  cursor → pass: the rest of the epoch, and how it is dealt out
+//	worker      engine.run, engine.loop        starts the workers; sends and receives
+//	dataloader  nextTask, in items             step → task[B]                                 ──slot──> a worker
+//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error; a worker has the slot now
+//	            worker.chooseIndices           step → positions → indices
+//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
+//	worker      fetchAndCollate, fetch         indices → samples
+//	dataset     Get                            index → sample
+//	batch       a Collate                      samples → batch                                ──slot──> the loop
+//	dataloader  the yield of items             at its turn: settle asks OnError; pass.deliver, pass.cursor
+//	            handOver                       *at = the cursor after the batch
+//	            the body                       the batch
+
+// Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in
+// the loop's own goroutine.
 type Options struct {
 	// BatchSize is the number of samples in a batch; 0 means 1. PyTorch: batch_size.
 	BatchSize int
@@ -287,8 +309,8 @@ type Options struct {
 	// Tail says what happens if the epoch cannot be dealt out evenly. The zero value is PadTail.
 	Tail Tail
 
-	// Workers is the number of goroutines that load. With 0 the calling goroutine loads each batch when the loop asks
-	// for it. PyTorch: num_workers.
+	// Workers is the number of goroutines that load. With 0 the loop's own goroutine loads each batch when it is needed.
+	// PyTorch: num_workers.
 	Workers int
 	// Prefetch is the number of batches in flight for each worker; 0 means 2. Workers × Prefetch is the window. Without
 	// Workers it must be 0. PyTorch: prefetch_factor.
@@ -330,7 +352,7 @@ func (o Options) withDefaults() (Options, error) {
 	case o.BatchSize < 0:
 		err = fmt.Errorf("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
 	case o.Workers < 0:
-		err = fmt.Errorf("Workers is %d, must not be negative; 0 loads in the calling goroutine", o.Workers)
+		err = fmt.Errorf("Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers)
 	case o.Prefetch < 0:
 		err = fmt.Errorf("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
 	case o.Prefetch > 0 && o.Workers == 0:
@@ -362,11 +384,11 @@ type DataLoader[B any] struct {
 // set by New, and only read afterwards.
 type loader struct {
 	opts      Options
-	samples   int  // in the data set
-	deal      deal // of a whole epoch
-	name      string
-	plain     *loaderState // the State of a cursor without steps that are Done; the cursors share it
-	indicesOf func(epoch int) indicesAt
+	samples   int                       // in the data set
+	deal      deal                      // of a whole epoch
+	name      string                    // describes the order, for cursors
+	state     *loaderState              // the State of a cursor whose Done is empty; the cursors share it
+	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
 // New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
@@ -409,23 +431,22 @@ func NewFunc[B any](
 
 // loaderOf makes the loader of n samples whose batches build makes.
 func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error)) (*DataLoader[B], error) {
-	order, err := orderOf(n, opts)
-	if err != nil {
+	l := &DataLoader[B]{build: build}
+	if err := l.setOrder(n, opts); err != nil {
 		return nil, err
 	}
-	l := &DataLoader[B]{loader: order, build: build}
 	l.maxFree = min(l.opts.Workers*l.opts.Prefetch, l.Len()) + 2
 	return l, nil
 }
 
-// orderOf returns the part of a loader that says in which order its n samples come, and how the order is dealt out.
-func orderOf(n int, opts Options) (l loader, err error) {
+// setOrder sets the order of the loader's n samples, and how the order is dealt out.
+func (l *loader) setOrder(n int, opts Options) error {
 	o, err := opts.withDefaults()
 	if err != nil {
-		return l, err
+		return err
 	}
 	if n < 0 {
-		return l, fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
+		return fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
 	}
 	var positions interface{ Len() int } // of the order
 	if o.BatchSampler != nil {
@@ -437,26 +458,25 @@ func orderOf(n int, opts Options) (l loader, err error) {
 			o.Sampler = Sequential(n)
 		}
 		if w, ok := o.Sampler.(weighted); ok && w.samples != n {
-			return l, fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
+			return fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
 		}
 		positions, l.indicesOf = o.Sampler, keepTwo(indicesOfSamples(o.Sampler))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
-		return l, fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
+		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
 	if o.DropLast && o.BatchSize > count && count > 0 {
-		return l, fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples",
-			o.BatchSize, count)
+		return fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
 	}
+	size := min(o.BatchSize, count+1) // a larger size makes the same batches, and could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
-	size := min(o.BatchSize, count+1) // a larger size means the same, and could overflow
 	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	l.plain = &loaderState{By: l.name, Seed: o.Seed}
+	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
-		l.plain.Shard, l.plain.Size = &o.Shard, size
+		l.state.Shard, l.state.Size = &l.deal.shard, size
 	}
-	return l, nil
+	return nil
 }
 
 // Len returns the number of batches in an epoch of this shard.
@@ -468,7 +488,7 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 	return func(yield func(B, error) bool) { l.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
-// Run returns the batches from *at to the end of its epoch, and keeps *at current. While the loop body has a batch, *at
+// Run returns the batches from *at to the end of its epoch, and keeps *at current. While the body of the loop has a batch, *at
 // is the cursor after that batch, so a checkpoint saved in the body resumes with the next batch. When the loop has ended
 // *at is the start of the next epoch. After a break it stays where it is. The caller must not change *at, or pass it to
 // another Run, while the loop runs.
@@ -498,7 +518,7 @@ func (l *loader) At(epoch, k int) Cursor {
 		epoch, k = epoch+k/n, k%n
 	}
 	if pos := l.deal.after(k); pos > 0 {
-		return Cursor{epoch, pos, l.plain}
+		return Cursor{epoch, pos, l.state}
 	}
 	return Cursor{Epoch: epoch}
 }
@@ -938,9 +958,9 @@ func (p *pass) timing(t Timing) Timing {
 
 // cursor returns the place after the steps that have been handed over.
 func (p *pass) cursor() Cursor {
-	c := Cursor{p.epoch, p.deal.after(p.mark), p.loader.plain}
+	c := Cursor{p.epoch, p.deal.after(p.mark), p.loader.state}
 	if len(p.ahead) > 0 {
-		s := *p.loader.plain
+		s := *p.loader.state
 		s.Shard, s.Size = &p.deal.shard, p.deal.size
 		for _, done := range p.ahead {
 			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
@@ -989,10 +1009,10 @@ type Timing struct {
 	Sent     time.Time // when the batch was sent to the workers
 	Start    time.Time // when a worker took it
 	Done     time.Time // when it was loaded
-	Received time.Time // when the loop's goroutine had it
+	Received time.Time // when the loop had it
 
 	Wait  time.Duration // how long the loop was blocked
-	Step  time.Duration // how long the loop body had the batch before; 0 for the first batch of a loop
+	Step  time.Duration // how long the body had the batch before; 0 for the first batch of a loop
 	First bool          // whether it is the first batch of a loop
 }
 

@@ -408,7 +408,7 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 }
 
 // Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
-// the caller's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
+// the loop's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
 // A File is a file's name, which is a slash-separated path inside its file system, and the file's content.

@@ -249,8 +249,8 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 	case len(items) == 0:
 		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
 	case !replace && count > len(items):
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, must be at most %d, the number of positive weights",
-			count, len(items))
+		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, "+
+			"must be at most %d, the number of positive weights", count, len(items))
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -400,9 +400,9 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// keepTwo returns orderOf with a memory for two epochs, because making an order may take time proportional to its length.
-// It keeps the even and the odd epoch that were asked for last: at the end of an epoch the next one is asked for, too. The
-// function is safe for concurrent use.
+// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may
+// take time proportional to its length. Two are kept because Resize, where one of its epochs crosses from one of the
+// sampler's to the next, asks for both in turn. The function is safe for concurrent use.
 func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
@@ -616,6 +616,19 @@ const (
 	// UnevenTail gives the first shards one sample more. Every sample comes exactly once, as an evaluation needs it.
 	UnevenTail
 )
+
+// These numbers go with a batch. Each has the same name everywhere:
+//
+//	send, recv   count the tasks of an engine: the next to be sent, the next result to be handed over (worker.go)
+//	slot         where a task lies: 0 … window (worker.go)
+//	step         a batch of a pass, from 0 where the pass began; all shards take a step together (dataloader.go)
+//	Batch        a batch of this shard in the epoch, from 0: what errors and timings say
+//	pos          a position of the epoch's order: a sample, or a batch of a BatchSampler; what cursors count
+//	part         the number of a sample within a position, under a BatchSampler; otherwise 0
+//	index        a sample of the data set
+//
+// In a pass from the start of an epoch, step = Batch. In order, task k is step k. Out of order, a resumed pass leaves out the
+// steps that are done.
 
 // A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
 //

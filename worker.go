@@ -365,9 +365,9 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{worker: -1}
 }
 
-// withScope returns a context with a new scope, and the scope itself, so that the caller can move it.
-func withScope(ctx context.Context, worker int, seed uint64, at spot) (context.Context, *scope) {
-	s := &scope{worker: worker, seed: seed, spot: at}
+// withScope returns a context with a new scope, and the scope itself, to be moved.
+func withScope(ctx context.Context, worker int, seed uint64, where spot) (context.Context, *scope) {
+	s := &scope{worker: worker, seed: seed, spot: where}
 	return context.WithValue(ctx, scopeKey{}, s), s
 }
 
@@ -515,7 +515,9 @@ const maxPrefetch = 1 << 24
 //
 // So the reader is at most window items ahead, and the loop never waits for src while a result is ready. Without workers
 // the reader sends to results: that is Prefetch.
-func readAhead[T any](ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T], yield func(slot int) bool) (err error) {
+func readAhead[T any](
+	ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T], yield func(slot int) bool,
+) (err error) {
 	e.ordered = true
 	e.nextTask = func(int) bool { return true } // a permit for the reader
 	e.read = func(ctx context.Context, permits <-chan int, tasks chan<- int) {
