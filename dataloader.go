@@ -402,10 +402,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	case collate == nil:
 		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
 	}
-	getAll := getAllOf(data)
-	return loaderOf(data.Len(), opts, func(w *worker, dst B) (B, error) {
-		return fetchAndCollate(w, dst, data, getAll, collate)
-	})
+	return loaderOf(data.Len(), opts, fetchAndCollate(data, collate))
 }
 
 // NewFunc makes a loader of n samples. The function load makes each batch from the samples with the given indices, in their

@@ -274,28 +274,29 @@ func (w *worker) wholeBatch() spot {
 	return spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}
 }
 
-// fetchAndCollate is the build of New. A sample that fails fails the batch, or is put aside for OnError. A batch of which
-// no sample is left is not collated.
-func fetchAndCollate[T, B any](w *worker, dst B, data Dataset[T], getAll getAll[T], collate Collate[T, B]) (B, error) {
-	samples, ok := w.samples.(*[]T)
-	if !ok {
-		samples = new([]T)
-		w.samples = samples
-	}
-	defer func() { // the slice is reused, and must not keep the samples
-		clear(*samples)
+// fetchAndCollate returns the build of New. A sample that fails fails the batch, or is put aside for OnError. A batch of
+// which no sample is left is not collated.
+func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) func(w *worker, dst B) (B, error) {
+	getAll := getAllOf(data)
+	return func(w *worker, dst B) (B, error) {
+		samples, ok := w.samples.(*[]T)
+		if !ok {
+			samples = new([]T)
+			w.samples = samples
+		}
 		*samples = (*samples)[:0]
-	}()
-	if err := fetch(w, samples, data, getAll); err != nil || len(*samples) == 0 {
-		return dst, err
+		defer func() { clear(*samples) }() // which are not to be kept until the next batch
+		if err := fetch(w, samples, data, getAll); err != nil || len(*samples) == 0 {
+			return dst, err
+		}
+		defer trace.StartRegion(w.ctx, "collate").End()
+		batch, err := collate(dst, *samples)
+		if err != nil {
+			n := len(w.fetched)
+			err = fmt.Errorf("collating %d samples %v: %w", n, w.fetched[:min(16, n)], err)
+		}
+		return batch, err
 	}
-	defer trace.StartRegion(w.ctx, "collate").End()
-	batch, err := collate(dst, *samples)
-	if err != nil {
-		n := len(w.fetched)
-		err = fmt.Errorf("collating %d samples %v: %w", n, w.fetched[:min(16, n)], err)
-	}
-	return batch, err
 }
 
 // fetch appends the samples of the batch, one by one, after one GetBatch for all of them if data has it.
