@@ -594,14 +594,13 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 		}
 		e.work = func(w *worker, slot int) { makeBatch(w, p, &tasks[slot], l.build) }
 		e.run(ctx, func(slot int) bool {
-			t := tasks[slot]
-			tasks[slot] = task[B]{} // the slot must not keep the batch
+			t := &tasks[slot]
 			t.timing.Received = p.now()
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 				return false
 			}
-			settle(p, &t)
+			settle(p, t)
 			p.deliver(t.step)
 			if l.opts.Trace != nil {
 				l.opts.Trace(p.timing(t.timing))
@@ -613,6 +612,7 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 				l.Recycle(t.batch)
 			}
 			p.last, p.returned = t.timing, p.now()
+			*t = task[B]{} // an empty slot must not keep the batch
 			return more
 		})
 		if err != nil {
@@ -920,13 +920,17 @@ func (p *pass) askOnError(step int, failed []*SampleError) error {
 	return nil
 }
 
-// deliver notes that a step is handed over. The step becomes a span of its own, which is joined to the spans that it
-// touches. If the first span then begins at the mark, the mark moves to its end. In the picture above, where mark is 2 and
-// ahead is {3, 5} and {7, 8}:
+// deliver notes that a step is handed over. In order that is always the step at the mark, and nothing is ahead. Out of
+// order the step becomes a span of its own, which is joined to the spans that it touches. If the first span then begins at
+// the mark, the mark moves to its end. In the picture above, where mark is 2 and ahead is {3, 5} and {7, 8}:
 //
 //	deliver(6)   ahead = {3, 5} and {6, 8}
 //	deliver(2)   {2, 3} and {3, 5} are joined to {2, 5}, and the mark moves: mark = 5, ahead = {6, 8}
 func (p *pass) deliver(step int) {
+	if step == p.mark && len(p.ahead) == 0 {
+		p.mark++
+		return
+	}
 	i, _ := slices.BinarySearchFunc(p.ahead, step, func(s span, step int) int { return s[0] - step }) // the first span after step
 	p.ahead = slices.Insert(p.ahead, i, span{step, step + 1})
 	p.join(i, i+1)
