@@ -660,6 +660,11 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // streamOf makes a stream of produce, which yields items until yield returns false or the epoch has ended, or returns why
 // the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
 // last pair. If there is no further item the epoch has ended, whatever has become of ctx.
+//
+// streamOf and staged are not inlined: each stage would have a copy of their closures, for each type of items, and a program
+// would compile for half as long again.
+//
+//go:noinline
 func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
@@ -713,6 +718,8 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 
 // staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
 // cursors in the state's Sources, or oneSource.
+//
+//go:noinline
 func staged[T any](name string, sources int,
 	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
