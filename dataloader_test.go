@@ -20,6 +20,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/tls"
 	"database/sql"
@@ -49,6 +50,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path"
@@ -498,8 +500,9 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source
 //	                   or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
-//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleOpener,
-//	                   ExampleOpener_cacheOnDisk, ExampleExpand
+//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
+//	                   stores: ExampleOpener, ExampleOpener_presigned, ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk;
+//	                   on a changing number of ranks: ExampleTarOptions_elastic
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
 func Example() {
@@ -4075,34 +4078,19 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// An Opener that keeps remote shards in a folder, so that later epochs read them from disk. A shard is renamed when all of it
-// is there, so neither a break nor a crash leaves a part of one under its name, and processes may share the folder. When the
-// folder is full it stays as it is, and the other shards come from the server in each epoch: to remove the oldest shard would
-// remove, in an epoch that reads all of them, each one before its next turn. A shard that has changed needs a new name.
+// Remote shards that are kept on a local disk, up to a limit: the epochs after the first read them there. Shards that no longer
+// fit are read from the server in each epoch; to evict others for them would never help, since shards are read in turn. Two
+// processes on one machine share the folder: the second waits while the first downloads a shard. If the first dies, the
+// second gives up waiting after patience, and downloads the shard too; a shard gets its name when it is whole.
 func ExampleOpener_cacheOnDisk() {
-	dir, err := os.MkdirTemp("", "cache")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer os.RemoveAll(dir)
-	const limit = 5000 // bytes; the last shard may exceed it
-	used := func() (size int64, err error) {
-		entries, err := os.ReadDir(dir)
-		for _, e := range entries {
-			if info, err := e.Info(); err == nil { // an error: the file has been renamed meanwhile
-				size += info.Size()
-			}
-		}
-		return size, err
-	}
-	fetch := func(ctx context.Context, name, local string) error {
+	const patience = time.Hour // longer than any download
+	download := func(ctx context.Context, name, local string) error {
 		remote, err := OpenShard(ctx, name, 0) // or any other store
 		if err != nil {
 			return err
 		}
 		defer remote.Close()
-		file, err := os.CreateTemp(dir, "*.part")
+		file, err := os.CreateTemp(filepath.Dir(local), "*.part")
 		if err != nil {
 			return err
 		}
@@ -4113,32 +4101,69 @@ func ExampleOpener_cacheOnDisk() {
 		}
 		return os.Rename(file.Name(), local)
 	}
-	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-		local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(name))))
-		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
-			size, err := used()
-			if err != nil {
-				return nil, err
+	downloadOnce := func(ctx context.Context, name, local string) error {
+		lock := local + ".lock"
+		for {
+			file, err := os.OpenFile(lock, os.O_CREATE|os.O_EXCL, 0o666) // fails if the file exists
+			if err == nil {
+				defer os.Remove(lock)
+				_, missing := os.Stat(local) // or the process that had the lock before has downloaded it
+				if err := file.Close(); err != nil || missing == nil {
+					return err
+				}
+				return download(ctx, name, local)
 			}
-			if size >= limit {
-				return OpenShard(ctx, name, offset)
+			if !errors.Is(err, fs.ErrExist) {
+				return err
 			}
-			if err := fetch(ctx, name, local); err != nil {
-				return nil, err
+			if info, err := os.Stat(lock); err == nil && time.Since(info.ModTime()) > patience {
+				return download(ctx, name, local)
+			}
+			select { // another process has the lock
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+				return context.Cause(ctx)
 			}
 		}
-		return OpenShard(ctx, local, offset)
+	}
+	cacheIn := func(dir string, limit int64) Opener { // bytes; the last shard may exceed it
+		used := func() (size int64, err error) {
+			entries, err := os.ReadDir(dir)
+			for _, e := range entries {
+				if info, err := e.Info(); err == nil { // an error: the file has been renamed meanwhile
+					size += info.Size()
+				}
+			}
+			return size, err
+		}
+		return func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+			local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(name))))
+			if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
+				size, err := used()
+				if err != nil {
+					return nil, err
+				}
+				if size >= limit {
+					return OpenShard(ctx, name, offset)
+				}
+				if err := downloadOnce(ctx, name, local); err != nil {
+					return nil, err
+				}
+			}
+			return OpenShard(ctx, local, offset)
+		}
 	}
 
-	requests := map[string]int{}
 	var mu sync.Mutex
+	requests := map[string]int{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		requests[r.URL.Path]++
 		shard := NewTarWriter(w)
 		key := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), ".tar")
-		if err := errors.Join(shard.Write(Record{Key: key, Files: []File{{Name: "txt", Data: []byte("text of " + key)}}}), shard.Close()); err != nil {
+		record := Record{Key: key, Files: []File{{Name: "txt", Data: []byte("text of " + key)}}}
+		if err := errors.Join(shard.Write(record), shard.Close()); err != nil {
 			fmt.Println(err)
 		}
 	}))
@@ -4148,24 +4173,269 @@ func ExampleOpener_cacheOnDisk() {
 		fmt.Println(err)
 		return
 	}
-	records, err := Tar(shards, TarOptions{Open: open})
-	if err != nil {
+	read := func(dir string, limit int64, epoch int) (texts []string) {
+		records, err := Tar(shards, TarOptions{Open: cacheIn(dir, limit)})
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for r, err := range records.Epoch(context.Background(), epoch) {
+			if err != nil {
+				return append(texts, err.Error())
+			}
+			texts = append(texts, string(r.Get("txt")))
+		}
+		return texts
+	}
+	alone, err1 := os.MkdirTemp("", "cache")
+	shared, err2 := os.MkdirTemp("", "cache")
+	defer os.RemoveAll(alone)
+	defer os.RemoveAll(shared)
+	if err := errors.Join(err1, err2); err != nil {
 		fmt.Println(err)
 		return
 	}
 	for epoch := range 2 {
-		for r, err := range records.Epoch(context.Background(), epoch) {
-			if err != nil {
-				fmt.Println(err)
-				return
-			}
-			fmt.Printf("%s; ", r.Get("txt"))
-		}
-		fmt.Println("requests so far:", requests)
+		fmt.Println(read(alone, 5000, epoch), "requests so far:", requests)
 	}
+	clear(requests)
+	var processes sync.WaitGroup
+	for range 2 {
+		processes.Go(func() { read(shared, 1<<40, 0) })
+	}
+	processes.Wait()
+	fmt.Println("two processes at once:", requests)
 	// Output:
-	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
-	// text of 0; text of 1; text of 2; text of 3; requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:2]
+	// [text of 0 text of 1 text of 2 text of 3] requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
+	// [text of 0 text of 1 text of 2 text of 3] requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:2]
+	// two processes at once: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
+}
+
+// A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests: Using Query Parameters, Signature Version 4). A
+// URL is made when a shard is opened, so it may expire soon. Other stores of the S3 protocol differ in host and region.
+func ExampleOpener_presigned() {
+	const keyID, secret, region = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
+	sum := func(key []byte, text string) []byte {
+		h := hmac.New(sha256.New, key)
+		h.Write([]byte(text))
+		return h.Sum(nil)
+	}
+	presign := func(bucket, object string, now time.Time, valid time.Duration) string {
+		stamp := now.UTC().Format("20060102T150405Z")
+		scope := stamp[:8] + "/" + region + "/s3/aws4_request"
+		host := bucket + ".s3.amazonaws.com"
+		path := "/" + strings.NewReplacer("+", "%20", "%2F", "/").Replace(url.QueryEscape(object))
+		query := url.Values{
+			"X-Amz-Algorithm": {"AWS4-HMAC-SHA256"}, "X-Amz-Credential": {keyID + "/" + scope}, "X-Amz-Date": {stamp},
+			"X-Amz-Expires": {fmt.Sprint(int(valid.Seconds()))}, "X-Amz-SignedHeaders": {"host"},
+		}.Encode() // sorted, as the signature wants it
+		request := strings.Join([]string{"GET", path, query, "host:" + host, "", "host", "UNSIGNED-PAYLOAD"}, "\n")
+		text := fmt.Sprintf("AWS4-HMAC-SHA256\n%s\n%s\n%x", stamp, scope, sha256.Sum256([]byte(request)))
+		key := []byte("AWS4" + secret)
+		for part := range strings.SplitSeq(scope, "/") {
+			key = sum(key, part)
+		}
+		return fmt.Sprintf("https://%s%s?%s&X-Amz-Signature=%x", host, path, query, sum(key, text))
+	}
+	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		bucket, object, _ := strings.Cut(strings.TrimPrefix(name, "s3://"), "/")
+		return OpenShard(ctx, presign(bucket, object, time.Now(), time.Hour), offset)
+	}
+	_, err := Tar([]string{"s3://examplebucket/train-000.tar"}, TarOptions{Open: open})
+	fmt.Println(err)
+
+	// The example of AWS's documentation.
+	address, err := url.Parse(presign("examplebucket", "test.txt", time.Date(2013, 5, 24, 0, 0, 0, 0, time.UTC), 24*time.Hour))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(address.Query().Get("X-Amz-Signature"))
+	// Output:
+	// <nil>
+	// aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404
+}
+
+// A signedShard reads a shard by URLs that expire. OpenShard goes on with the same URL after a cut, and gives up when the server
+// refuses it. Then Read asks for a new URL and goes on at the same byte, unless the URL before delivered nothing.
+type signedShard struct {
+	io.ReadCloser
+	open      func(offset int64) (io.ReadCloser, error) // with a new URL
+	pos, from int64                                     // the next byte; where the URL in use began
+}
+
+func (s *signedShard) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	s.pos += int64(n)
+	if err == nil || err == io.EOF || s.pos == s.from {
+		return n, err
+	}
+	next, err := s.open(s.pos)
+	if err != nil {
+		return n, err
+	}
+	s.ReadCloser.Close()
+	s.ReadCloser, s.from = next, s.pos
+	return n, nil
+}
+
+// Signed URLs that expire while a shard is read. A new one is asked for when a shard is opened, and when a connection breaks and
+// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature.
+func ExampleOpener_signedURLs() {
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	for _, key := range []string{"cat", "dog", "pig"} {
+		if err := w.Write(Record{Key: key, Files: []File{{Name: "txt", Data: make([]byte, 1<<20)}}}); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	if err := w.Close(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	var used sync.Map // the signatures, each of which the server accepts once
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		signature := r.URL.Query().Get("signature")
+		if _, again := used.LoadOrStore(signature, true); again {
+			http.Error(w, "expired", http.StatusForbidden)
+			return
+		}
+		if signature == "1" {
+			w = &cutWriter{w, 2 << 20}
+		}
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(shard.Bytes()))
+	}))
+	defer server.Close()
+
+	signed := 0
+	sign := func(name string) string { // asks the service that signs
+		signed++
+		return fmt.Sprintf("%s/%s?signature=%d", server.URL, name, signed)
+	}
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		again := func(offset int64) (io.ReadCloser, error) { return OpenShard(ctx, sign(name), offset) }
+		body, err := again(offset)
+		if err != nil {
+			return nil, err
+		}
+		return &signedShard{body, again, offset, offset}, nil
+	}
+	records, err := Tar([]string{"train-000.tar"}, TarOptions{Open: open})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(r.Key, len(r.Get("txt")))
+	}
+	fmt.Println("URLs:", signed)
+	// Output:
+	// cat 1048576
+	// dog 1048576
+	// pig 1048576
+	// URLs: 2
+}
+
+// A cutWriter breaks the connection after left bytes.
+type cutWriter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutWriter) Write(p []byte) (int, error) {
+	if len(p) > c.left {
+		panic(http.ErrAbortHandler)
+	}
+	c.left -= len(p)
+	return c.ResponseWriter.Write(p)
+}
+
+// Elastic training from shards: the number of ranks may change at any checkpoint, and the steps stay the same. The shards are
+// read by a fixed number of virtual readers, which are dealt to the ranks in blocks. A step takes perReader records of each
+// reader. Only a rank knows where its readers stand, so each rank saves the cursors of its block, and a resume reads the
+// files of all ranks. A rank with many readers has as many shards open.
+func ExampleTarOptions_elastic() {
+	const readers, perReader = 4, 2
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	var shards []string
+	for i := range readers { // as many shards as readers, or more; here shard 0 has the records a0 to a3
+		var b bytes.Buffer
+		w := NewTarWriter(&b)
+		var err error
+		for k := range 4 + i {
+			err = errors.Join(err, w.Write(Record{Key: fmt.Sprintf("%c%d", 'a'+i, k), Files: []File{{Name: "txt"}}}))
+		}
+		shards = append(shards, filepath.Join(dir, fmt.Sprint(i, ".tar")))
+		if err := errors.Join(err, w.Close(), os.WriteFile(shards[i], b.Bytes(), 0o666)); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+
+	// rank trains for some steps, from the cursors of its readers on, which it updates. It returns the keys of each step.
+	rank := func(index, count, steps int, at []Cursor) (keys []string, err error) {
+		first := index * readers / count
+		var next []func() (Record, error, bool)
+		for i := range at {
+			records, err := Tar(shards, TarOptions{Shard: Shard{first + i, readers}, Shuffle: true, Seed: 1})
+			if err != nil {
+				return nil, err
+			}
+			pull, stop := iter.Pull2(records.Repeat(0).Prefetch(perReader).Run(context.Background(), &at[i]))
+			defer stop()
+			next = append(next, pull)
+		}
+		for range steps {
+			var batch []string
+			for _, next := range next {
+				for range perReader {
+					r, err, _ := next()
+					if err != nil {
+						return nil, err
+					}
+					batch = append(batch, r.Key)
+				}
+			}
+			keys = append(keys, strings.Join(batch, " "))
+		}
+		return keys, nil
+	}
+	// train runs all ranks, which in truth are processes, from one checkpoint to the next, and returns their steps.
+	train := func(ranks, steps int, at []Cursor) (together []string) {
+		together = make([]string, steps)
+		for index := range ranks {
+			block := at[index*readers/ranks : (index+1)*readers/ranks] // what the rank saves, as JSON
+			keys, err := rank(index, ranks, steps, block)
+			if err != nil {
+				return []string{err.Error()}
+			}
+			for k := range together {
+				together[k] = strings.TrimPrefix(together[k]+" "+keys[k], " ")
+			}
+		}
+		return together
+	}
+	at, other := make([]Cursor, readers), make([]Cursor, readers) // the cursors of all ranks' files
+	fmt.Println(strings.Join(train(4, 4, at), "\n"))
+	changing := slices.Concat(train(4, 1, other), train(1, 2, other), train(2, 1, other))
+	fmt.Println("4 ranks, then 1, then 2:", changing[3])
+	fmt.Println("same place:", fmt.Sprint(at) == fmt.Sprint(other))
+	// Output:
+	// d0 d1 c0 c1 b0 b1 a0 a1
+	// d2 d3 c2 c3 b2 b3 a2 a3
+	// d4 d5 c4 c5 b4 c0 d0 d1
+	// d6 a0 b0 b1 c1 c2 d2 d3
+	// 4 ranks, then 1, then 2: d6 a0 b0 b1 c1 c2 d2 d3
+	// same place: true
 }
 
 // A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob for each
