@@ -929,7 +929,7 @@ func consume(decode bool, files ...File) (size int, err error) {
 // and again, in turn, by a plain loop and by loaders with 0, 1, 2, 4, … workers, up to twice the CPUs. Each line takes the
 // time d. measure returns its advice, which is one sentence.
 func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d time.Duration) (advice string, err error) {
-	const rounds = 10
+	rounds := min(10, 2+int(d/time.Millisecond)) // fewer in a test
 	n, cpus := data.Len(), runtime.GOMAXPROCS(0)
 	shuffled := subset(data, n, Random(n, 0).Order(0))
 	first := &way{name: "first-pass", load: loopOver(ctx, shuffled)}
@@ -958,7 +958,7 @@ func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d
 	ways = append(ways, byLoader(ctx, again, size, 2*cpus))
 	for range rounds {
 		for _, way := range ways {
-			if err := way.run(ways[0], d/rounds); err != nil {
+			if err := way.run(ways[0], d/time.Duration(rounds)); err != nil {
 				return "", err
 			}
 		}

@@ -6680,8 +6680,6 @@ func TestStreams(t *testing.T) {
 		{"FromSeq", of(counting(4, 0, 3)), "[error item 0 is bad 201 202 error item 3 is bad]"},
 		{"Filter", of(counting(9, 3).Filter(odd)), "[201 error item 3 is bad 205 207]"},
 		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
-		{"Take more", of(counting(3).Take(10)), "[200 201 202]"},
-		{"Take none", of(counting(3).Take(0)), "[]"},
 		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
 		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
 		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
@@ -6715,7 +6713,9 @@ func TestStreams(t *testing.T) {
 		{"deep", of(deep(2)), in2(deep(0))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.check(t, 0)
+			if !testing.Short() {
+				c.check(t, 0)
+			}
 			if got := fmt.Sprint(c.check(t, 2)); c.want != "" {
 				equal(t, "epoch 2", got, c.want)
 			}
@@ -6753,12 +6753,13 @@ func compose(program []byte) ints {
 
 // FuzzStreams: compositions at random keep every promise too.
 func FuzzStreams(f *testing.F) {
-	random := rand.New(rand.NewPCG(3, 3))
-	for range 100 {
-		program := make([]byte, 3+random.IntN(14))
-		for i := range program {
-			program[i] = byte(random.IntN(256))
-		}
+	random, programs := rand.NewChaCha8([32]byte{3}), 100
+	if testing.Short() {
+		programs = 25
+	}
+	for k := range programs {
+		program := make([]byte, 3+k%14)
+		random.Read(program)
 		f.Add(program)
 	}
 	f.Fuzz(func(t *testing.T, program []byte) {
@@ -6826,8 +6827,7 @@ func TestChangedSources(t *testing.T) {
 	var gone []int
 	there := Indices(Sequential(23)).Filter(func(i int) bool { return !slices.Contains(gone, i) })
 	for name, s := range map[string]ints{"Unbatch": Unbatch(Batch(there, 4, List[int])), "Shuffle": there.Shuffle(5, 1)} {
-		refusals := 0
-		late := upTo(23)[13:]
+		refusals, late := 0, upTo(23)[13:]
 		for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)}, {nil, {2}}, {nil, {10}}, {nil, {21}}} {
 			gone = change[0]
 			before, all := outcomes(s.Epoch(t.Context(), 0)), cursors(t, s)
@@ -6880,8 +6880,6 @@ func TestStreamOnError(t *testing.T) {
 		equal(t, "errors, and whether the first is f's", fmt.Sprint(len(failed), errors.Is(failed[0], io.EOF)), "3 true")
 		equal(t, "a SampleError", failed[2], "too many: dataloader: epoch 1, the item before pos 9: item 8 is bad")
 	}
-	dropped := Batch(counting(9, 1, 2, 4).OnError(dropBad), 3, List[int])
-	equal(t, "batches without bad items", checkStream(t, dropped, 0), "[[0 3 5] [6 7 8]]")
 }
 
 // TestRefusedCursors: a cursor is refused if another pipeline has made it, or if no pipeline can have made it. The error says
@@ -6891,6 +6889,7 @@ func TestRefusedCursors(t *testing.T) {
 	after := func(s ints) Cursor { return cursors(t, s)[1] }
 	saved := func(text string) Cursor { return fromJSON(t, text) }
 	loader := Map(newLoader(t, numbers(9), Options{}).Stream(), 0, head)
+	unordered := Map(newLoader(t, numbers(9), Options{Unordered: true, Workers: 2}).Stream(), 0, head)
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	for _, c := range []struct {
 		s    ints
@@ -6908,13 +6907,11 @@ func TestRefusedCursors(t *testing.T) {
 		{loader, after(indices), "made by Indices(Sequential(9)), this is Sequential(9)"},
 		{counting(3), after(s.Filter(func(i int) bool { return i > 5 })), "pos 7 … only 3 items"},
 
-		{s.Take(3), Cursor{Pos: -1}, "must not be negative"},
-		{s.Take(3), Cursor{Epoch: -1}, "must not be negative"},
-		{indices, Cursor{Epoch: math.MaxInt}, "epoch must be less than"},
+		{indices, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
 		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "Repeat: epoch … of 7 epochs is too far"},
 		{s.Take(3), Cursor{Pos: 1}, "it has no State … a cursor of Run"},
 		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
-		{loader, Cursor{Pos: 1, State: "another"}, "does not fit"},
+		{unordered, Cursor{}, "Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave"},
 		{s.Take(3), saved(`{"pos":1,"state":{}}`), "it was made by another stream, this is Take(3)"},
 		{s.Take(3), saved(`{"pos":4,"state":{"by":"Take(3)"}}`), "pos must be at most 3"},
 		{indices, saved(`{"pos":10,"state":{"by":"Indices(Sequential(9))"}}`), "pos must be at most 9"},
@@ -7001,21 +6998,19 @@ func TestBadStreams(t *testing.T) {
 	}
 }
 
-// TestStreamsWithoutItems: an endless stage whose source is empty cannot be continued, nor can an Unordered loader. Stages
-// behind them pass that error on. A context ends what yields nothing: empty epochs, and items that a resume skips.
+// TestStreamsWithoutItems: an endless stage whose source is empty cannot be continued, and stages behind it pass that error
+// on. A context ends what yields nothing: empty epochs, and items that a resume skips.
 func TestStreamsWithoutItems(t *testing.T) {
-	empty, three, forever := counting(0), counting(3), MixOptions{Stop: CycleForever}
+	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever}, []float64{1, 1, 1}
 	for says, s := range map[string]ints{
-		"Repeat(0): the stream has no items in epoch 2": empty.Repeat(0),
-		"Mix: source 0 has no items in epoch 2":         Mix(forever, empty, three),
-		"Mix: source 1 has no items in epoch 2":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
-		"Mix: source 2 has no items in epoch 2":         Mix(MixOptions{Weights: []float64{1, 1, 1}, Stop: forever.Stop}, three, three, empty),
-		"a loader with Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave Unordered unset": Unbatch(
-			newLoader(t, numbers(6), Options{Unordered: true, Workers: 2}).Stream()),
+		"Repeat(0): the stream": empty.Repeat(0),
+		"Mix: source 0":         Mix(forever, empty, three),
+		"Mix: source 1":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2":         Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
 	} {
 		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
 			got := outcomes(s.Epoch(t.Context(), 2))
-			equal(t, "the last", got[len(got)-1], "error dataloader: "+says)
+			equal(t, "the last", got[len(got)-1], "error dataloader: "+says+" has no items in epoch 2")
 		}
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -7026,7 +7021,8 @@ func TestStreamsWithoutItems(t *testing.T) {
 }
 
 // TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
-// item is handed over as soon as the source has yielded what the item needs, not with the source's next item.
+// item is handed over as soon as the source has yielded what the item needs, not with the source's next item. So Prefetch is
+// the queue of the RFC: its length is how far the source is read ahead, and neither end waits while there is room, or an item.
 func TestReadAhead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -7054,7 +7050,7 @@ func TestReadAhead(t *testing.T) {
 				start := time.Now()
 				var got []int
 				for range s.Epoch(t.Context(), 0) {
-					synctest.Wait()
+					synctest.Wait() // for what is read ahead
 					now := int(source.read.Load()) - c.ahead
 					if delay > 0 {
 						now = int(time.Since(start) / delay)
@@ -7234,7 +7230,11 @@ func TestStreamRanks(t *testing.T) {
 // TestStreamTails: Shard deals a stream out as a loader deals out its samples, and resumes after every item. An epoch that
 // becomes shorter while PadTail reads it again is an error.
 func TestStreamTails(t *testing.T) {
-	for n := range 11 {
+	most := 11
+	if testing.Short() {
+		most = 6
+	}
+	for n := range most {
 		for ranks := 1; ranks <= 4; ranks++ {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for rank := range ranks {
@@ -7326,30 +7326,6 @@ func TestRandInMap(t *testing.T) {
 				return Worker(ctx), nil
 			}).Epoch(t.Context(), 0))
 			equal(t, "Worker", slices.Compact(sorted(seen)), want)
-		})
-	}
-}
-
-// TestPrefetchQueue: the six properties that the RFC asks of its queue. Delivery is guaranteed, without duplicates, in
-// order. The length is customizable, and says how far the source is read ahead. Neither end waits while there is room, or
-// an item. (A queue is between exactly two ends because it is a range; between machines there are shards instead.)
-func TestPrefetchQueue(t *testing.T) {
-	const n = 20
-	for k := range 4 * 3 * 3 {
-		length, produce, consume := []int{1, 2, 7, 100}[k%4], time.Duration(k/4%3)*time.Second, time.Duration(k/12)*time.Second
-		synctest.Test(t, func(t *testing.T) {
-			source := &feed{n: n, before: func(_ context.Context, i int) { time.Sleep(produce * time.Duration(min(1, n-i))) }}
-			start, got := time.Now(), []int{}
-			for i := range source.stream().Prefetch(length).Epoch(t.Context(), 0) {
-				time.Sleep(consume)
-				synctest.Wait()
-				got = append(got, i)
-				if ahead := int(source.read.Load()) - len(got); produce == 0 {
-					equal(t, "ahead", ahead, min(length, n-len(got)))
-				}
-			}
-			equal(t, "items", got, upTo(n))
-			equal(t, "time", time.Since(start), n*max(produce, consume)+min(produce, consume))
 		})
 	}
 }
@@ -7454,21 +7430,18 @@ func TestDeafSources(t *testing.T) {
 	})
 	for k, s := range []ints{Map(deaf, 0, quick), Map(deaf, 1, quick), Map(deaf, 2, quick), deaf.Prefetch(100)} {
 		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			for range s.Epoch(t.Context(), 0) {
-				break
-			}
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			var got []string
+			start, got := time.Now(), []string{}
+			for range s.Epoch(ctx, 0) {
+				break
+			}
 			for i, err := range s.Epoch(ctx, 0) {
 				got = append(got, outcomes(one(i, err))...)
 				cancel(errBad)
 			}
 			equal(t, fmt.Sprint("stream ", k), got, "[1 error bad sample]")
-			if spent := time.Since(start); spent > 2*time.Second {
-				t.Errorf("stream %d: a break and a cancel took %v", k, spent)
-			}
+			equal(t, fmt.Sprintf("stream %d: too long, %v", k, time.Since(start)), time.Since(start) > 2*time.Second, false)
 		})
 	}
 }
@@ -7603,17 +7576,16 @@ func TestProgress(t *testing.T) {
 				time.Sleep(time.Hour)
 				got, ended := strings.CutSuffix(out.String(), "\n")
 				equal(t, "a newline at the end", ended, true)
-				lines := strings.Split(got, "\n")
+				lines, last := strings.Split(got, "\n"), 0
 				if c.terminal {
 					lines = strings.Split(got, "\r")[1:]
-				}
-				last := 0
-				for i, line := range lines {
-					lines[i] = strings.TrimRight(line, " ")
-					if c.terminal && (len(line) < last || len(line) > 79) {
-						t.Errorf("%q has %d columns, after %d", line, len(line), last)
+					for i, line := range lines {
+						lines[i] = strings.TrimRight(line, " ")
+						if len(line) < last || len(line) > 79 {
+							t.Errorf("%q has %d columns, after %d", line, len(line), last)
+						}
+						last = len(lines[i])
 					}
-					last = len(lines[i])
 				}
 				equal(t, "lines", len(lines), c.lines)
 				if c.want != "" {
@@ -7648,14 +7620,10 @@ func TestProfiles(t *testing.T) {
 		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
 		return i, nil
 	}
-	var reader string
-	source := &feed{n: 1, before: func(ctx context.Context, _ int) { reader = whoami(ctx) }}
+	source := &feed{n: 1, before: func(ctx context.Context, _ int) { equal(t, "who reads", whoami(ctx), "reader") }}
 	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
-	for name, s := range map[string]ints{"Map": Map(source.stream(), 1, get), "Prefetch": source.stream().Prefetch(2)} {
-		reader = ""
-		collect(t, s.Epoch(t.Context(), 0))
-		equal(t, "who reads for "+name, reader, "reader")
-	}
+	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
+	collect(t, source.stream().Prefetch(2).Epoch(t.Context(), 0))
 	if running {
 		trace.Stop()
 		for _, name := range []string{"batch", "epoch 0, batch 1", "fetch", "collate"} {
