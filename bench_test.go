@@ -11,8 +11,8 @@ import (
 	"flag"
 	"fmt"
 	"image"
+	"image/color"
 	"image/jpeg"
-
 	"io"
 	"iter"
 	"math"
@@ -20,13 +20,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/metrics"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
+	"testing/synctest"
 	"time"
 )
 
@@ -210,6 +214,171 @@ func BenchmarkThroughput(b *testing.B) {
 	if *update {
 		goldenFile(b, "throughput.svg", pic.bytes("How many times as fast as a plain loop, against the number of workers"))
 	}
+}
+
+// TestTimeline draws what four loaders do with the same twelve batches, of which batch 2 is slow, from their Timings in
+// fake time: as text, and as the picture of the README.
+func TestTimeline(t *testing.T) {
+	const workers, prefetch, window = 3, 2, 6
+	alone, one := journeys(t, Options{}), journeys(t, Options{Workers: 1})
+	unordered := journeys(t, Options{Workers: workers, Prefetch: prefetch, Unordered: true})
+	ordered := journeys(t, Options{Workers: workers, Prefetch: prefetch})
+	larger := journeys(t, Options{Workers: workers, Prefetch: 2 * prefetch})
+	slow, left := ordered[2].received, len(ordered)-2
+	room := fmt.Sprintf("window %d = %d workers × Prefetch %d", window, workers, prefetch)
+	times := "Loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. Training takes 10 ms."
+	names := " Batches 10 and 11 are a and b."
+	text := times + "\nA column is 10 ms." + names + " Dashes: no task, because the window is full.\n"
+	pic := new(svg)
+	pic.legend(times + names)
+	for _, c := range []struct {
+		title string
+		run   []journey
+		lanes []lane
+	}{
+		{"Workers: 0, load and train in turn", alone, lanes(alone, 0, nil)},
+		{"Workers: 1, load while training", one, lanes(one, 0, nil)},
+		{"Workers: 3, Unordered: true, out of order", unordered, lanes(unordered, 0, map[string]string{
+			"worker 0": room,
+			"queue":    "ready, while the caller trains",
+			"train":    "an order that depends on timing",
+		})},
+		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window, map[string]string{
+			"worker 0": "window full: no task until batch 2 is handed over",
+			"worker 1": room,
+			"queue":    "ready, while the caller trains",
+			"cache[0]": fmt.Sprintf("batch k waits for its turn in cache[k %% %d]", window),
+			"cache[2]": "empty: the caller waits for batch 2",
+			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each: %d ms", 10*slow, left, 10*(slow+left)),
+			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*(end(larger)-end(unordered))),
+		})...)},
+	} {
+		title := fmt.Sprintf("%s: %d ms, %d ms of them waiting for batches", c.title, 10*end(c.run), 10*(end(c.run)-len(c.run)))
+		text += "\n" + title + "\n"
+		for _, l := range c.lanes {
+			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, l.columns, l.note), " ") + "\n"
+		}
+		pic.panel(title, c.lanes)
+	}
+	goldenFile(t, "timeline.txt", []byte(text))
+	goldenFile(t, "timeline.svg", pic.bytes("What four loaders do with the same twelve batches, of which batch 2 is slow"))
+}
+
+// A journey is the way of a batch, in columns of 10 ms: when it was sent to the workers, when a worker began and ended to
+// load it, when it went from the queue of results into the cache, and when the caller had it.
+type journey struct{ batch, worker, sent, start, done, cached, received int }
+
+// journeys lets a loader load twelve batches in fake time.
+func journeys(t *testing.T, opts Options) (all []journey) {
+	const column = 10 * time.Millisecond
+	data := Func(12, func(_ context.Context, k int) (int, error) {
+		d := time.Duration(4+k%2) * column
+		if k == 2 {
+			d = 19 * column
+		}
+		time.Sleep(d + time.Duration(1+k*k)*time.Microsecond) // so that no two are ready at the same moment
+		return k, nil
+	})
+	synctest.Test(t, func(t *testing.T) {
+		var timings []Timing
+		opts.Trace = func(tm Timing) { timings = append(timings, tm) }
+		start := time.Now()
+		for range newLoader(t, data, opts).Epoch(t.Context(), 0) {
+			time.Sleep(column)
+		}
+		at := func(x time.Time) int { return int(x.Sub(start) / column) }
+		for _, tm := range timings {
+			// The caller takes results from the queue until it has the one whose turn it is. The others go into the cache.
+			turn := timings[slices.IndexFunc(timings, func(x Timing) bool { return !x.Done.Before(tm.Done) })]
+			cached := at(tm.Received)
+			if turn.Batch < tm.Batch && !opts.Unordered {
+				cached = max(at(tm.Done), at(turn.Received.Add(-turn.Wait)))
+			}
+			all = append(all, journey{tm.Batch, tm.Worker, at(tm.Sent), at(tm.Start), at(tm.Done), cached, at(tm.Received)})
+		}
+	})
+	return all
+}
+
+// end returns the column in which a run has ended.
+func end(run []journey) int { return run[len(run)-1].received + 1 }
+
+// marked is a line through a column: what the engine's counters are there, and where the batches between them are.
+func marked(run []journey, column int) lane {
+	recv, send := 0, 0
+	where := make([][]int, 2)
+	for _, j := range run {
+		if j.sent <= column {
+			send++
+		}
+		switch {
+		case j.received <= column:
+			recv++
+		case j.cached <= column:
+			where[0] = append(where[0], j.batch)
+		case j.start <= column && column < j.done:
+			where[1] = append(where[1], j.batch)
+		}
+	}
+	note := fmt.Sprintf("%d ms: recv = %d, send = %d; %v in the cache, %v in workers", 10*column+5, recv, send, where[0], where[1])
+	return lane{columns: strings.Repeat(" ", column) + "|", note: strings.NewReplacer("[", "", "]", "").Replace(note)}
+}
+
+// lanes are the rows of a run: the workers, the queue of results, the cache with its slots, the loop body, and the time.
+func lanes(run []journey, slots int, notes map[string]string) []lane {
+	loader, axis := "worker #", ""
+	if run[0].worker < 0 {
+		loader = "load"
+	}
+	for x := 0; x <= end(run); x += 10 {
+		axis += fmt.Sprintf("%-10d", 10*x)
+	}
+	axis = fmt.Sprintf("%-*s", end(run), strings.TrimRight(axis, " "))
+	all := slices.Concat(
+		rows(loader, 0, run, func(j journey) (int, int) { return j.start, j.done }),
+		rows("queue", 0, run, func(j journey) (int, int) { return j.done, j.cached }),
+		rows("cache[#]", slots, run, func(j journey) (int, int) { return j.cached, j.received }),
+		rows("train", 1, run, func(j journey) (int, int) { return j.received, j.received + 1 }),
+		[]lane{{name: "ms", columns: axis}})
+	for i := range all {
+		all[i].note = notes[all[i].name]
+		delete(notes, all[i].name) // once
+	}
+	return all
+}
+
+// rows draws where the batches are: batch k in row k % slots, or, with 0 slots, in the first row that is free. A batch is
+// its number, in base 12, in each of the columns that span returns. # in the name is the number of the row.
+func rows(name string, slots int, run []journey, span func(journey) (from, to int)) (all []lane) {
+	empty := strings.Repeat(".", end(run))
+	lines := slices.Repeat([]string{empty}, slots)
+	run = slices.SortedFunc(slices.Values(run), func(a, b journey) int {
+		x, _ := span(a)
+		y, _ := span(b)
+		return cmp.Or(x-y, a.batch-b.batch)
+	})
+	for _, j := range run {
+		from, to := span(j)
+		if from == to {
+			continue
+		}
+		row := slices.IndexFunc(lines, func(line string) bool { return line[from] == '.' })
+		if slots > 0 {
+			row = j.batch % slots
+		} else if row < 0 {
+			row = len(lines)
+			lines = append(lines, empty)
+		}
+		lines[row] = lines[row][:from] + strings.Repeat(strconv.FormatInt(int64(j.batch), 12), to-from) + lines[row][to:]
+	}
+	for i, line := range lines {
+		if name == "worker #" { // A worker without a task between two others: the window is full.
+			busy := strings.TrimRight(line, ".")
+			line = strings.ReplaceAll(busy, ".", "-") + line[len(busy):]
+		}
+		all = append(all, lane{name: strings.Replace(name, "#", strconv.Itoa(i), 1), columns: line})
+	}
+	return all
 }
 
 // goldenFile compares data with a file of testdata, which -update rewrites.
@@ -760,7 +929,7 @@ func consume(decode bool, files ...File) (size int, err error) {
 // and again, in turn, by a plain loop and by loaders with 0, 1, 2, 4, … workers, up to twice the CPUs. Each line takes the
 // time d. measure returns its advice, which is one sentence.
 func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d time.Duration) (advice string, err error) {
-	const rounds = 10
+	rounds := min(10, 2+int(d/time.Millisecond)) // fewer in a test
 	n, cpus := data.Len(), runtime.GOMAXPROCS(0)
 	shuffled := subset(data, n, Random(n, 0).Order(0))
 	first := &way{name: "first-pass", load: loopOver(ctx, shuffled)}
@@ -789,7 +958,7 @@ func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d
 	ways = append(ways, byLoader(ctx, again, size, 2*cpus))
 	for range rounds {
 		for _, way := range ways {
-			if err := way.run(ways[0], d/rounds); err != nil {
+			if err := way.run(ways[0], d/time.Duration(rounds)); err != nil {
 				return "", err
 			}
 		}
@@ -897,6 +1066,65 @@ func adviceOf(first, cold *way, ways []*way, cpus int) string {
 	}
 	return fmt.Sprintf("Workers: %d is enough here, with %.2f times the speed of a plain loop, where %.2f times is the best; %s; %s",
 		enough.workers, median(enough.ratio), best, limit, disk)
+}
+
+// TestMine checks what BenchmarkMine prints about a folder and about shards, and its errors.
+func TestMine(t *testing.T) {
+	dir := t.TempDir()
+	must(0, os.CopyFS(dir, fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}))
+	shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
+	most := fmt.Sprintf("BenchmarkMine/workers=%d-", 2*runtime.GOMAXPROCS(0))
+	for _, x := range []struct{ pattern, unit, bad string }{
+		{dir, "file", `Decode("b/3.json")`},
+		{filepath.Join(dir, "a"), "file", ""},
+		{shard, "record", "record b of " + shard + `: dataloader: Decode("cls")`},
+		{strings.Replace(shard, "x1.tar", "{x*,x1}.tar", 1), "record", `Decode("cls")`},
+	} {
+		for _, decode := range []bool{false, true} {
+			var out strings.Builder
+			data, unit, err := openMine(t, x.pattern, decode)
+			equal(t, x.pattern, unit, x.unit)
+			if decode && x.bad != "" {
+				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Second)), x.bad)
+				continue
+			}
+			advice, err := measure(t.Context(), &out, must(data, err), unit, time.Millisecond)
+			for _, part := range []string{"BenchmarkMine/first-pass-", "BenchmarkMine/loop-", "BenchmarkMine/workers=0-", "BenchmarkMine/workers=1-", most} {
+				line := regexp.MustCompile(part + `\d+ *\t +[1-9]\d*\t +[\d.]+ MB/s\t +[\d.]+ ` + unit + `s/s\t +[\d.]+ x-loop\n`)
+				if err != nil || !line.MatchString(out.String()) || !strings.HasPrefix(advice, "Workers: ") {
+					t.Errorf("%s: %v, no %q in\n%s%s", x.pattern, err, line, &out, advice)
+				}
+			}
+		}
+	}
+	for pattern, want := range map[string]string{
+		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "a { has no }", "[": "syntax error in pattern",
+		t.TempDir(): "no file", filepath.Join(dir, "a", "*.txt"): "1.txt",
+	} {
+		_, _, err := openMine(t, pattern, false)
+		saysAll(t, err, want)
+	}
+}
+
+// TestAdvice checks what follows from measurements on two CPUs.
+func TestAdvice(t *testing.T) {
+	for _, x := range []struct {
+		ratios      [4]float64 // of 0, 1, 2 and 4 workers
+		idle, first float64
+		want        string
+	}{
+		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1, "Workers: 2 is enough … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
+		{[4]float64{1, 0.99, 1, 0.98}, 0.5, 1, "Workers: 0 … the disk or the network … idle for 50 %"},
+		{[4]float64{1, 1, 2, 4}, 0.1, 0.2, "Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
+	} {
+		loop := &way{speed: []float64{1}}
+		ways := []*way{loop}
+		for i, workers := range []int{0, 1, 2, 4} {
+			ways = append(ways, &way{workers: workers, ratio: []float64{x.ratios[i]}, idle: []float64{x.idle}})
+		}
+		got := adviceOf(&way{speed: []float64{x.first}}, &way{workers: 4, ratio: []float64{3.5}}, ways, 2)
+		saysAll(t, errors.New(got), strings.Split(x.want, " … ")...)
+	}
 }
 
 // BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's mean size, and scales them into batches of
@@ -1022,6 +1250,27 @@ func scale(dst []float32, src []uint8, stride, right, bottom int) {
 			out[x] = float32(top*(256-weight)+low*weight) / (256 * 256)
 		}
 	}
+}
+
+// TestDecodeTo checks the images of BenchmarkImages: where one is twice as wide and high, a pixel is the mean of four.
+func TestDecodeTo(t *testing.T) {
+	img := image.NewRGBA(image.Rect(0, 0, 2*imageSide, 2*imageSide))
+	for y := range 2 * imageSide {
+		for x := range 2 * imageSide {
+			img.Set(x, y, color.RGBA{uint8(x / 2), uint8(y / 2), uint8((x + y) / 4), 255})
+		}
+	}
+	var file bytes.Buffer
+	must(0, jpeg.Encode(&file, img, &jpeg.Options{Quality: 100}))
+	got := make([]float32, 3*imageSide*imageSide)
+	must(0, decodeTo(got, file.Bytes()))
+	for i, v := range got {
+		y, x := i/imageSide%imageSide, i%imageSide
+		if want := [3]int{x, y, (x + y) / 2}[i/imageSide/imageSide]; math.Abs(float64(255*v)-float64(want)) > 4 {
+			t.Fatalf("colour %d at %d, %d is %v, want %d", i/imageSide/imageSide, x, y, 255*v, want)
+		}
+	}
+	saysAll(t, decodeTo(got, []byte(unBase64(jpegData))), "*image.Gray")
 }
 
 // BenchmarkImageTensor makes tensors from images of 224×224 pixels, against the loop with At that is written for it first.
