@@ -781,17 +781,21 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 	return nil
 }
 
-// itemError returns err, the error of the item before next, as a *SampleError.
-func itemError(next Cursor, err error) error {
-	return located(err, &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err})
-}
-
-// located returns err if it is or wraps a *SampleError, and otherwise at, which says where err happened.
-func located(err, at error) error {
-	if found := (*SampleError)(nil); errors.As(err, &found) {
-		return err
+// itemError returns err, the error of the item before next, as a *SampleError that says where the loop is.
+//
+// Only an error that is itself a *SampleError comes from the source of the loop: a loader's, which may have passed any
+// stages. It stays as it is if next is the loader's own cursor. Behind a stage that makes its own cursors the loader's epoch
+// and batch are not those of the loop, and only the sample's index is kept. If a function of the user's runs a loop of its
+// own that fails, the stage has wrapped its error, which says nothing of this loop's place.
+func itemError(next Cursor, err error) *SampleError {
+	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
+	if source, ok := err.(*SampleError); ok {
+		if _, own := next.State.(*loaderState); own {
+			return source
+		}
+		e.Index, e.Err = source.Index, source.Err
 	}
-	return at
+	return e
 }
 
 // finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
@@ -913,8 +917,10 @@ func (p *pass) nextStep() int {
 func (p *pass) askOnError(step int, failed []*SampleError) error {
 	for _, bad := range failed {
 		_, err := try(func() (any, error) { return nil, p.loader.opts.OnError(bad) })
-		if err != nil {
-			return located(err, p.sampleError(step, bad.Index, fmt.Errorf("OnError: %w", err)))
+		if err == bad {
+			return bad
+		} else if err != nil {
+			return p.sampleError(step, bad.Index, fmt.Errorf("OnError: %w", err))
 		}
 	}
 	return nil
@@ -978,23 +984,28 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 
 // A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
 // cause, hence the name. A loop over Run or Epoch may skip a *SampleError. Every other error is the last.
+//
+// Epoch, Batch and Pos say where the loop is. In a loop over a stream they are those of the stream that the loop reads, not of
+// a stream or loader that it is made of. Only Index is that of the loader at the source, behind any stages.
 type SampleError struct {
 	Epoch int
-	Batch int   // the batch of this shard, from 0; -1 for an item of a stream
-	Index int   // the sample's index in the data set, or -1: the error is of the batch as a whole
+	Batch int   // the batch of this shard, from 0; -1 for an item of a stream, unless the stream's cursors are a loader's
+	Index int   // the sample's index in the data set, or -1: the error is of the batch or the item as a whole
 	Pos   int   // for an item of a stream, the Pos of the cursor after it
 	Err   error // the cause: what Get returned, a PanicError, a TarError, …
 }
 
-// Error names the epoch, and the batch and the sample, or the item.
+// Error names the epoch, the batch or the item, and the sample if Index says which. The prefix "dataloader: " comes once,
+// also if Err has one of its own.
 func (e *SampleError) Error() string {
-	switch {
-	case e.Batch < 0:
-		return fmt.Sprintf("dataloader: epoch %d, the item before pos %d: %v", e.Epoch, e.Pos, e.Err)
-	case e.Index == -1:
-		return fmt.Sprintf("dataloader: epoch %d, batch %d: %v", e.Epoch, e.Batch, e.Err)
+	where := fmt.Sprintf("epoch %d, batch %d", e.Epoch, e.Batch)
+	if e.Batch < 0 {
+		where = fmt.Sprintf("epoch %d, the item before pos %d", e.Epoch, e.Pos)
 	}
-	return fmt.Sprintf("dataloader: epoch %d, batch %d, sample %d: %v", e.Epoch, e.Batch, e.Index, e.Err)
+	if e.Index >= 0 {
+		where += fmt.Sprintf(", sample %d", e.Index)
+	}
+	return "dataloader: " + where + ": " + strings.ReplaceAll(fmt.Sprint(e.Err), "dataloader: ", "")
 }
 
 // Unwrap returns the cause.

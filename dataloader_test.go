@@ -6236,7 +6236,7 @@ func TestOnError(t *testing.T) {
 			}
 		}
 		equal(t, "positions and outcomes", fmt.Sprint(got), "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
-			"12 error more than 4 bad samples: dataloader: epoch 0, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 0, batch 4, sample 12: OnError: more than 4 bad samples: epoch 0, batch 4, sample 12: bad sample "+
 			"12 error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
 			"12 error dataloader: epoch 0, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
 		equal(t, "in the end", at, Cursor{Epoch: 1})
@@ -7002,7 +7002,7 @@ func TestChangedSources(t *testing.T) {
 }
 
 // TestStreamOnError: f is asked about the failed items, and only about these, with their places, in order, and again after a
-// resume. An item is dropped, or has the error of f; an error that is a SampleError stays as it is.
+// resume. An item is dropped, or has the error of f; if f returns what it was given, the item's error stays.
 func TestStreamOnError(t *testing.T) {
 	var heard []string
 	s := Map(counting(9, 1, 2, 4, 6, 8), 3, quick).OnError(func(e *SampleError) error {
@@ -7013,7 +7013,7 @@ func TestStreamOnError(t *testing.T) {
 		case 7:
 			panic("ouch")
 		case 9:
-			return fmt.Errorf("too many: %w", e)
+			return e
 		}
 		return nil
 	})
@@ -7030,8 +7030,64 @@ func TestStreamOnError(t *testing.T) {
 		bad := "[1:2 item 1 is bad 1:3 item 2 is bad 1:5 item 4 is bad 1:7 item 6 is bad 1:9 item 8 is bad]"
 		equal(t, fmt.Sprint("asked after ", k), fmt.Sprint(heard), bad)
 		equal(t, "errors, and whether the first is f's", fmt.Sprint(len(failed), errors.Is(failed[0], io.EOF)), "3 true")
-		equal(t, "a SampleError", failed[2].Error(), "too many: dataloader: epoch 1, the item before pos 9: item 8 is bad")
+		equal(t, "the item's own", failed[2].Error(), "dataloader: epoch 1, the item before pos 9: item 8 is bad")
 	}
+}
+
+// TestPlaces: the place in an error is the loop's, whatever stages are between: the epoch and the position of its cursor, and
+// the batch if the cursor is a loader's own. The index is that of the loader at the source. The place of a loop that a user's
+// function runs does not count, and its prefix is not repeated.
+func TestPlaces(t *testing.T) {
+	loader := StreamOf(newLoader(t, failing(8, 3), Options{BatchSize: 2}))
+	inner := newLoader(t, failing(80, 77), Options{})
+	nested := func(ctx context.Context, i int) (int, error) {
+		if i != 1 {
+			return i, nil
+		}
+		_, err := inner.Batch(ctx, 40, 77)
+		return i, err
+	}
+	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) { yield(nested(ctx, 1)) }
+	})
+	function := Map(Indices(Sequential(4)), 0, nested)
+	same := func(_ context.Context, batch []int) ([]int, error) { return batch, nil }
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{failure(loader.Epoch(t.Context(), 5)), "epoch 5, batch 1, sample 3: bad sample"},
+		{failure(Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2).Epoch(t.Context(), 5)),
+			"epoch 5, batch 1, sample 3: bad sample"},
+		{failure(loader.Repeat(2).Epoch(t.Context(), 5)), "epoch 5, the item before pos 2, sample 3: bad sample"},
+		{failure(Unbatch(loader).Repeat(0).Shuffle(1, 1).Take(9).Epoch(t.Context(), 5)),
+			"epoch 5, the item before pos 3, sample 3: bad sample"},
+		{failure(Zip(loader, loader.Take(1).Repeat(9)).Take(5).Epoch(t.Context(), 5)),
+			"epoch 5, the item before pos 2, sample 3: bad sample"},
+		{failure(counting(8, 3).Repeat(2).Epoch(t.Context(), 5)), "epoch 5, the item before pos 4: item 3 is bad"},
+		{failure(function.Epoch(t.Context(), 5)), "epoch 5, the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
+		{failure(function.Repeat(2).Epoch(t.Context(), 5)),
+			"epoch 5, the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
+		{failure(failedSeq.Epoch(t.Context(), 5)),
+			"epoch 5, the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
+	} {
+		equal(t, "the error", fmt.Sprint(c.err), "dataloader: "+c.want)
+		bad := (*SampleError)(nil)
+		if !errors.As(c.err, &bad) || !errors.Is(c.err, errBad) && !strings.Contains(c.want, "item 3 is bad") {
+			t.Errorf("%v is no SampleError, or lost its cause", c.err)
+		}
+		equal(t, "index", bad.Index, map[bool]int{true: 3, false: -1}[strings.Contains(c.want, "sample 3")])
+	}
+}
+
+// failure is the first error of a loop.
+func failure[T any](seq iter.Seq2[T, error]) error {
+	for _, err := range seq {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // TestRefusedCursors: a cursor is refused if another pipeline has made it, or if no pipeline can have made it. The error says
@@ -7462,6 +7518,9 @@ func TestRandInMap(t *testing.T) {
 		equal(t, "different numbers of a loader", len(slices.Compact(sorted(loaded))), 3*n)
 	}
 	equal(t, "different numbers", len(slices.Compact(sorted(all))), 3*2*3*n)
+	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw) // the seeds are equal
+	both := slices.Concat(collect(t, behind.Epoch(t.Context(), 0))...)
+	equal(t, "different numbers behind a loader", len(slices.Compact(sorted(both))), 2*n)
 	var ranks []int
 	for rank := range 3 {
 		ranks = append(ranks, drawn(t.Context(), items.Shard(Shard{rank, 3}, PadTail), 0, 0)...)

@@ -755,6 +755,9 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 			if err != nil {
 				value = *new(T)
 			}
+			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
+				err = fmt.Errorf("FromSeq: %w", err)
+			}
 			if pos++; pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
 				return nil
 			} else if pos <= from.Pos && ctx.Err() != nil {
@@ -797,7 +800,8 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 }
 
 // OnError asks f about each failed item, as Options.OnError is asked about a sample. If f returns nil, the item is dropped.
-// If f returns an error, that is the item's error. Without OnError one failed item fails its whole Batch. f runs in the
+// If f returns an error, that is the item's error. The SampleError says where the item is in s. Without OnError one failed
+// item fails its whole Batch. f runs in the
 // goroutine that reads the stream, once for each failed item, in their order. A resume reads the items after the cursor
 // again, so f may be asked again about one that was dropped there.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
@@ -809,13 +813,14 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 				return err
 			}
 			if item.Err != nil {
-				var failed *SampleError
-				errors.As(itemError(item.Next, item.Err), &failed)
-				_, err := try(func() (any, error) { return nil, f(failed) })
+				bad := itemError(item.Next, item.Err)
+				_, err := try(func() (any, error) { return nil, f(bad) })
 				if err == nil {
 					continue
 				}
-				item.Err = located(err, failedItem[T]("OnError", item.Next, err).Err)
+				if err != bad { // otherwise item.Err stays
+					item.Err = fmt.Errorf("OnError: %w", err)
+				}
 			}
 			if !yield(item) {
 				return nil
@@ -825,9 +830,10 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	})
 }
 
-// failedItem is the item before next, which failed in a function of the user's in the named stage.
+// failedItem is the item before next, which failed in a function of the user's in the named stage. The error is wrapped, so
+// that the place of a loop in that function is not taken for the place of this one; see itemError.
 func failedItem[T any](stage string, next Cursor, err error) Item[T] {
-	return Item[T]{Err: itemError(next, fmt.Errorf("%s: %w", stage, err)), Next: next}
+	return Item[T]{Err: fmt.Errorf("%s: %w", stage, err), Next: next}
 }
 
 // Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header.
@@ -927,8 +933,10 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 			if !ok || err != nil {
 				return err
 			}
-			pair := Item[Pair[A, B]]{Err: errors.Join(x.Err, y.Err)}
-			if pair.Err == nil {
+			pair := Item[Pair[A, B]]{Err: cmp.Or(x.Err, y.Err)}
+			if x.Err != nil && y.Err != nil {
+				pair.Err = errors.Join(x.Err, y.Err)
+			} else if pair.Err == nil {
 				pair.Value = Pair[A, B]{x.Value, y.Value}
 			}
 			if pos++; !yield(pair, pos, stageState{Sources: []Cursor{x.Next, y.Next}, Ended: state.Ended}) {

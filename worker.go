@@ -428,10 +428,14 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // and all before it are ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
 //
 // An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
-// does not call f again for items before the cursor. Rand(ctx) in f has the seed of WithSeed, and depends on the item's
-// epoch and position. A Map of a Map draws numbers of its own. Two Maps side by side, as in Zip or Chain, draw the same
-// numbers at the same position, and so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n))
-// with an n of its own there. torchdata: Mapper, ParallelMapper.
+// does not call f again for items before the cursor.
+//
+// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. The numbers are others than those of
+// a loader at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map
+// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and
+// so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
+//
+// torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	panicIf(src == nil, "Map: the stream is nil")
 	panicIf(f == nil, "Map: f is nil")
@@ -463,8 +467,12 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	})
 }
 
-// mapSalt tells the seed of a Map from that of its source.
-const mapSalt = 0x6d6170
+// mapSalt tells the seed of a Map from that of its source, and mapPart its random numbers from those of a loader, whose seed
+// may be the same.
+const (
+	mapSalt = 0x6d6170
+	mapPart = math.MaxUint64 - 1
+)
 
 // apply sets *result to f of *item, or to a failed item. *item keeps only its Err.
 func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U]) {
@@ -481,7 +489,7 @@ func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Ite
 		}
 	}()
 	defer rescue(&result.Err)
-	w.scope.move(spot{epoch: uint64(next.Epoch), pos: uint64(next.Pos)})
+	w.scope.move(spot{uint64(next.Epoch), uint64(next.Pos), mapPart})
 	result.Value, result.Err = f(w.ctx, value)
 }
 
