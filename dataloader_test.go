@@ -8430,20 +8430,20 @@ func TestTarRecords(t *testing.T) {
 		{`/some/22.0/1.1.png=1 a\b.txt=1 a.txt.gz=1`, `/some/22.0/1{1.png:1}; a\b{txt:1}; a{txt.gz:1}`, ""},
 		{"a.txt= a.cls= ../../etc/x.txt=1 /abs/y.txt=2", "a{txt: cls:}; ../../etc/x{txt:1}; /abs/y{txt:2}", ""},
 		{long + "a.txt=1 " + long + long + "ü.txt=1", long + "a{txt:1}; " + long + long + "ü{txt:1}", ""},
-		// A fault of one record costs that record and no other. Here MaxFile is 340, and a file counts as its data, its name and 160 bytes.
+		// A fault of one record costs that record and no other. Here MaxRecord is 340, and a file counts as its data, its name and 160 bytes.
 		{"b.txt=1 b.cls=2 b.TXT=3 b.png=4 c.txt=5", `error entry "b.TXT", offset 2048: record "b" has another field "txt"; c{txt:5}`, ""},
 		{"a.txt=0 b.txt=1 b.cls>a.txt b.png=4", `a{txt:0}; error entry "b.cls", offset 2048: it is a hard link to "a.txt"`, "a{txt:0}; b{txt:1 cls:0 png:4}"},
 		{"a.txt=0 b.txt>a.txt b.cls>b.txt", `a{txt:0}; error it is a hard link to "a.txt"`, "a{txt:0}; b{txt:0 cls:0}"},
 		{"b.txt=1 b.cls>c.txt b.png=4 c.txt=5", `error it is a hard link to "c.txt"; c{txt:5}`, ""},
 		{"README=1 b.txt>README b.png=4", `error it is a hard link to "README"`, "b{txt:1 png:4}"},
 		{"b.txt=xxxxxx b.cls=yyyyy b.png= c.txt=third c.cls=12345",
-			"error its name and its 5 bytes make the record larger than MaxFile, 340; c{txt:third cls:12345}", "b{txt:xxxxxx cls:yyyyy png:}; c{txt:third cls:12345}"},
-		{"b.cls= b.txt=xxxxxxxxxxx", "error its name and its 11 bytes make the record larger than MaxFile, 340", "b{cls: txt:xxxxxxxxxxx}"},
+			"error its name and its 5 bytes make the record larger than MaxRecord, 340; c{txt:third cls:12345}", "b{txt:xxxxxx cls:yyyyy png:}; c{txt:third cls:12345}"},
+		{"b.cls= b.txt=xxxxxxxxxxx", "error its name and its 11 bytes make the record larger than MaxRecord, 340", "b{cls: txt:xxxxxxxxxxx}"},
 	} {
 		t.Run(c.entries, func(t *testing.T) {
-			opts := TarOptions{MaxFile: 340}
+			opts := TarOptions{MaxRecord: 340}
 			if strings.Contains(c.entries, long) {
-				opts.MaxFile = 0
+				opts.MaxRecord = 0
 			}
 			data := tarEntries(strings.Fields(c.entries)...)
 			checkShard(t, opts, data, c.want, cmp.Or(c.byIndex, c.want))
@@ -8500,7 +8500,7 @@ func TestTarFaults(t *testing.T) {
 		{"a block of zeros inside", withBytes(sound, 5120, strings.Repeat("\x00", 512)), a + "error invalid tar header … offset 5120"},
 		{"two archives", slices.Concat(sound, sound), abc + `error after the end marker … entry "", offset 7168`},
 		{"4 EiB", sized("\x80\x00\x00\x00\x40\x00\x00\x00\x00\x00\x00\x00"),
-			ab + `error entry "c.txt" … 4611686018427387904 bytes make the record larger than MaxFile, 1073741824`},
+			ab + `error entry "c.txt" … 4611686018427387904 bytes make the record larger than MaxRecord, 1073741824`},
 		{"2^63-1 bytes", sized("\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), ab + `error entry "c.txt" … 9223372036854775807 bytes`},
 		{"negative size", sized("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), a + "error invalid tar header"},
 		{"a bad record, and truncated", tarEntries("a.txt=first", "a.cls=1", "b.txt=", "b.txt=")[:3072],
@@ -8530,7 +8530,7 @@ func TestTarFields(t *testing.T) {
 	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000))
 	read := func(opts TarOptions) []string { return checkStream(t, tarOf(opts, data), 0) }
 	equal(t, "png", read(TarOptions{Fields: []string{"png"}}), "[a{png:1} b{png:3} c{}]")
-	equal(t, "not read", read(TarOptions{Fields: []string{"CLS", "png"}, MaxFile: 350}), "[a{png:1 cls:2} b{png:3} c{cls:4}]")
+	equal(t, "not read", read(TarOptions{Fields: []string{"CLS", "png"}, MaxRecord: 350}), "[a{png:1 cls:2} b{png:3} c{cls:4}]")
 	equal(t, "none", read(TarOptions{Fields: []string{}}), "[a{} b{} c{}]")
 
 	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
@@ -8553,7 +8553,7 @@ func TestTarOptions(t *testing.T) {
 		{fails(TarOptions{Shard: Shard{0, 3}}, "a", "b"),
 			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Shard out and deal records with Stream.Shard"},
 		{fails(TarOptions{Shard: Shard{2, 2}}, "a", "b"), "Tar: Shard is {Index: 2, Count: 2}"},
-		{fails(TarOptions{MaxFile: -1}, "a"), "Tar: MaxFile is -1, must not be negative"},
+		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
 	})
 }
 
@@ -8640,7 +8640,7 @@ func TestTarCursors(t *testing.T) {
 	last := after(3, opts, missing...)
 	same(t, "after the last shard", from(last, opts, missing...), "")
 	for _, damage := range []func(*tarState){
-		func(s *tarState) { s.Shard++ }, func(s *tarState) { s.Shard = -1 }, func(s *tarState) { s.Offset = -1 },
+		func(s *tarState) { s.Ended++ }, func(s *tarState) { s.Ended = -1 }, func(s *tarState) { s.Offset = -1 },
 	} {
 		state := *last.State.(*tarState)
 		damage(&state)
@@ -8807,13 +8807,13 @@ func TestTarMemory(t *testing.T) {
 // compareReaders checks that archive/tar and this package's reader agree on every entry of an archive, and that this
 // one reports every error of archive/tar. It may report more: archives that are truncated between two entries, and data
 // after the end marker. It may report an error one entry later, when it reads on. Compressed archives are left out.
-func compareReaders(t testing.TB, data []byte, maxFile int64) {
+func compareReaders(t testing.TB, data []byte, maxRecord int64) {
 	t.Helper()
 	if isPacked(data) {
 		return
 	}
 	for _, buffer := range []int{1 << 10, tarBuffer} { // in which headers fit, or do not
-		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), max: maxFile})
+		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), max: maxRecord})
 	}
 }
 
@@ -8825,9 +8825,9 @@ func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
 	for n := 0; ; n++ {
 		h, want := theirs.Next()
 		want = cmp.Or(late, want)
-		got := ours.entry()
+		got := ours.readHeaders()
 		if got == io.EOF {
-			got = ours.drain()
+			got = ours.drainShard()
 		}
 		says := func(part string) bool { return got != nil && strings.Contains(got.Error(), part) }
 		switch {
@@ -8835,7 +8835,7 @@ func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
 			return
 		case says("end marker") || says("is empty") || says("unexpected EOF") || says("its type is"):
 			return
-		case want == nil && h.Size > ours.max && says("MaxFile"): // a sparse file, which would have to be read
+		case want == nil && h.Size > ours.max && says("MaxRecord"): // a sparse file, which would have to be read
 			return
 		case got != nil || want != nil:
 			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
@@ -8847,7 +8847,7 @@ func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
 // compareEntries checks that two readers agree on one entry. It returns an error of archive/tar about its data.
 func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarReader) error {
 	t.Helper()
-	at := ours.at
+	at := ours.entry
 	kind := byte(tar.TypeReg)
 	if h.Typeflag == tar.TypeLink {
 		kind = h.Typeflag
@@ -8861,7 +8861,7 @@ func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarRe
 		return nil
 	}
 	want, wantErr := io.ReadAll(theirs)
-	got, err := ours.content()
+	got, err := ours.readData()
 	if wantErr == nil && err != nil || err == nil && !bytes.HasPrefix(want, got) || wantErr == nil && len(got) != len(want) {
 		t.Fatalf("entry %q has %d bytes and %v, archive/tar has %d and %v", at.name, len(got), err, len(want), wantErr)
 	}
@@ -8927,8 +8927,8 @@ func TestTarArchives(t *testing.T) {
 			}
 		}
 	}
-	ended := checkStream(t, tarOf(TarOptions{MaxFile: 1000}, all["gnu-sparse.tar"]), 0)
-	same(t, "a sparse file larger than MaxFile ends its shard", ended, `error entry "s.bin" … MaxFile, 1000 … record "a"`)
+	ended := checkStream(t, tarOf(TarOptions{MaxRecord: 1000}, all["gnu-sparse.tar"]), 0)
+	same(t, "a sparse file larger than MaxRecord ends its shard", ended, `error entry "s.bin" … MaxRecord, 1000 … record "a"`)
 	for name, data := range all {
 		if known[name] {
 			continue
@@ -8947,7 +8947,7 @@ func TestTarArchives(t *testing.T) {
 func readArchive(t *testing.T, name string, data []byte) (streamed, again []string, err error) {
 	t.Run(name, func(t *testing.T) {
 		compareReaders(t, data, 1<<24)
-		streamed = checkStream(t, tarOf(TarOptions{MaxFile: 1 << 24}, data), 0)
+		streamed = checkStream(t, tarOf(TarOptions{MaxRecord: 1 << 24}, data), 0)
 		file := onDisk(t, "x.tar", data)
 		again = indexed(t, file)
 		if err = writeIndex(file); err == nil {
@@ -9078,7 +9078,7 @@ func TestTarHeadersAreCheap(t *testing.T) {
 }
 
 // FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing
-// panics, no more memory is allocated than MaxFile for a file, archive/tar agrees, and a resume after every record
+// panics, no more memory is allocated than MaxRecord for a file, archive/tar agrees, and a resume after every record
 // yields the rest.
 func FuzzTar(f *testing.F) {
 	for _, data := range archives(f) {
@@ -9097,23 +9097,23 @@ func FuzzTar(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		const maxFile = 1 << 16
-		compareReaders(t, data, maxFile)
+		const maxRecord = 1 << 16
+		compareReaders(t, data, maxRecord)
 		data = slices.Clone(data) // sound headers get further
 		for at := 0; at+tarBlock <= len(data); at += tarBlock {
 			if string(data[at+257:][:5]) == "ustar" {
 				data = withSum(data, at)
 			}
 		}
-		compareReaders(t, data, maxFile)
-		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxFile: maxFile, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
+		compareReaders(t, data, maxRecord)
+		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxRecord: maxRecord, Open: func(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
 			return &countingFile{Reader: bytes.NewReader(data[min(int(offset), len(data)):])}, nil
 		}})))
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		want := outcomes(stream.Epoch(t.Context(), 0))
 		runtime.ReadMemStats(&after)
-		if limit := uint64(16<<20 + (len(data)/tarBlock+1)*2*maxFile); after.TotalAlloc-before.TotalAlloc > limit {
+		if limit := uint64(16<<20 + (len(data)/tarBlock+1)*2*maxRecord); after.TotalAlloc-before.TotalAlloc > limit {
 			t.Fatalf("%d bytes of memory for %d of data", after.TotalAlloc-before.TotalAlloc, len(data))
 		}
 		k := 0
@@ -9168,7 +9168,7 @@ func (s *tarServer) records(t *testing.T, path string) []string {
 		if name == "after" {
 			return io.NopCloser(bytes.NewReader(tarEntries("z.txt=after"))), nil
 		}
-		return s.web.connect(ctx, name, offset)
+		return s.web.open(ctx, name, offset)
 	}, s.URL+path, "after")
 }
 
@@ -9356,7 +9356,7 @@ func TestWebStream(t *testing.T) {
 		asked string
 	}{{data, "[ bytes=5632-]"}, {gzipped(data), "[ ]"}} {
 		s := serveTar(t, sends(c.data, `"tag"`, -1))
-		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.connect})))
+		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.open})))
 		var at Cursor
 		for range stream.Run(t.Context(), &at) {
 			break
@@ -9366,7 +9366,7 @@ func TestWebStream(t *testing.T) {
 	}
 
 	s := serveTar(t, sends(data, `"tag"`, 6000))
-	r := must(s.web.connect(t.Context(), s.URL, 0))
+	r := must(s.web.open(t.Context(), s.URL, 0))
 	r.Close()
 	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.asked) != 1 {
 		t.Errorf("after Close: %v, %d requests", err, len(s.asked))
@@ -9380,7 +9380,7 @@ func TestWebStream(t *testing.T) {
 		cancel(errBad)
 		<-r.Context().Done()
 	})
-	got := outcomes(must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.connect})).Epoch(ctx, 0))
+	got := outcomes(must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.open})).Epoch(ctx, 0))
 	equal(t, "stopped", got[len(got)-1], "error bad sample")
 }
 
@@ -9432,12 +9432,12 @@ func TestWebAccept(t *testing.T) {
 	} {
 		o := &webObject{pos: c.pos, size: c.size}
 		header := http.Header{"Content-Range": {c.contentRange}}
-		again, err := o.accept(&http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length, Header: header})
+		again, err := o.checkAnswer(&http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length, Header: header})
 		if c.says != "" {
 			saysAll(t, err, c.says)
 		}
 		equal(t, fmt.Sprintf("%v: is accepted, is not asked for again, behind and size", c),
-			[]any{err == nil, again == never, o.behind, o.size}, []any{c.says == "", c.says != "", c.behind, c.after})
+			[]any{err == nil, again == never, o.surplus, o.size}, []any{c.says == "", c.says != "", c.behind, c.after})
 	}
 }
 
@@ -9482,7 +9482,7 @@ func TestWebStall(t *testing.T) {
 			w := web{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
 			var got []string
 			start := time.Now()
-			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.connect}))).Epoch(t.Context(), 0) {
+			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.open}))).Epoch(t.Context(), 0) {
 				got = append(got, outcomes(one(v, err))...)
 				time.Sleep(c.pause)
 			}
@@ -9509,10 +9509,10 @@ func TestSecrets(t *testing.T) {
 		open       Opener
 		name, says string
 	}{
-		{s.web.connect, strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret", "/x.tar … 404"},
-		{s.web.connect, "http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://127.0.0.1:1/x.tar"},
-		{s.web.connect, "http://user:secret@127.0.0.1:secret/x.tar", "not a URL"},
-		{s.web.connect, "http://user:sec%ret@x/", "not a URL"},
+		{s.web.open, strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret", "/x.tar … 404"},
+		{s.web.open, "http://user:secret@127.0.0.1:1/x.tar?sig=secret", "http://127.0.0.1:1/x.tar"},
+		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "not a URL"},
+		{s.web.open, "http://user:sec%ret@x/", "not a URL"},
 		{nil, "s3://user:secret@bucket/x.tar?sig=secret", "s3://bucket/x.tar … http and https … Opener"},
 	} {
 		same(t, c.name, tarOutcomes(t, c.open, c.name), "error "+c.says)
@@ -9687,20 +9687,20 @@ func TestAdjacent(t *testing.T) {
 		{1, []tarEntry{first, sparse}}, {1, []tarEntry{sparse, member(2048, 2560, 1)}},
 	} {
 		spare := int64(2 * tarBuffer)
-		equal(t, fmt.Sprintf("case %d", i), adjacent(c.members, &spare), c.want)
+		equal(t, fmt.Sprintf("case %d", i), countAdjacent(c.members, &spare), c.want)
 	}
 	far := []tarEntry{first, member(tarBuffer, tarBuffer+512, 1), member(2*tarBuffer, 2*tarBuffer+512, 1)}
 	spare := int64(tarBuffer)
-	equal(t, "more between them than the record may take", fmt.Sprint(adjacent(far, &spare), spare), fmt.Sprint(2, 512))
+	equal(t, "more between them than the record may take", fmt.Sprint(countAdjacent(far, &spare), spare), fmt.Sprint(2, 512))
 	var small []tarEntry // each of a byte, behind three headers
 	for i := range int64(1000) {
 		small = append(small, member(2048*i, 2048*i+1536, 1))
 	}
 	spare = spareBytes(small)
-	equal(t, "many small files in one read", adjacent(small, &spare), 1000)
+	equal(t, "many small files in one read", countAdjacent(small, &spare), 1000)
 	large := []tarEntry{member(0, 512, 1<<20), member(1<<20+200<<10, 1<<20+201<<10, 1<<20), member(1<<21+400<<10, 1<<21+401<<10, 1)}
 	spare = spareBytes(large)
-	equal(t, "large files with others between them", adjacent(large, &spare), 3)
+	equal(t, "large files with others between them", countAdjacent(large, &spare), 3)
 }
 
 // FuzzTarIndex reads arbitrary bytes as the index of a shard: it yields what is in the shard, or an error.
@@ -10168,7 +10168,7 @@ func TestTarIndexDamaged(t *testing.T) {
 	saysAll(t, errors.New(indexed(t, name)[0]), "the shard is not the one that was indexed")
 }
 
-// TestTarNamesCount shows that names, and the files themselves, count under MaxFile.
+// TestTarNamesCount shows that names, and the files themselves, count under MaxRecord.
 func TestTarNamesCount(t *testing.T) {
 	many := func(n int, name string) (entries []string) {
 		for i := range n {
@@ -10179,10 +10179,10 @@ func TestTarNamesCount(t *testing.T) {
 	for _, c := range [][]string{many(20, strings.Repeat("x", 10_000)), many(2000, "")} {
 		data := tarEntries(c...)
 		for _, data := range append(otherHeaders(data), data) {
-			for _, opts := range []TarOptions{{MaxFile: 100_000}, {MaxFile: 100_000, Fields: []string{"txt"}}} {
+			for _, opts := range []TarOptions{{MaxRecord: 100_000}, {MaxRecord: 100_000, Fields: []string{"txt"}}} {
 				got := checkStream(t, tarOf(opts, data), 0)
 				equal(t, "outcomes", len(got), 2)
-				saysAll(t, errors.New(got[0]), "make the record larger than MaxFile, 100000")
+				saysAll(t, errors.New(got[0]), "make the record larger than MaxRecord, 100000")
 				equal(t, "the next record", got[1], "b{txt:2}")
 			}
 		}
@@ -10194,7 +10194,7 @@ func TestTarNamesCount(t *testing.T) {
 func TestTarIndexMemory(t *testing.T) {
 	read := func(name string) (got []string) {
 		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
-		must(0, x.build(newRecordReader(name, 5000)))
+		must(0, x.open(newRecordReader(name, 5000)))
 		defer x.file.Close()
 		for i := range x.Len() {
 			got = append(got, outcomes(one(briefOf(x.Get(t.Context(), i))))...)
@@ -10211,7 +10211,7 @@ func TestTarIndexMemory(t *testing.T) {
 		for range 2 {
 			got := read(name)
 			equal(t, "records", len(got), 3)
-			saysAll(t, errors.New(got[1]), `entry "b.`, "make the record larger than MaxFile, 5000")
+			saysAll(t, errors.New(got[1]), `entry "b.`, "make the record larger than MaxRecord, 5000")
 			equal(t, "the last", got[2], "c{txt:3}")
 			if d := must(OpenTar(name)); d.WriteIndex() != nil { // of hard links
 				break
@@ -10233,7 +10233,7 @@ func TestTarIndexMemory(t *testing.T) {
 	// A sparse file that does not fit is refused where its header is.
 	sparse := onDisk(t, "x.tar", archives(t)["posix-sparse-1.0.tar"])
 	x := &tarIndex{name: sparse, ends: []int{0}, faults: map[int]error{}}
-	saysAll(t, x.build(newRecordReader(sparse, 50_000)), "100000 bytes make the record larger than MaxFile, 50000")
+	saysAll(t, x.open(newRecordReader(sparse, 50_000)), "100000 bytes make the record larger than MaxRecord, 50000")
 }
 
 // briefOf is a record in brief.
@@ -10276,7 +10276,7 @@ func TestSecretsElsewhere(t *testing.T) {
 		{"s3://user:secret@host/x.tar?secret#secret", "s3://host/x.tar"},
 		{"a:b.tar", "a:b.tar"},
 	} {
-		equal(t, c.name, redact(c.name), c.want)
+		equal(t, c.name, redactURL(c.name), c.want)
 		if got := tarOutcomes(t, nil, c.name)[0]; strings.Contains(got, "sec") {
 			t.Error(got)
 		}
@@ -10332,7 +10332,7 @@ func TestRetryNever(t *testing.T) {
 		w := loop.web
 		w.client = &http.Client{Transport: &http.Transport{TLSClientConfig: new(tls.Config)}}
 		w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
-		_, err := w.connect(t.Context(), c.name, 0)
+		_, err := w.open(t.Context(), c.name, 0)
 		if saysAll(t, err, "attempt 1: ", c.says); strings.Contains(fmt.Sprint(err), "secret") {
 			t.Error(err)
 		}
