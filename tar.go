@@ -1405,7 +1405,7 @@ func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") +
 // staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
 // this is noticed by what is read.
 func staleIndex(shard string) error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if it is there, and open it again", indexName(shard))
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if there is one, and open the shard again", indexName(shard))
 }
 
 // readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
