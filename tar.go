@@ -21,7 +21,6 @@ import (
 	_ "image/png"
 	"io"
 	"iter"
-	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -35,14 +34,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
 	"unicode/utf8"
 )
 
 // This file reads tar shards in three layers. Each layer can be read alone:
 //
 //	readShard     what a fault costs: one record, or the rest of the shard
-//	recordReader  records: consecutive entries with the same key, always one header ahead
+//	recordReader  records: consecutive files with the same key, read one file ahead
 //	tarReader     entries: one header after another, with the data between them read or skipped
 //
 // The stream of Tar uses all three. The index of OpenTar uses the lower two. The other parts of the file need nothing of
@@ -92,16 +90,16 @@ func splitName(name string) (key, field string, ok bool) {
 	if dot <= 0 || meta {
 		return "", "", false
 	}
-	return name[:base+dot], lower(name[base+dot+1:]), true
+	return name[:base+dot], lowerField(name[base+dot+1:]), true
 }
 
-// lower returns a field in lower case. A field that is not UTF-8 is returned as it is: strings.ToLower would replace
+// lowerField returns a field in lower case. A field that is not UTF-8 is returned as it is: strings.ToLower would replace
 // what it does not know by one and the same character, and two fields might become one.
-func lower(field string) string {
-	if !utf8.ValidString(field) {
-		return field
+func lowerField(field string) string {
+	if utf8.ValidString(field) {
+		field = strings.ToLower(field)
 	}
-	return strings.ToLower(field)
+	return field
 }
 
 // An Opener opens a shard for reading. offset is the first byte wanted; it is greater than 0 only when an
@@ -128,17 +126,17 @@ type TarOptions struct {
 	// Open opens a shard. nil means OpenShard.
 	Open Opener
 
-	// MaxFile is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. Each file
-	// counts as its data, its name and 160 bytes; a file that Fields leaves out counts without its data. MaxFile
+	// MaxRecord is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. Each file
+	// counts as its data, its name and 160 bytes; a file that Fields leaves out counts without its data. MaxRecord
 	// protects from sizes in damaged headers. It must not be negative.
-	MaxFile int64
+	MaxRecord int64
 }
 
-// defaultMaxFile replaces a TarOptions.MaxFile of 0. fileMemory is about what a file of a record takes besides its data
+// defaultMaxRecord replaces a TarOptions.MaxRecord of 0. fileMemory is about what a file of a record takes besides its data
 // and name, in Record.Files and recordReader.fields.
 const (
-	defaultMaxFile = 1 << 30
-	fileMemory     = 160
+	defaultMaxRecord = 1 << 30
+	fileMemory       = 160
 )
 
 // A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
@@ -161,6 +159,15 @@ func (e *TarError) Error() string {
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
+// tarError returns err as a TarError at an entry. A pattern is a usual reason why a shard cannot be opened: Tar and OpenTar
+// take names as they are.
+func tarError(shard string, entry *tarEntry, err error) error {
+	if entry.head < 0 && strings.Contains(shard, "{") {
+		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	}
+	return &TarError{Shard: redactURL(shard), Entry: entry.name, Offset: entry.head, Err: err}
+}
+
 // A tarState is the State of Tar's cursors: the place where the next record begins.
 //
 // Offset counts bytes of the uncompressed archive, also in a compressed shard. Compressed says that the shard must be
@@ -168,7 +175,7 @@ func (e *TarError) Unwrap() error { return e.Err }
 // shard show that it is compressed.
 type tarState struct {
 	By         string `json:"by"`                   // describes the stream; any other stream refuses the cursor
-	Shard      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended
+	Ended      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended
 	Offset     int64  `json:"offset,omitempty"`     // of the next header in the shard after these
 	Compressed bool   `json:"compressed,omitempty"` // whether that shard is
 }
@@ -184,9 +191,9 @@ type tarState struct {
 //
 // A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before the
 // fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a hard
-// link, more bytes than MaxFile) yields one error, and the next record follows. Both are failed items whose error is a
+// link, more bytes than MaxRecord) yields one error, and the next record follows. Both are failed items whose error is a
 // TarError, so a loop that skips failed items reads every sound record, except those behind the fault of a damaged shard.
-// No part of a record with a fault is yielded. A sparse file larger than MaxFile ends its shard, because skipping the
+// No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
 // file would mean reading it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
@@ -197,9 +204,9 @@ type tarState struct {
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	shards, opts.Fields = slices.Clone(shards), slices.Clone(opts.Fields)
 	for i, f := range opts.Fields {
-		opts.Fields[i] = lower(f)
+		opts.Fields[i] = lowerField(f)
 	}
-	opts.MaxFile = cmp.Or(opts.MaxFile, defaultMaxFile)
+	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
 	if opts.Open == nil {
 		opts.Open = OpenShard
 	}
@@ -212,10 +219,10 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	case slices.Contains(shards, ""):
 		return nil, fmt.Errorf("dataloader: Tar: shard %d has an empty name", slices.Index(shards, ""))
 	case len(shards) < rank.Count:
-		return nil, fmt.Errorf("dataloader: Tar: %d shards are too few for %d ranks: leave TarOptions.Shard out and deal records with Stream.Shard",
-			len(shards), rank.Count)
-	case opts.MaxFile < 0:
-		return nil, fmt.Errorf("dataloader: Tar: MaxFile is %d, must not be negative", opts.MaxFile)
+		return nil, fmt.Errorf("dataloader: Tar: %d shards are too few for %d ranks: leave TarOptions.Shard out and deal records "+
+			"with Stream.Shard", len(shards), rank.Count)
+	case opts.MaxRecord < 0:
+		return nil, fmt.Errorf("dataloader: Tar: MaxRecord is %d, must not be negative", opts.MaxRecord)
 	}
 	order := Sequential(len(shards))
 	if opts.Shuffle {
@@ -223,17 +230,17 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}
 	by := fmt.Sprintf("Tar(%d shards #%x, %s, shard %d of %d)", len(shards), digest(shards), describe(order), rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
-		var at tarState
-		if err := from.fit(by, &at.By, &at); err != nil {
+		var state tarState
+		if err := from.fit(by, &state.By, &state); err != nil {
 			return err
 		}
-		turn, pos, mine := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
-		if at.Shard < 0 || at.Shard > mine || at.Offset < 0 {
-			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", at.Shard, at.Offset, mine)
+		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
+		if state.Ended < 0 || state.Ended > count || state.Offset < 0 {
+			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", state.Ended, state.Offset, count)
 		}
-		for ; at.Shard < mine; at = (tarState{Shard: at.Shard + 1}) {
-			name := shards[turn(rank.nth(at.Shard))]
-			for item, next := range readShard(ctx, name, &opts, at) {
+		for ; state.Ended < count; state = (tarState{Ended: state.Ended + 1}) {
+			name := shards[shardAt(rank.nth(state.Ended))]
+			for item, next := range readShard(ctx, name, &opts, state) {
 				pos++
 				next.By = by
 				item.Next = Cursor{from.Epoch, pos, &next}
@@ -259,238 +266,245 @@ func digest(names []string) uint64 {
 	return h.Sum64()
 }
 
-// readShard yields the records of a shard from at on, each with the state after it. It decides what a fault costs:
+// readShard yields the records of a shard that follow from, each with the state after it. It decides what a fault costs:
 //
 //   - item.Err costs one record, and the state after it is that of the next record;
-//   - an error of record or connect costs the rest of the shard, and the state after it is the next shard;
-//   - io.EOF of record is the end, which costs nothing.
+//   - an error of readRecord or enterShard costs the rest of the shard, and the state after it is the next shard;
+//   - io.EOF of readRecord is the end, which costs nothing.
 //
 // A panic of the Opener or its reader costs the shard.
-func readShard(ctx context.Context, name string, opts *TarOptions, at tarState) iter.Seq2[Item[Record], tarState] {
+func readShard(ctx context.Context, name string, opts *TarOptions, from tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
-		s := newRecordReader(name, opts.MaxFile)
-		s.wanted, s.take = opts.Fields, s.load
-		_, err := try(func() (any, error) { return nil, s.connect(ctx, opts.Open, at) })
+		s := newRecordReader(name, opts.MaxRecord)
+		s.wanted, s.handleFile = opts.Fields, s.loadFile
+		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
 		}
-		record := s.record
+		readRecord := s.readRecord
 		for err == nil {
 			var item Item[Record]
-			item, err = try(record)
-			if err == nil && !yield(item, tarState{Shard: at.Shard, Offset: s.at.head, Compressed: s.compressed}) {
+			item, err = try(readRecord)
+			if err == nil && !yield(item, tarState{Ended: from.Ended, Offset: s.entry.head, Compressed: s.compressed}) {
 				return
 			}
 		}
 		if err != io.EOF {
-			yield(Item[Record]{Err: s.fault(err)}, tarState{Shard: at.Shard + 1})
+			yield(Item[Record]{Err: tarError(s.name, &s.entry, err)}, tarState{Ended: from.Ended + 1})
 		}
 	}
 }
 
-// A recordReader groups the entries of a shard into records.
+// A recordReader groups the files of a shard into records.
 //
-// Nothing in an archive says how many files a record has. A record has ended when the header of another record's file,
-// or the end marker, has been read. So the reader is always one header ahead of the records that it has returned. That
-// header's entry is in at, which the tarReader keeps, and at.head is where a resume begins:
+// Nothing in an archive says how many files a record has. A record has ended when the headers of another record's file, or
+// the end marker, have been read. So the reader is always one file ahead of the records that it has returned. That file is
+// called the next file: its headers have been read, its data has not. A resume begins at its headers:
 //
 //	head     data              head     data
 //	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
 //	│ a.txt  │               │ │ b.txt  │             │   end marker    │
 //	                           ↑
-//	                           record a has been returned; key is b
+//	                           record a has been returned; the next file is b.txt
 type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// file is the file that is ahead, with its key and field. key is empty after the last file; end then is io.EOF, or
-	// what is wrong with the rest of the shard.
-	file       tarEntry
-	key, field string
-	end        error
+	// next is the next file, with its key and field. nextKey is empty after the last file; end is then io.EOF, or what is
+	// wrong with the rest of the shard.
+	next               tarEntry
+	nextKey, nextField string
+	end                error
 
-	// take does with the file that is ahead what the reader is for: it reads the file, or notes where it is. An error of
-	// take costs the shard. wanted is TarOptions.Fields.
-	take   func() error
-	wanted []string
+	// handleFile does with the next file what the reader is for: it loads the file, or notes where it is. An error of
+	// handleFile costs the shard. wanted is TarOptions.Fields.
+	handleFile func() error
+	wanted     []string
 
 	// These belong to the record that is being read: the record or its fault, its fields, and how many bytes of memory
 	// it takes.
 	item   Item[Record]
 	fields map[string]bool
-	loaded int64
+	memory int64
 
-	// width is the number of files in the last record, which is a good guess for the next.
-	width int
+	// lastCount is the number of files in the last record, which is a good guess for the next.
+	lastCount int
 
-	// These are for OpenTar. known has what an index says of the files after at; it is nil without an index. links has
-	// the files that a hard link may name; it is nil with an index, and for a stream, which does not follow links.
-	known []tarEntry
-	links map[string]tarEntry
+	// These are for OpenTar. If indexed is true, the shard has an index, and expected are the files that the index names
+	// after the next file. links are the files that a hard link may name. It is nil with an index, and for a stream, which
+	// does not follow links.
+	indexed  bool
+	expected []tarEntry
+	links    map[string]tarEntry
 }
 
-// newRecordReader returns a recordReader that has no source and no take yet.
-func newRecordReader(name string, max int64) *recordReader {
-	return &recordReader{tarReader: tarReader{max: max, at: tarEntry{head: -1}}, name: name, fields: map[string]bool{}}
+// newRecordReader returns a recordReader that has no source and no handleFile yet.
+func newRecordReader(name string, maxRecord int64) *recordReader {
+	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}}
+	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
 }
 
-// connect opens the shard and reads up to the first file from at on. In a compressed shard, offsets count
-// uncompressed bytes, so it is opened at its beginning. connect never returns io.EOF, which would mean the end.
-func (s *recordReader) connect(ctx context.Context, open Opener, at tarState) error {
-	if !at.Compressed {
-		s.pos = at.Offset
+// enterShard opens the shard and reads up to the first file that follows from. In a compressed shard, offsets count
+// uncompressed bytes, so it is opened at its beginning. enterShard never returns io.EOF, which would mean the end.
+func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
+	if !from.Compressed {
+		s.pos = from.Offset
 	}
 	src, err := open(ctx, s.name, s.pos)
 	if err == nil && src == nil {
 		err = errors.New("the Opener returned neither a reader nor an error")
 	}
 	if err == nil {
-		err = s.begin(ctx, src, at.Offset)
+		err = s.openArchive(ctx, src, from.Offset)
 	}
 	if err == nil {
-		err = s.advance()
+		err = s.findNextFile()
 	}
 	return unexpected(err)
 }
 
-// advance reads on to the next file that belongs to a record. After the last file it reads the rest of the shard and
-// sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has been
-// handed over. Too many zeros are an error of the last record too: they may have been one of its files.
-func (s *recordReader) advance() error {
-	err := s.next()
-	for err == nil {
-		file := s.at
-		if target, ok := s.links[file.stored]; ok && file.kind == tar.TypeLink {
-			file = target
-			file.name = s.at.name
-		}
-		if s.links != nil && file.kind == tar.TypeReg {
-			s.links[file.name] = file
-		}
+// findNextFile reads the headers of the next file that belongs to a record. After the last file it reads the rest of the
+// shard and sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
+// been handed over. Too many zeros are an error of the last record too: they may have been one of its files.
+func (s *recordReader) findNextFile() error {
+	err := s.nextEntry()
+	for ; err == nil; err = s.readHeaders() {
+		file := s.followLink()
 		key, field, ok := splitName(file.name)
 		if ok && file.kind != 0 {
 			file.key = int32(len(key))
-			s.file, s.key, s.field = file, key, field
-			return s.confirm()
+			s.next, s.nextKey, s.nextField = file, key, field
+			return s.compareIndex()
 		}
-		err = s.entry()
 	}
 	if err != io.EOF {
 		return err
 	}
-	s.key, s.end = "", s.drain()
+	s.nextKey, s.end = "", s.drainShard()
 	switch {
 	case s.end == errZeros:
 		return s.end
-	case len(s.known) > 0:
+	case len(s.expected) > 0:
 		return staleIndex(s.name)
 	}
 	return nil
 }
 
-// next reads the headers of the next entry. If the index has the header of a file in the block that comes next, next
-// takes the index's word for it: Get compares that block with the index when it reads the file.
-func (s *recordReader) next() error {
-	if len(s.known) == 0 || s.known[0].head != wholeBlocks(s.pos+s.left) {
-		return s.entry()
+// nextEntry reads the headers of the next entry. If the index has the header of a file in the block that comes next,
+// nextEntry believes the index: Get compares that block with the index when it reads the file.
+func (s *recordReader) nextEntry() error {
+	if len(s.expected) == 0 || s.expected[0].head != wholeBlocks(s.pos+s.left) {
+		return s.readHeaders()
 	}
-	s.at = s.known[0]
-	s.left = s.at.data + s.at.size - s.pos
+	s.entry = s.expected[0]
+	s.left = s.entry.data + s.entry.size - s.pos
 	return nil
 }
 
-// confirm checks that the file that is ahead is the next one of the index, if there is an index.
-func (s *recordReader) confirm() error {
-	if s.known == nil {
-		return nil
+// followLink returns the entry or, if it is a hard link to a file before it, that file under the name of the link. It
+// notes each file for the links after it.
+func (s *recordReader) followLink() tarEntry {
+	file := s.entry
+	if target, ok := s.links[file.stored]; ok && file.kind == tar.TypeLink {
+		file = target
+		file.name = s.entry.name
 	}
-	if len(s.known) > 0 {
-		next := s.known[0]
-		next.head = s.at.head // no index says how many headers a file has
-		if s.at == next {
-			s.known = s.known[1:]
-			return nil
-		}
+	if s.links != nil && file.kind == tar.TypeReg {
+		s.links[file.name] = file
 	}
-	return staleIndex(s.name)
+	return file
 }
 
-// record reads the next record, up to the header of another one. It returns io.EOF after the last record of a sound
+// compareIndex checks that the entry is the file that the index expects, if there is an index.
+func (s *recordReader) compareIndex() error {
+	if !s.indexed {
+		return nil
+	}
+	if len(s.expected) == 0 {
+		return staleIndex(s.name)
+	}
+	want := s.expected[0]
+	want.head = s.entry.head // no index says how many headers a file has
+	if s.entry != want {
+		return staleIndex(s.name)
+	}
+	s.expected = s.expected[1:]
+	return nil
+}
+
+// readRecord reads the next record, up to the headers of another one. It returns io.EOF after the last record of a sound
 // shard. Any other error costs the shard.
 //
 // After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
 // fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
 // such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
-func (s *recordReader) record() (_ Item[Record], err error) {
-	if s.key == "" {
+func (s *recordReader) readRecord() (_ Item[Record], err error) {
+	if s.nextKey == "" {
 		return Item[Record]{}, s.end
 	}
-	key := s.key
-	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.width)}}
+	key := s.nextKey
+	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.lastCount)}}
 	clear(s.fields)
-	s.loaded = 0
-	for err == nil && s.key == key {
+	s.memory = 0
+	for err == nil && s.nextKey == key {
 		if s.item.Err == nil {
-			s.item.Err = s.check()
+			s.item.Err = s.checkFile()
 		}
-		if err = s.take(); err == nil {
-			err = s.advance()
+		if err = s.handleFile(); err == nil {
+			err = s.findNextFile()
 		}
 	}
-	if err != nil {
-		if s.item.Err != nil {
-			err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
-		}
+	if err != nil && s.item.Err != nil {
+		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
+	}
+	switch {
+	case err != nil:
 		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
-	}
-	if s.item.Err != nil {
+	case s.item.Err != nil:
 		return Item[Record]{Err: s.item.Err}, nil
 	}
-	s.width = len(s.item.Value.Files)
+	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
 }
 
-// check counts the memory of the file that is ahead, and returns the fault of the record if that file has one. It is
-// called before any memory is allocated, because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) check() error {
-	size := s.file.size
-	if !s.wants() {
-		size = 0
+// checkFile counts the memory of the next file, and returns the fault of the record if that file has one. It is called
+// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+func (s *recordReader) checkFile() error {
+	size, link := s.next.size, s.next.kind == tar.TypeLink
+	if !s.wantsFile() {
+		size, link = 0, false
 	}
-	s.loaded += int64(len(s.file.name)) + fileMemory
+	s.memory += int64(len(s.next.name)) + fileMemory
+	var err error
 	switch {
-	case s.fields[s.field]:
-		return s.fault(fmt.Errorf("record %q has another field %q", s.key, s.field))
-	case size > s.max-s.loaded:
-		return s.fault(s.tooLarge(size))
-	case s.file.kind == tar.TypeLink && s.wants():
-		return s.fault(fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with --hard-dereference", s.file.stored))
-	}
-	s.fields[s.field] = true
-	s.loaded += size
-	return nil
-}
-
-// wants reports whether the field of the file that is ahead is wanted.
-func (s *recordReader) wants() bool { return s.wanted == nil || slices.Contains(s.wanted, s.field) }
-
-// load is the take of Tar: it reads the file that is ahead, unless the record has a fault.
-func (s *recordReader) load() error {
-	if s.item.Err != nil || !s.wants() {
+	case s.fields[s.nextField]:
+		err = fmt.Errorf("record %q has another field %q", s.nextKey, s.nextField)
+	case size > s.max-s.memory:
+		err = s.tooLarge(size)
+	case link:
+		err = fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with "+
+			"--hard-dereference", s.next.stored)
+	default:
+		s.fields[s.nextField] = true
+		s.memory += size
 		return nil
 	}
-	data, err := s.content()
-	s.item.Value.Files = append(s.item.Value.Files, File{s.field, data})
-	return err
+	return tarError(s.name, &s.entry, err)
 }
 
-// fault returns err as a TarError at the entry of the last header. A pattern is a usual reason why there is no header:
-// Tar and OpenTar take names as they are.
-func (s *recordReader) fault(err error) error {
-	if s.at.head < 0 && strings.Contains(s.name, "{") {
-		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+// wantsFile reports whether the field of the next file is wanted.
+func (s *recordReader) wantsFile() bool {
+	return s.wanted == nil || slices.Contains(s.wanted, s.nextField)
+}
+
+// loadFile is the handleFile of Tar: it reads the data of the next file, unless the record has a fault.
+func (s *recordReader) loadFile() error {
+	if s.item.Err != nil || !s.wantsFile() {
+		return nil
 	}
-	return &TarError{Shard: redact(s.name), Entry: s.at.name, Offset: s.at.head, Err: err}
+	data, err := s.readData()
+	s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
+	return err
 }
 
 // A tarReader reads the entries of one archive, from front to back.
@@ -511,10 +525,10 @@ type tarReader struct {
 	// max is the size of the largest sparse file that is read.
 	max int64
 
-	// pos is the place of in, in the archive; at the entry whose headers were read last; and left how many bytes come
+	// pos is the offset of in, in the archive; entry the entry whose headers were read last; and left how many bytes come
 	// after pos up to the end of that entry's data. sparse reads the data of a sparse file; otherwise it is nil.
 	pos    int64
-	at     tarEntry
+	entry  tarEntry
 	left   int64
 	sparse *tar.Reader
 }
@@ -543,23 +557,24 @@ const (
 
 // errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
 // is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
-var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
+var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w",
+	io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
 // tar fills up its last record with so many zeros; the default is 10 KiB.
 var errZeros = errors.New("there is more than 1 MiB of zeros after the end marker, so the shard was not written to its end")
 
-// begin starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
+// openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
-func (r *tarReader) begin(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src, r.at.head = source{src, ctx}, r.pos
+func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
+	r.src, r.entry.head = source{src, ctx}, r.pos
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
 	if r.pos == 0 {
 		if err := r.decompress(); err != nil {
 			return err
 		}
 	}
-	return r.discard(to - r.pos)
+	return r.skipBytes(to - r.pos)
 }
 
 // A source is a shard that can be read until the context ends. bufio.Reader passes large reads on to it, without its
@@ -611,16 +626,16 @@ func (r *tarReader) decompress() error {
 	return err
 }
 
-// entry reads the headers of the next entry into at, and leaves pos at its data. It returns io.EOF if the end marker
-// comes instead.
+// readHeaders reads the headers of the next entry, and leaves pos at its data. It returns io.EOF if the end marker comes
+// instead.
 //
 // Headers are parsed in the buffer, and stay there until parseHeaders has understood all of them. If it has not,
 // archive/tar reads them from the first one on.
-func (r *tarReader) entry() error {
-	if err := r.skip(); err != nil {
+func (r *tarReader) readHeaders() error {
+	if err := r.skipEntry(); err != nil {
 		return err
 	}
-	r.at.head, r.sparse = r.pos, nil
+	r.entry.head, r.sparse = r.pos, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
 	name, size, n := parseHeaders(b, false)
 	for n > len(b) && err == nil {
@@ -631,13 +646,13 @@ func (r *tarReader) entry() error {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
-		r.at = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
-		r.at.stored = r.at.name
+		r.entry = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
+		r.entry.stored = r.entry.name
 		r.in.Discard(n)
-		r.pos, r.left = r.at.data, size
+		r.pos, r.left = r.entry.data, size
 		return nil
 	case len(b) >= tarBlock:
-		return r.headers(isZero(b[:tarBlock]))
+		return r.readHeadersSlowly(isZero(b[:tarBlock]))
 	case r.pos > 0:
 		return errTruncated
 	case len(b) == 0:
@@ -647,8 +662,8 @@ func (r *tarReader) entry() error {
 	}
 }
 
-// headers reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that they
-// begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
+// readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that
+// they begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
 //
 // archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
 // another reader. archive/tar does not document that; the tests would notice a change.
@@ -658,25 +673,25 @@ func (r *tarReader) entry() error {
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
 // stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
 // of 2^63-1 would take for ever, so a sparse file above max ends the shard.
-func (r *tarReader) headers(marker bool) error {
+func (r *tarReader) readHeadersSlowly(marker bool) error {
 	t := tar.NewReader(r)
 	h, err := t.Next()
 	switch {
-	case err == io.EOF && marker && r.at.head == 0:
+	case err == io.EOF && marker && r.entry.head == 0:
 		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
-		r.at = tarEntry{head: r.at.head}
+		r.entry = tarEntry{head: r.entry.head}
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.at = tarEntry{name: h.Name, stored: h.Name, head: r.at.head, data: r.pos, size: h.Size}
+	r.entry = tarEntry{name: h.Name, stored: h.Name, head: r.entry.head, data: r.pos, size: h.Size}
 	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.at.kind, r.at.stored = tar.TypeLink, h.Linkname
+		r.entry.kind, r.entry.stored = tar.TypeLink, h.Linkname
 		r.left = 0
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.left = 0
@@ -684,17 +699,16 @@ func (r *tarReader) headers(marker bool) error {
 	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
 		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
 	default:
-		r.at.kind = tar.TypeReg
+		r.entry.kind = tar.TypeReg
 	}
 	sparse := h.Typeflag == tar.TypeGNUSparse
 	for key := range h.PAXRecords {
 		sparse = sparse || strings.HasPrefix(key, "GNU.sparse.")
 	}
-	if !sparse {
-		return nil
+	if sparse {
+		r.entry.sparse, r.sparse = true, t
 	}
-	r.at.sparse, r.sparse = true, t
-	if h.Size > r.max {
+	if sparse && h.Size > r.max {
 		return r.tooLarge(h.Size)
 	}
 	return nil
@@ -702,23 +716,23 @@ func (r *tarReader) headers(marker bool) error {
 
 // tooLarge is the error of an entry for which no memory is allocated.
 func (r *tarReader) tooLarge(size int64) error {
-	return fmt.Errorf("its name and its %d bytes make the record larger than MaxFile, %d", size, r.max)
+	return fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, r.max)
 }
 
-// Read reads from the archive, for archive/tar and content, and counts the bytes.
+// Read reads from the archive, for archive/tar and readData, and counts the bytes.
 func (r *tarReader) Read(p []byte) (int, error) {
 	n, err := r.in.Read(p)
 	r.pos += int64(n)
 	return n, err
 }
 
-// content reads the data of the entry, a regular file whose size has been checked.
-func (r *tarReader) content() ([]byte, error) {
+// readData reads the data of the entry, a regular file whose size has been checked.
+func (r *tarReader) readData() ([]byte, error) {
 	var from io.Reader = r
 	if r.sparse != nil {
 		from = r.sparse
 	}
-	data := make([]byte, r.at.size)
+	data := make([]byte, r.entry.size)
 	n, err := io.ReadFull(from, data)
 	r.left -= int64(n)
 	return data, unexpected(err)
@@ -732,8 +746,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// skip passes over what is left of the entry, and the zeros that fill up its last block.
-func (r *tarReader) skip() error {
+// skipEntry passes over what is left of the entry, and the zeros that fill up its last block.
+func (r *tarReader) skipEntry() error {
 	if r.sparse != nil {
 		if _, err := io.Copy(io.Discard, r.sparse); err != nil {
 			return err
@@ -742,16 +756,16 @@ func (r *tarReader) skip() error {
 	}
 	n := wholeBlocks(r.pos+r.left) - r.pos
 	r.left = 0
-	return r.discard(n)
+	return r.skipBytes(n)
 }
 
 // wholeBlocks rounds n up to whole blocks.
 func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
-// discard passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
+// skipBytes passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
 // buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next header is
 // missing then.
-func (r *tarReader) discard(n int64) error {
+func (r *tarReader) skipBytes(n int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
 	if ahead := n - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
 		if _, err := src.Seek(ahead, io.SeekCurrent); err == nil { // the Seek of a pipe fails
@@ -771,13 +785,13 @@ func (r *tarReader) discard(n int64) error {
 	return nil
 }
 
-// drain reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
+// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
 // with which tar fills up its last 10 KiB. An archive that was appended with cat is an error: archive/tar and the
 // peers leave its records out in silence.
 //
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
-func (r *tarReader) drain() error {
+func (r *tarReader) drainShard() error {
 	for zeros := 0; ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
 		zeros += len(rest)
@@ -812,47 +826,50 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 //   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
 //   - 'K' stands before the target of a link, which regular files do not have.
 //
-// known leaves out checkHeader, for headers that are only compared with an index.
-func parseHeaders(b []byte, known bool) (name []byte, size int64, n int) {
-	var path []byte // of 'x'; name is that of 'L'
+// trusted leaves out checkHeader, for headers that are only compared with an index.
+func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
+	var paxName, gnuName []byte // from the headers before that of the file
 	for n+tarBlock <= len(b) {
-		h := b[n : n+tarBlock]
+		header := b[n : n+tarBlock]
 		n += tarBlock
-		kind, size := h[156], octal(h[124:136])
+		kind, length := header[156], parseOctal(header[124:136]) // of the data behind the header
 		switch {
-		case size < 0, strings.IndexByte("0xLK", kind) < 0, !known && !checkHeader(h):
+		case length < 0, !trusted && !checkHeader(header):
 			return nil, 0, 0
-		case kind == tar.TypeReg && len(name) > 0:
-			return name, size, n
-		case kind == tar.TypeReg && path != nil:
-			return path, size, n
 		case kind == tar.TypeReg:
-			return parseName(h), size, n
-		case size > tarBuffer:
+			return parseName(header, paxName, gnuName), length, n
+		case strings.IndexByte("xLK", kind) < 0, length > tarBuffer:
 			return nil, 0, 0
 		}
 		data := b[n:]
-		if n += int(wholeBlocks(size)); n > len(b) {
-			break
+		if n += int(wholeBlocks(length)); n > len(b) {
+			return nil, 0, n + tarBlock
 		}
-		switch data = data[:size]; kind {
+		known := true
+		switch data = data[:length]; kind {
 		case tar.TypeXHeader:
-			ok := false
-			if path, ok = parsePAX(data); !ok {
-				return nil, 0, 0
-			}
+			paxName, known = parsePAX(data)
 		case tar.TypeGNULongName:
-			name, _, _ = bytes.Cut(data, []byte{0})
+			gnuName, _, _ = bytes.Cut(data, []byte{0})
+		}
+		if !known {
+			return nil, 0, 0
 		}
 	}
 	return nil, 0, n + tarBlock
 }
 
-// parseName reads the name in a header.
-func parseName(b []byte) []byte {
-	name, _, _ := bytes.Cut(b[:100], []byte{0})
-	if string(b[257:263]) == posixMagic && b[345] != 0 {
-		prefix, _, _ := bytes.Cut(b[345:500], []byte{0})
+// parseName returns the name of a file: that of GNU tar or of the PAX records before its header, or that in the header.
+func parseName(header, paxName, gnuName []byte) []byte {
+	switch {
+	case len(gnuName) > 0:
+		return gnuName
+	case paxName != nil:
+		return paxName
+	}
+	name, _, _ := bytes.Cut(header[:100], []byte{0})
+	if string(header[257:263]) == posixMagic && header[345] != 0 {
+		prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
 		name = slices.Concat(prefix, []byte{'/'}, name)
 	}
 	return name
@@ -871,15 +888,15 @@ const posixMagic = "ustar\x00"
 //   - POSIX headers, whose magic is at 257, have a prefix to the name, at 345, of 155 bytes; star's end in "tar" and have a
 //     shorter one. GNU headers have other fields there, which are zero in most files, and v7, the oldest, has none.
 func checkHeader(b []byte) bool {
-	if posix := string(b[257:263]) == posixMagic; posix && string(b[508:]) == "tar\x00" || !posix && !isZero(b[345:]) {
-		return false
+	ok := isZero(b[345:])
+	if string(b[257:263]) == posixMagic {
+		ok = string(b[508:]) != "tar\x00"
 	}
 	for _, number := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]} {
-		if base256 := number[0] == 0x80 && len(number) == 8; octal(number) < 0 && !base256 {
-			return false
-		}
+		base256 := number[0] == 0x80 && len(number) == 8
+		ok = ok && (base256 || parseOctal(number) >= 0)
 	}
-	return octal(b[148:156]) == checksum(b)
+	return ok && parseOctal(b[148:156]) == checksum(b)
 }
 
 // parsePAX reads PAX records. It returns the path of the next file, or nil if no record says it. A record is a length, a
@@ -895,20 +912,20 @@ func parsePAX(b []byte) (path []byte, ok bool) {
 	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
 		length, _, _ := bytes.Cut(b, []byte{' '})
-		begin, end := int64(len(length))+1, digits(length, 10)
-		if end <= begin || end > int64(len(b)) || b[end-1] != '\n' {
+		start, end := int64(len(length))+1, parseDigits(length, 10)
+		if end <= start || end > int64(len(b)) || b[end-1] != '\n' {
 			return nil, false
 		}
-		key, value, _ := bytes.Cut(b[begin:end-1], []byte{'='})
+		key, value, _ := bytes.Cut(b[start:end-1], []byte{'='})
 		b = b[end:]
 		switch string(key) {
 		case "path":
 			path = value
 		case "uid", "gid":
-			ok = digits(value, 10) >= 0
+			ok = parseDigits(value, 10) >= 0
 		case "mtime", "atime", "ctime":
 			seconds, fraction, _ := bytes.Cut(value, []byte{'.'})
-			ok = len(seconds) > 0 && digits(seconds, 10) >= 0 && digits(fraction, 10) >= 0
+			ok = len(seconds) > 0 && parseDigits(seconds, 10) >= 0 && parseDigits(fraction, 10) >= 0
 		case "", "size":
 			ok = false
 		default:
@@ -919,18 +936,18 @@ func parsePAX(b []byte) (path []byte, ok bool) {
 	return path, ok
 }
 
-// octal reads a number of a header, with spaces or NULs after it, or returns -1. An empty field is 0. A space before the
+// parseOctal reads a number of a header, with spaces or NULs after it, or returns -1. An empty field is 0. A space before the
 // number, which is allowed, is unusual; archive/tar reads it.
-func octal(field []byte) int64 {
+func parseOctal(field []byte) int64 {
 	end := len(field)
 	for end > 0 && (field[end-1] == ' ' || field[end-1] == 0) {
 		end--
 	}
-	return digits(field[:end], 8)
+	return parseDigits(field[:end], 8)
 }
 
-// digits reads a number of at most 18 digits, which cannot overflow, or returns -1. No digits are 0.
-func digits(b []byte, base int64) (n int64) {
+// parseDigits reads a number of at most 18 digits, which cannot overflow, or returns -1. No digits are 0.
+func parseDigits(b []byte, base int64) (n int64) {
 	for _, c := range b {
 		d := int64(c) - '0'
 		if d < 0 || d >= base || len(b) > 18 {
@@ -982,11 +999,11 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
 		return openFile(ctx, filepath.FromSlash(u.Path), offset)
-	case err != nil || u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs: set TarOptions.Open to an Opener for others", redact(name))
+	case err == nil && (u.Scheme == "http" || u.Scheme == "https"):
+		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
+		return w.open(ctx, name, offset)
 	}
-	w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
-	return w.connect(ctx, name, offset)
+	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers", redactURL(name))
 }
 
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
@@ -1014,10 +1031,10 @@ func (f *shardFile) Close() error {
 	return f.File.Close()
 }
 
-// redact removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
+// redactURL removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
 // signature. Of a name that is not quite a URL, such as a command with one in it, only the scheme is left. Names without
 // "://" are returned as they are.
-func redact(name string) string {
+func redactURL(name string) string {
 	if !strings.Contains(name, "://") {
 		return name
 	}
@@ -1026,8 +1043,7 @@ func redact(name string) string {
 		scheme, _, _ := strings.Cut(strings.Fields(name)[0], ":")
 		return scheme + ":(not a URL)"
 	}
-	u.User, u.RawQuery, u.Fragment, u.ForceQuery = nil, "", "", false
-	return u.String()
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
 }
 
 // A web says how to read from the web: how many attempts in a row may fail without a byte, and for how long a server may
@@ -1042,11 +1058,11 @@ type web struct {
 	wait     func(ctx context.Context, d time.Duration) error
 }
 
-// connect asks for an object, from offset on.
-func (w web) connect(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+// open asks for an object, from offset on.
+func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	o := &webObject{web: w, url: name, pos: offset, size: -1}
 	o.ctx, o.stop = context.WithCancelCause(ctx)
-	if err := o.request(); err != nil {
+	if err := o.awaitAnswer(); err != nil {
 		o.Close()
 		return nil, err
 	}
@@ -1055,8 +1071,8 @@ func (w web) connect(ctx context.Context, name string, offset int64) (io.ReadClo
 
 // A webObject is an object in the web as one sequence of bytes, however many requests that takes:
 //
-//	Read → receive → request → ask → accept     an answer with a body, from which receive reads
-//	          └──────────┴──→ retry             ends a request that has failed, and waits
+//	Read → readAnswer → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which readAnswer reads
+//	            └────────────┴──→ waitToRetry                     ends a request that has failed, and waits
 type webObject struct {
 	web
 	url string
@@ -1065,7 +1081,7 @@ type webObject struct {
 	ctx  context.Context
 	stop context.CancelCauseFunc
 
-	// pos is the place of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
+	// pos is the offset of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
 	// if they or the size change between two answers, the object has changed.
 	pos, size     int64
 	tag, modified string
@@ -1073,13 +1089,13 @@ type webObject struct {
 	// failures counts the requests that have failed since the last byte.
 	failures int
 
-	// These belong to the request that is under way; body is nil if there is none. hang cancels the request. It runs
-	// only while the server is waited for, so that a caller that takes its time does not count as a silent server.
-	// behind counts the bytes of body before pos, which a server sends that does not know ranges.
-	cancel context.CancelCauseFunc
-	hang   *time.Timer
-	body   io.ReadCloser
-	behind int64
+	// These belong to the request that is under way; body is nil if there is none. stallTimer cancels the
+	// request. It runs only while the server is waited for, so that a reader that takes its time does not count as a
+	// silent server. surplus counts the bytes of body before pos, which a server sends that does not know ranges.
+	cancel     context.CancelCauseFunc
+	stallTimer *time.Timer
+	body       io.ReadCloser
+	surplus    int64
 }
 
 // errStalled is the error of a server that delivers nothing.
@@ -1091,46 +1107,44 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 		if o.pos == o.size {
 			return 0, io.EOF
 		}
-		n, err = o.receive(p)
+		n, err = o.readAnswer(p)
 	}
 	return n, err
 }
 
-// receive reads once from the answer. If that fails and there is use in asking again, it returns neither bytes nor an
+// readAnswer reads once from the answer. If that fails and there is use in asking again, it returns neither bytes nor an
 // error.
-func (o *webObject) receive(p []byte) (int, error) {
-	if err := o.request(); err != nil {
+func (o *webObject) readAnswer(p []byte) (int, error) {
+	if err := o.awaitAnswer(); err != nil {
 		return 0, err
 	}
-	o.hang.Reset(o.stall)
+	o.stallTimer.Reset(o.stall)
 	n, err := o.body.Read(p)
-	o.hang.Stop()
-	before := min(int64(n), o.behind)
-	o.behind -= before
+	o.stallTimer.Stop()
+	before := min(int64(n), o.surplus)
+	o.surplus -= before
 	n = copy(p, p[before:n])
 	o.pos += int64(n)
-	switch {
-	case n > 0:
+	if n > 0 {
 		o.failures = 0
 		return n, nil
-	case err == io.EOF && o.size < 0: // the length is unknown, so this must be the end
-		return 0, err
-	case err != nil:
-		return 0, o.retry(unexpected(err), 0)
 	}
-	return 0, nil
+	if err == nil || err == io.EOF && o.size < 0 { // if the length is unknown, this must be the end
+		return 0, err
+	}
+	return 0, o.waitToRetry(unexpected(err), 0)
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
 func (o *webObject) Close() error {
 	o.stop(os.ErrClosed)
-	o.hangUp()
+	o.endRequest()
 	return nil
 }
 
-// hangUp ends a request.
-func (o *webObject) hangUp() {
-	o.hang.Stop()
+// endRequest ends a request.
+func (o *webObject) endRequest() {
+	o.stallTimer.Stop()
 	o.cancel(nil)
 	if o.body != nil {
 		o.body.Close()
@@ -1138,12 +1152,12 @@ func (o *webObject) hangUp() {
 	}
 }
 
-// request asks for the rest of the object until it comes, or there is no use in asking again. It does nothing if the
+// awaitAnswer asks for the rest of the object until it comes, or there is no use in asking again. It does nothing if the
 // rest is coming already.
-func (o *webObject) request() error {
+func (o *webObject) awaitAnswer() error {
 	for o.body == nil {
-		if after, err := o.ask(); err != nil {
-			if err = o.retry(err, after); err != nil {
+		if after, err := o.sendRequest(); err != nil {
+			if err = o.waitToRetry(err, after); err != nil {
 				return err
 			}
 		}
@@ -1154,32 +1168,32 @@ func (o *webObject) request() error {
 // never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
 const never = -1
 
-// retry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
+// waitToRetry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
 // other request.
 //
 // The wait doubles with each failure. It is up to a half shorter at random, so that many machines do not come back at
 // once, but not shorter than after. Any byte proves that the server works, and sets the count of failures back: a
 // connection that breaks every few seconds still delivers a shard.
-func (o *webObject) retry(err error, after time.Duration) error {
-	o.hangUp()
+func (o *webObject) waitToRetry(err error, after time.Duration) error {
+	o.endRequest()
 	if o.ctx.Err() != nil {
 		return context.Cause(o.ctx)
 	}
 	o.failures++
 	if after == never || o.failures >= o.attempts {
-		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redact(o.url), o.pos, o.failures, err)
+		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.pos, o.failures, err)
 	}
 	wait := min(time.Second<<(o.failures-1), 30*time.Second)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
 }
 
-// ask sends one request for the rest of the object. If it fails, after is how long to wait at least, or never.
+// sendRequest sends one request for the rest of the object. If it fails, after is how long to wait at least, or never.
 //
 // http.Client puts the URL into its errors, and the URL may hold a password. Those parts are left out.
-func (o *webObject) ask() (after time.Duration, err error) {
+func (o *webObject) sendRequest() (after time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
-	o.cancel, o.hang = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
-	defer o.hang.Stop()
+	o.cancel, o.stallTimer = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
+	defer o.stallTimer.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url, nil)
 	if err != nil {
 		return never, errors.New("this is not a URL")
@@ -1195,18 +1209,18 @@ func (o *webObject) ask() (after time.Duration, err error) {
 		}
 	}
 	client := *o.client
-	client.CheckRedirect = o.follow
+	client.CheckRedirect = o.checkRedirect
 	resp, err := client.Do(req)
 	if err != nil {
-		return failed(err, resp != nil)
+		return requestError(err, resp != nil)
 	}
 	o.body = resp.Body
-	return o.accept(resp)
+	return o.checkAnswer(resp)
 }
 
-// follow is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
+// checkRedirect is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
 // target would outlive the range, nor this package's care for the query, which it sends to the target as Referer.
-func (o *webObject) follow(req *http.Request, via []*http.Request) error {
+func (o *webObject) checkRedirect(req *http.Request, via []*http.Request) error {
 	req.Close = true
 	req.Header.Del("Referer")
 	switch scheme := req.URL.Scheme; {
@@ -1220,9 +1234,9 @@ func (o *webObject) follow(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// failed returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
+// requestError returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
 // refused, the certificate is not accepted, the server does not speak TLS, or the port makes no sense.
-func failed(err error, refused bool) (after time.Duration, _ error) {
+func requestError(err error, refused bool) (after time.Duration, _ error) {
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err
 	}
@@ -1236,10 +1250,10 @@ func failed(err error, refused bool) (after time.Duration, _ error) {
 	return 0, err
 }
 
-// accept checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
+// checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
 // cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
 // case the answer shows that the object has changed, and what was read of it so far does not fit.
-func (o *webObject) accept(resp *http.Response) (after time.Duration, err error) {
+func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
 	from, size := int64(0), resp.ContentLength
 	switch code := resp.StatusCode; {
 	case code == http.StatusOK:
@@ -1258,11 +1272,12 @@ func (o *webObject) accept(resp *http.Response) (after time.Duration, err error)
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
-	if differ(o.tag, tag) || differ(o.modified, modified) || o.size >= 0 && size >= 0 && o.size != size {
+	resized := o.size != size && o.size >= 0 && size >= 0
+	if resized || differ(o.tag, tag) || differ(o.modified, modified) {
 		return never, errors.New("the object has changed while it was read")
 	}
 	o.tag, o.modified, o.size = cmp.Or(o.tag, tag), cmp.Or(o.modified, modified), max(o.size, size)
-	o.behind = o.pos - from
+	o.surplus = o.pos - from
 	return 0, nil
 }
 
@@ -1298,8 +1313,8 @@ type tarIndex struct {
 	ends    []int
 	faults  map[int]error
 
-	// sure[r] says that checkEdges has found no fault of record r. It has only the records of an index that was read.
-	sure []atomic.Bool
+	// checked[r] says that checkNeighbors has found no fault of record r. It is empty if there is no index to check.
+	checked []atomic.Bool
 }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
@@ -1308,7 +1323,7 @@ type tarIndex struct {
 //
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
 // belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
-// that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxFile of 0) has its index,
+// that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxRecord of 0) has its index,
 // and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
@@ -1319,62 +1334,64 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	for _, name := range paths {
 		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
 		d.shards, parts = append(d.shards, x), append(parts, x)
-		s := newRecordReader(name, defaultMaxFile)
-		if err := x.build(s); err != nil {
+		s := newRecordReader(name, defaultMaxRecord)
+		if err := x.open(s); err != nil {
 			d.Close()
-			return nil, fmt.Errorf("dataloader: OpenTar: %w", s.fault(err))
+			return nil, fmt.Errorf("dataloader: OpenTar: %w", tarError(s.name, &s.entry, err))
 		}
 	}
 	d.records = Concat(parts...)
 	return d, nil
 }
 
-// build opens the shard, and reads its index or makes one.
-func (x *tarIndex) build(s *recordReader) (err error) {
+// open opens the shard, and reads its index or makes one.
+func (x *tarIndex) open(s *recordReader) (err error) {
 	if strings.Contains(x.name, "://") {
 		return errors.New("OpenTar reads files only; Tar reads URLs too")
 	}
 	if x.file, err = os.Open(x.name); err != nil {
 		return err
 	}
-	if err = s.begin(context.Background(), x.file, 0); err != nil {
+	if err = s.openArchive(context.Background(), x.file, 0); err != nil {
 		return err
 	}
 	if s.compressed {
 		return errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
-	if s.known, err = readIndex(x.file); err != nil {
+	if s.expected, err = readIndex(x.file); err != nil {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
 	}
-	return x.scan(s)
+	s.indexed = len(s.expected) > 0
+	if err = x.scanShard(s); s.indexed {
+		x.checked = make([]atomic.Bool, x.Len())
+	}
+	return err
 }
 
-// scan reads the shard to its end, and makes members of its files, also of a record with a fault: checkEdges needs them.
-// With an index, only what lies between its files and after the last is read. An index has no hard links, so links need
-// not be kept.
-func (x *tarIndex) scan(s *recordReader) error {
-	if s.known == nil {
+// scanShard reads the shard to its end, and makes members of its files, also of a record with a fault: checkNeighbors needs
+// them. With an index, only what lies between its files and after the last is read. An index has no hard links, so links
+// need not be kept.
+func (x *tarIndex) scanShard(s *recordReader) error {
+	if !s.indexed {
 		s.links = map[string]tarEntry{}
 	}
-	x.members = s.known[:0] // the same memory: a member is written after its place in known has been read
-	s.take = func() error {
-		x.members = append(x.members, s.file)
+	x.members = s.expected[:0] // the same memory: a member is written after its place in expected has been read
+	s.handleFile = func() error {
+		x.members = append(x.members, s.next)
 		return nil
 	}
-	if err := s.advance(); err != nil {
+	if err := s.findNextFile(); err != nil {
 		return err
 	}
 	for {
-		item, err := s.record()
-		switch {
-		case err == io.EOF:
-			if s.known != nil {
-				x.sure = make([]atomic.Bool, x.Len())
-			}
+		item, err := s.readRecord()
+		if err == io.EOF {
 			return nil
-		case err != nil:
+		}
+		if err != nil {
 			return err
-		case item.Err != nil:
+		}
+		if item.Err != nil {
 			x.faults[x.Len()] = item.Err
 		}
 		x.ends = append(x.ends, len(x.members))
@@ -1388,7 +1405,7 @@ func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") +
 // staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
 // this is noticed by what is read.
 func staleIndex(shard string) error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s if it is there, and open the shard again", indexName(shard))
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if there is one, and open the shard again", indexName(shard))
 }
 
 // readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
@@ -1433,9 +1450,10 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 			}
 			data, err1 := strconv.ParseInt(file[1], 10, 64)
 			size, err2 := strconv.ParseInt(file[2], 10, 64)
-			if err1 != nil || err2 != nil || data < end+tarBlock || data%tarBlock != 0 || size < 0 || size > info.Size()-data {
-				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, after byte %d",
-					lines+1, name, file[1], file[2], info.Size(), end)
+			aligned, fits := data%tarBlock == 0 && data >= end+tarBlock, size >= 0 && size <= info.Size()-data
+			if err1 != nil || err2 != nil || !aligned || !fits {
+				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
+					"after byte %d", lines+1, name, file[1], file[2], info.Size(), end)
 			}
 			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
 			end = wholeBlocks(data + size)
@@ -1459,22 +1477,19 @@ func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 
 // Get reads record i of the shard.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
-	if err := x.faults[i]; err != nil {
-		return Record{}, err
-	}
-	if err := x.checkEdges(i); err != nil {
+	if err := cmp.Or(x.faults[i], x.checkNeighbors(i)); err != nil {
 		return Record{}, err
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m := &members[j]
-		rec.Key, rec.Files[j].Name = m.name[:m.key], lower(m.name[m.key+1:])
+		rec.Key, rec.Files[j].Name = m.name[:m.key], lowerField(m.name[m.key+1:])
 	}
 	spare := spareBytes(members)
 	for files := rec.Files; len(members) > 0; {
-		n := adjacent(members, &spare)
-		if err := x.read(files[:n], members[:n]); err != nil {
+		n := countAdjacent(members, &spare)
+		if err := x.readMembers(files[:n], members[:n]); err != nil {
 			return Record{}, err
 		}
 		files, members = files[n:], members[n:]
@@ -1482,19 +1497,19 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	return rec, nil
 }
 
-// checkEdges compares the members before and after record i with their headers, once, if an index has named them. A wrong
+// checkNeighbors compares the members before and after record i with their headers, once, if an index has named them. A wrong
 // name in an index can move a file of the record into the record next to it, and what is left has no fault of its own.
-func (x *tarIndex) checkEdges(i int) error {
-	if i >= len(x.sure) || x.sure[i].Load() {
+func (x *tarIndex) checkNeighbors(i int) error {
+	if i >= len(x.checked) || x.checked[i].Load() {
 		return nil
 	}
-	first, next := x.ends[i], x.ends[i+1]
-	for _, m := range slices.Concat(x.members[max(first-1, 0):first], x.members[next:min(next+1, len(x.members))]) {
-		if _, err := x.find(&m); err != nil {
+	start, end := x.ends[i], x.ends[i+1]
+	for _, m := range slices.Concat(x.members[max(start-1, 0):start], x.members[end:min(end+1, len(x.members))]) {
+		if _, err := x.openMember(&m); err != nil {
 			return err
 		}
 	}
-	x.sure[i].Store(true)
+	x.checked[i].Store(true)
 	return nil
 }
 
@@ -1508,17 +1523,17 @@ func spareBytes(members []tarEntry) int64 {
 	return spare
 }
 
-// adjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
+// countAdjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
 // if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. What
 // lies between is taken from spare, so that damaged or hostile shards do not make a Get take any amount of memory. The
 // target of a hard link may lie anywhere, also before that member.
-func adjacent(members []tarEntry, spare *int64) int {
+func countAdjacent(members []tarEntry, spare *int64) int {
 	n := 1
 	for ; n < len(members); n++ {
 		m, next := &members[n-1], &members[n]
 		end := m.data + m.size
 		between := next.data - end
-		if m.alone() || next.alone() || next.head < end || between > min(tarBuffer, *spare) {
+		if m.isAlone() || next.isAlone() || next.head < end || between > min(tarBuffer, *spare) {
 			break
 		}
 		*spare -= between
@@ -1526,23 +1541,23 @@ func adjacent(members []tarEntry, spare *int64) int {
 	return n
 }
 
-// alone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
+// isAlone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
 // stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
-func (m *tarEntry) alone() bool { return m.sparse || m.data-m.head > tarBuffer }
+func (m *tarEntry) isAlone() bool { return m.sparse || m.data-m.head > tarBuffer }
 
-// read reads adjacent members into files, with one read, from the headers of the first to the data of the last:
+// readMembers reads adjacent members into files, with one read, from the headers of the first to the data of the last:
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
 //
 // The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
-// nothing, and stale indexes are common. readAnew decides about headers that parseHeaders does not know.
+// nothing, and stale indexes are common. readMember decides about headers that parseHeaders does not know.
 //
 // The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
 // next.
-func (x *tarIndex) read(files []File, members []tarEntry) error {
+func (x *tarIndex) readMembers(files []File, members []tarEntry) error {
 	first, last := &members[0], &members[len(members)-1]
-	if first.alone() {
-		return x.readAnew(&files[0], first)
+	if first.isAlone() {
+		return x.readMember(&files[0], first)
 	}
 	from := first.head
 	data := make([]byte, last.data+last.size-from)
@@ -1551,47 +1566,42 @@ func (x *tarIndex) read(files []File, members []tarEntry) error {
 		err = staleIndex(x.name)
 	}
 	if err != nil {
-		return x.fault(first, err)
+		return tarError(x.name, first, err)
 	}
 	for j := range members {
 		m := &members[j]
 		headers, end := data[m.head-from:m.data-from], m.data-from+m.size
 		if name, size, n := parseHeaders(headers, true); n == len(headers) && size == m.size && string(name) == m.stored {
 			files[j].Data = data[m.data-from : end : end]
-		} else if err := x.readAnew(&files[j], m); err != nil {
+		} else if err := x.readMember(&files[j], m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readAnew reads a member with a tarReader, because the file is sparse or its headers are unusual.
-func (x *tarIndex) readAnew(file *File, m *tarEntry) error {
-	r, err := x.find(m)
+// readMember reads a member with a tarReader, because the file is sparse or its headers are unusual.
+func (x *tarIndex) readMember(file *File, m *tarEntry) error {
+	r, err := x.openMember(m)
 	if err != nil {
 		return err
 	}
-	if file.Data, err = r.content(); err != nil {
-		return x.fault(m, err)
+	if file.Data, err = r.readData(); err != nil {
+		return tarError(x.name, m, err)
 	}
 	return nil
 }
 
-// find returns a tarReader that has read the headers of a member. It is an error if the member is not there.
-func (x *tarIndex) find(m *tarEntry) (*tarReader, error) {
+// openMember returns a tarReader that has read the headers of a member. It is an error if the member is not there.
+func (x *tarIndex) openMember(m *tarEntry) (*tarReader, error) {
 	r := &tarReader{pos: m.head, max: m.size}
-	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, math.MaxInt64-m.head))
+	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, 1<<62))
 	want := *m
 	want.name, want.key = m.stored, 0 // a hard link has the headers of its target
-	if err := r.entry(); err != nil || r.at != want {
-		return nil, x.fault(m, staleIndex(x.name))
+	if err := r.readHeaders(); err != nil || r.entry != want {
+		return nil, tarError(x.name, m, staleIndex(x.name))
 	}
 	return r, nil
-}
-
-// fault returns err as a TarError at a member of the shard.
-func (x *tarIndex) fault(m *tarEntry, err error) error {
-	return &TarError{Shard: x.name, Entry: m.name, Offset: m.head, Err: err}
 }
 
 // WriteIndex writes an index next to each shard, x.idx for x.tar, for OpenTar and for DALI. The format is that of
@@ -1600,7 +1610,7 @@ func (x *tarIndex) fault(m *tarEntry, err error) error {
 // shards without records.
 func (d *TarDataset) WriteIndex() error {
 	for _, x := range d.shards {
-		index, err := x.format()
+		index, err := x.formatIndex()
 		if err == nil {
 			err = writeFile(indexName(x.name), index)
 		}
@@ -1611,8 +1621,8 @@ func (d *TarDataset) WriteIndex() error {
 	return nil
 }
 
-// format returns the index of the shard, in the format that readIndex reads.
-func (x *tarIndex) format() ([]byte, error) {
+// formatIndex returns the index of the shard, in the format that readIndex reads.
+func (x *tarIndex) formatIndex() ([]byte, error) {
 	if x.Len() == 0 {
 		return nil, errors.New("the shard has no records")
 	}
@@ -1623,8 +1633,9 @@ func (x *tarIndex) format() ([]byte, error) {
 	for i := range x.Len() {
 		for j, m := range x.members[x.ends[i]:x.ends[i+1]] {
 			field := m.name[m.key+1:]
-			if m.sparse || m.name != m.stored || field == "" || strings.ContainsFunc(m.name, unicode.IsSpace) {
-				return nil, fmt.Errorf("entry %q cannot be written: it is sparse, a hard link, without a field, or has white space in its name", m.name)
+			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
+			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
+				return nil, fmt.Errorf("entry %q is sparse, a hard link, without a field, or has white space in its name", m.name)
 			}
 			if j > 0 {
 				index = append(index, ' ')
@@ -1653,13 +1664,13 @@ func writeFile(name string, data []byte) error {
 
 // Close closes the shards. Get returns an error afterwards.
 func (d *TarDataset) Close() error {
-	var errs []error
+	var err error
 	for _, x := range d.shards {
 		if x.file != nil {
-			errs = append(errs, x.file.Close())
+			err = errors.Join(err, x.file.Close())
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // A TarWriter writes records to a tar shard. The same records make the same bytes: the fields are sorted, and the
@@ -1684,13 +1695,12 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // together must have fewer than a million bytes.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	err := w.check(r.Key, files)
-	for _, f := range files {
+	err := w.checkRecord(r.Key, files)
+	for i := 0; i < len(files) && err == nil; i++ {
+		name, data := r.Key+"."+files[i].Name, files[i].Data
+		err = w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: 0o444})
 		if err == nil {
-			err = w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: r.Key + "." + f.Name, Size: int64(len(f.Data)), Mode: 0o444})
-		}
-		if err == nil {
-			_, err = w.tar.Write(f.Data)
+			_, err = w.tar.Write(data)
 		}
 	}
 	if err != nil {
@@ -1703,8 +1713,8 @@ func (w *TarWriter) Write(r Record) error {
 // maxName is the length of the longest name. archive/tar neither reads nor writes headers of more than 1 MiB.
 const maxName = 1_000_000
 
-// check says why a record, with its files sorted, would not be the same when it is read.
-func (w *TarWriter) check(key string, files []File) error {
+// checkRecord says why a record, with its files sorted, would not be the same when it is read.
+func (w *TarWriter) checkRecord(key string, files []File) error {
 	switch {
 	case len(files) == 0:
 		return errors.New("it has no files")
@@ -1724,7 +1734,8 @@ func (w *TarWriter) check(key string, files []File) error {
 		case ok && dotted:
 			return fmt.Errorf("field %q must be %q", f.Name, short)
 		case !ok:
-			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__", name)
+			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like "+
+				"__meta__", name)
 		case k != key || field != f.Name:
 			return fmt.Errorf("file %q would be read as field %q of record %q", name, field, k)
 		case f.Name == "" || strings.Contains(name, "\x00"):
@@ -1769,7 +1780,7 @@ func Expand(pattern string) ([]string, error) {
 		case strings.Contains(inside, "{"):
 			err = errors.New("braces must not be nested")
 		case found:
-			choices, err = alternatives(inside)
+			choices, err = expandBraces(inside)
 		}
 		if err == nil && len(choices) > maxExpand/len(names) {
 			err = errTooMany
@@ -1790,9 +1801,9 @@ func Expand(pattern string) ([]string, error) {
 
 var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
 
-// alternatives lists what stands between two braces. If a number has zeros in front, all numbers get the width of the
+// expandBraces lists what stands between two braces. If a number has zeros in front, all numbers get the width of the
 // wider end, sign included, as in bash.
-func alternatives(inside string) (all []string, err error) {
+func expandBraces(inside string) (all []string, err error) {
 	if strings.Contains(inside, ",") {
 		return strings.Split(inside, ","), nil
 	}
@@ -1832,7 +1843,7 @@ func alternatives(inside string) (all []string, err error) {
 // may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxFile, and images
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord, and images
 // of more than 2^27 pixels: a small file can claim as much.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
@@ -1845,35 +1856,32 @@ func Decode(name string, data []byte) (any, error) {
 }
 
 // decode decodes a file whose name is in lower case.
-func decode(name string, data []byte) (value any, err error) {
+func decode(name string, data []byte) (any, error) {
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "png", "jpg", "jpeg", "gif":
-		value, err = decodeImage(data)
+		return decodeImage(data)
 	case "json", "jsn":
 		values, err := decodeJSON(data)
-		if err == nil && len(values) != 1 {
-			err = fmt.Errorf("there are %d JSON values, must be one", len(values))
+		if err != nil || len(values) != 1 {
+			return nil, cmp.Or(err, fmt.Errorf("there are %d JSON values, must be one", len(values)))
 		}
+		return values[0], nil
+	case "jsonl":
+		return decodeJSON(data)
+	case "txt", "text", "transcript":
+		return string(data), nil
+	case "cls", "cls2", "class", "count", "index", "inx", "id":
+		return strconv.Atoi(strings.TrimSpace(string(data)))
+	case "npy":
+		return decodeNumpy(data)
+	case "gz":
+		data, err := gunzip(data, defaultMaxRecord)
 		if err != nil {
 			return nil, err
 		}
-		value = values[0]
-	case "jsonl":
-		value, err = decodeJSON(data)
-	case "txt", "text", "transcript":
-		value = string(data)
-	case "cls", "cls2", "class", "count", "index", "inx", "id":
-		value, err = strconv.Atoi(strings.TrimSpace(string(data)))
-	case "npy":
-		value, err = decodeNumpy(data)
-	case "gz":
-		if data, err = gunzip(data, defaultMaxFile); err == nil {
-			value, err = decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data)
-		}
-	default:
-		value = data
+		return decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data)
 	}
-	return value, err
+	return data, nil
 }
 
 // decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel.
@@ -1882,8 +1890,8 @@ func decodeImage(data []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if pixels := int64(c.Width) * int64(c.Height); pixels > defaultMaxFile/8 {
-		return nil, fmt.Errorf("the image has %d × %d pixels, may have at most %d", c.Width, c.Height, defaultMaxFile/8)
+	if most := int64(defaultMaxRecord / 8); int64(c.Width)*int64(c.Height) > most {
+		return nil, fmt.Errorf("the image has %d × %d pixels, may have at most %d", c.Width, c.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
@@ -1918,7 +1926,8 @@ func gunzip(data []byte, max int64) ([]byte, error) {
 }
 
 // npyHeader is the header of an npy file of the types that Decode knows, as NumPy and others write it.
-var npyHeader = regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', 'fortran_order': False, 'shape': \(([0-9, ]*)\),? *} *\n$`)
+var npyHeader = regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
+	`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
 
 // decodeNumpy decodes an array in NumPy's npy format: a magic string, a version, the length of the header in 2 bytes, or
 // in 4 since version 2, the header in the syntax of Python, and the elements. It takes memory only for elements that are
@@ -1934,7 +1943,8 @@ func decodeNumpy(data []byte) (any, error) {
 	header, rest := rest[:min(length, uint(len(rest)))], rest[min(length, uint(len(rest))):]
 	m := npyHeader.FindSubmatch(header)
 	if m == nil {
-		return nil, fmt.Errorf("the header %.200q is truncated or not supported: descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False", header)
+		const want = "descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False"
+		return nil, fmt.Errorf("the header %.200q is truncated or not supported: %s", header, want)
 	}
 	var shape []int
 	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
@@ -1968,8 +1978,10 @@ func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, er
 // JPEGs are, get the 8-bit colors of color.YCbCrToRGB. An image.RGBA with a color greater than its alpha, as if alpha had
 // been left out, is not valid; such a value becomes 1.
 //
-// Images of the types image.YCbCr, RGBA, NRGBA and Gray are read directly. All others are read with At, which may allocate
-// for each pixel. PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
+// Pixels are read with RGBA64At, which all types of the image package have, and which does not allocate; those of an
+// image.YCbCr or image.NRGBA directly. An image without it is read with At, which may allocate for each pixel.
+//
+// PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
 func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 	b := img.Bounds()
 	w, h := b.Dx(), b.Dy()
@@ -1986,12 +1998,6 @@ func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 	green, blue = green[:len(red)], blue[:len(red)] // so that indices into them are not checked
 	switch img := img.(type) {
-	case *image.Gray:
-		for x := range red {
-			red[x] = float32(img.Pix[img.PixOffset(left+x, y)]) / 255
-		}
-		copy(green, red)
-		copy(blue, red)
 	case *image.YCbCr:
 		luma := img.Y[img.YOffset(left, y):]
 		for x := range red {
@@ -2004,15 +2010,15 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 			c := img.NRGBAAt(left+x, y)
 			red[x], green[x], blue[x] = float32(c.R)/255, float32(c.G)/255, float32(c.B)/255
 		}
-	case *image.RGBA: // premultiplied: no value is greater than alpha
-		for x := range red {
-			c := img.RGBAAt(left+x, y)
-			alpha := float32(max(c.A, 1))
-			red[x], green[x], blue[x] = min(1, float32(c.R)/alpha), min(1, float32(c.G)/alpha), min(1, float32(c.B)/alpha)
-		}
 	default:
+		direct, ok := img.(image.RGBA64Image)
 		for x := range red {
-			r, g, b, a := img.At(left+x, y).RGBA() // premultiplied, too
+			var r, g, b, a uint32 // premultiplied: no value is greater than alpha
+			if ok {
+				r, g, b, a = direct.RGBA64At(left+x, y).RGBA()
+			} else {
+				r, g, b, a = img.At(left+x, y).RGBA()
+			}
 			alpha := float32(max(a, 1))
 			red[x], green[x], blue[x] = min(1, float32(r)/alpha), min(1, float32(g)/alpha), min(1, float32(b)/alpha)
 		}
