@@ -310,10 +310,11 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// next is the next file, with its key and field. nextKey is empty after the last file; end is then io.EOF, or what is
-	// wrong with the rest of the shard.
+	// next is the next file, with its key and field, and whether the field is wanted. nextKey is empty after the last file;
+	// end is then io.EOF, or what is wrong with the rest of the shard.
 	next               tarEntry
 	nextKey, nextField string
+	nextWanted         bool
 	end                error
 
 	// handleFile does with the next file what the reader is for: it loads the file, or notes where it is. An error of
@@ -351,13 +352,13 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 		s.pos = from.Offset
 	}
 	src, err := open(ctx, s.name, s.pos)
-	if err == nil && src == nil {
-		err = errors.New("the Opener returned neither a reader nor an error")
+	switch {
+	case err != nil:
+		return unexpected(err)
+	case src == nil:
+		return errors.New("the Opener returned neither a reader nor an error")
 	}
-	if err == nil {
-		err = s.openArchive(ctx, src, from.Offset)
-	}
-	if err == nil {
+	if err = s.openArchive(ctx, src, from.Offset); err == nil {
 		err = s.findNextFile()
 	}
 	return unexpected(err)
@@ -374,6 +375,7 @@ func (s *recordReader) findNextFile() error {
 		if ok && file.kind != 0 {
 			file.key = int32(len(key))
 			s.next, s.nextKey, s.nextField = file, key, field
+			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
 			return s.compareIndex()
 		}
 	}
@@ -471,7 +473,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 // before any memory is allocated, because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) checkFile() error {
 	size, link := s.next.size, s.next.kind == tar.TypeLink
-	if !s.wantsFile() {
+	if !s.nextWanted {
 		size, link = 0, false
 	}
 	s.memory += int64(len(s.next.name)) + fileMemory
@@ -492,14 +494,9 @@ func (s *recordReader) checkFile() error {
 	return tarError(s.name, &s.entry, err)
 }
 
-// wantsFile reports whether the field of the next file is wanted.
-func (s *recordReader) wantsFile() bool {
-	return s.wanted == nil || slices.Contains(s.wanted, s.nextField)
-}
-
 // loadFile is the handleFile of Tar: it reads the data of the next file, unless the record has a fault.
 func (s *recordReader) loadFile() error {
-	if s.item.Err != nil || !s.wantsFile() {
+	if s.item.Err != nil || !s.nextWanted {
 		return nil
 	}
 	data, err := s.readData()
@@ -836,8 +833,12 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 		switch {
 		case length < 0, !trusted && !checkHeader(header):
 			return nil, 0, 0
+		case kind == tar.TypeReg && len(gnuName) > 0:
+			return gnuName, length, n
+		case kind == tar.TypeReg && paxName != nil:
+			return paxName, length, n
 		case kind == tar.TypeReg:
-			return parseName(header, paxName, gnuName), length, n
+			return parseName(header), length, n
 		case strings.IndexByte("xLK", kind) < 0, length > tarBuffer:
 			return nil, 0, 0
 		}
@@ -859,14 +860,8 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 	return nil, 0, n + tarBlock
 }
 
-// parseName returns the name of a file: that of GNU tar or of the PAX records before its header, or that in the header.
-func parseName(header, paxName, gnuName []byte) []byte {
-	switch {
-	case len(gnuName) > 0:
-		return gnuName
-	case paxName != nil:
-		return paxName
-	}
+// parseName reads the name in a header.
+func parseName(header []byte) []byte {
 	name, _, _ := bytes.Cut(header[:100], []byte{0})
 	if string(header[257:263]) == posixMagic && header[345] != 0 {
 		prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
@@ -1405,7 +1400,7 @@ func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") +
 // staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
 // this is noticed by what is read.
 func staleIndex(shard string) error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if there is one, and open the shard again", indexName(shard))
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if any, and open the shard again", indexName(shard))
 }
 
 // readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
