@@ -7224,7 +7224,7 @@ func TestStreamRanks(t *testing.T) {
 // TestStreamTails: Shard deals a stream out as a loader deals out its samples, and resumes after every item. An epoch that
 // becomes shorter while PadTail reads it again is an error.
 func TestStreamTails(t *testing.T) {
-	for n := range 11 {
+	for n := range map[bool]int{false: 11, true: 5}[testing.Short()] {
 		for ranks := 1; ranks <= 4; ranks++ {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for rank := range ranks {
