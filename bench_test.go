@@ -179,7 +179,8 @@ func BenchmarkThroughput(b *testing.B) {
 		pic.add(`<text class="time" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
 		pic.add(`<text class="time" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
 	}
-	pic.add(`<text class="time" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
+	const axis = `<text class="time" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
+	pic.add(axis, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
 	pic.add(`<line class="ideal" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(0), right, y(most))
 	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
 	for _, kind := range []struct {
@@ -224,7 +225,7 @@ func TestTimeline(t *testing.T) {
 	unordered := journeys(t, Options{Workers: workers, Prefetch: prefetch, Unordered: true})
 	ordered := journeys(t, Options{Workers: workers, Prefetch: prefetch})
 	larger := journeys(t, Options{Workers: workers, Prefetch: 2 * prefetch})
-	slow, left := ordered[2].received, len(ordered)-2
+	slow, left, cost := ordered[2].received, len(ordered)-2, end(larger)-end(unordered)
 	room := fmt.Sprintf("window %d = %d workers × Prefetch %d", window, workers, prefetch)
 	times := "Loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. Training takes 10 ms."
 	names := " Batches 10 and 11 are a and b."
@@ -250,7 +251,7 @@ func TestTimeline(t *testing.T) {
 			"cache[0]": fmt.Sprintf("batch k waits for its turn in cache[k %% %d]", window),
 			"cache[2]": "empty: the caller waits for batch 2",
 			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each: %d ms", 10*slow, left, 10*(slow+left)),
-			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*(end(larger)-end(unordered))),
+			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*cost),
 		})...)},
 	} {
 		title := fmt.Sprintf("%s: %d ms, %d ms of them waiting for batches", c.title, 10*end(c.run), 10*(end(c.run)-len(c.run)))
@@ -410,7 +411,8 @@ type lane struct{ name, columns, note string }
 // legend says what the bars of a timeline mean.
 func (p *svg) legend(text string) {
 	p.add(`<text x="8" y="20">%s</text>`, text)
-	for i, kind := range []string{"load: loading", "wait: ready, waiting", "train: training", "load slow: batch 2", "full: window full"} {
+	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "load slow: batch 2", "full: window full"}
+	for i, kind := range kinds {
 		class, name, _ := strings.Cut(kind, ": ")
 		p.add(`<rect class="%s" x="%d" y="30" width="24" height="14" rx="2"/>`, class, 8+140*i)
 		p.add(`<text x="%d" y="41">%s</text>`, 38+140*i, name)
@@ -447,7 +449,8 @@ func (p *svg) panel(title string, lanes []lane) {
 
 // bars draws the columns of a lane. A bar is what is the same in several columns.
 func (p *svg) bars(l lane, left, y, column, bottom int) {
-	kind := map[string]string{"load": "load", "worker": "load", "queue": "wait", "cache": "wait", "train": "train"}[strings.TrimRight(l.name, " [0123456789]")]
+	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "cache": "wait", "train": "train"}
+	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
 	for from := 0; from < len(l.columns); {
 		sign, class := l.columns[from:from+1], kind
 		n := len(l.columns[from:]) - len(strings.TrimLeft(l.columns[from:], sign))
@@ -678,9 +681,7 @@ func BenchmarkTokens(b *testing.B) {
 	const size, window, windows = 16, 1024, 1 << 15
 	file := must(os.Create(filepath.Join(b.TempDir(), "tokens.bin")))
 	defer file.Close()
-	if err := binary.Write(file, binary.LittleEndian, make([]uint16, window*windows)); err != nil {
-		b.Fatal(err)
-	}
+	must(0, binary.Write(file, binary.LittleEndian, make([]uint16, window*windows)))
 	// read reads window i into row, by way of buf.
 	read := func(row []int64, buf []byte, i int) error {
 		_, err := file.ReadAt(buf, int64(i)*int64(len(buf)))
@@ -705,9 +706,7 @@ func BenchmarkTokens(b *testing.B) {
 		at, batch, buf := order.Order(0), make([]int64, size*window), make([]byte, 2*window)
 		for pos := range windows {
 			j := pos % size
-			if err := read(batch[j*window:(j+1)*window], buf, at(pos)); err != nil {
-				b.Fatal(err)
-			}
+			must(0, read(batch[j*window:(j+1)*window], buf, at(pos)))
 		}
 	}
 	sample := Func(windows, func(_ context.Context, i int) (Tensor[int64], error) {
@@ -759,17 +758,12 @@ func BenchmarkStart(b *testing.B) {
 			break
 		}
 	}
-	loader, err := New(numbers(huge), List[int], opts)
-	if err != nil {
-		b.Fatal(err)
-	}
+	loader := must(New(numbers(huge), List[int], opts))
 	middle := Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
 	b.Run("New", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := New(numbers(huge), List[int], opts); err != nil {
-				b.Fatal(err)
-			}
+			must(New(numbers(huge), List[int], opts))
 		}
 	})
 	b.Run("first", func(b *testing.B) {
@@ -785,10 +779,7 @@ func BenchmarkStart(b *testing.B) {
 		}
 	})
 	b.Run("first/workers=4", func(b *testing.B) {
-		small, err := New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})
-		if err != nil {
-			b.Fatal(err)
-		}
+		small := must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true}))
 		b.ReportAllocs()
 		for epoch := 0; b.Loop(); epoch++ {
 			begin(b, small, Cursor{Epoch: epoch})
@@ -811,23 +802,19 @@ func BenchmarkGoTree(b *testing.B) {
 	n, bytes, order := files.Len(), 0, Random(files.Len(), 0).Order(0)
 	names := make([]string, n)
 	for pos := range names {
-		file, err := files.Get(b.Context(), order(pos))
-		if err != nil {
-			b.Fatal(err)
-		}
+		file := must(files.Get(b.Context(), order(pos)))
 		names[pos] = filepath.Join(src, file.Name)
 		bytes += len(file.Data)
 	}
 	loop := func() {
 		for _, name := range names {
-			if _, err := os.ReadFile(name); err != nil {
-				b.Fatal(err)
-			}
+			must(os.ReadFile(name))
 		}
 	}
 	for _, workers := range []int{0, 1, 2, 4} {
 		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
-		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"}, amount{float64(bytes) / 1e6, "MB"})
+		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"},
+			amount{float64(bytes) / 1e6, "MB"})
 	}
 }
 
@@ -848,7 +835,8 @@ var (
 // it.
 func BenchmarkMine(b *testing.B) {
 	if *mineData == "" {
-		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar'; -decode decodes it, too")
+		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar';",
+			"-decode decodes it, too")
 		b.SkipNow()
 	}
 	data, unit, err := openMine(b, *mineData, *mineDecode)
@@ -1035,8 +1023,9 @@ func idleSeconds() float64 {
 
 // print writes a line in the format of benchmarks.
 func (w *way) print(out io.Writer, unit string) {
-	fmt.Fprintf(out, "BenchmarkMine/%-22s\t%v\n", fmt.Sprintf("%s-%d", w.name, runtime.GOMAXPROCS(0)), testing.BenchmarkResult{N: w.n, Extra: map[string]float64{
-		"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio)}})
+	extra := map[string]float64{"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio)}
+	name := fmt.Sprintf("%s-%d", w.name, runtime.GOMAXPROCS(0))
+	fmt.Fprintf(out, "BenchmarkMine/%-22s\t%v\n", name, testing.BenchmarkResult{N: w.n, Extra: extra})
 }
 
 // adviceOf says how many workers are enough, and what the limit is, as far as the measurement shows it. ways[0] is the loop.
@@ -1049,10 +1038,11 @@ func adviceOf(first, cold *way, ways []*way, cpus int) string {
 		}
 	}
 	enough := ways[1+slices.IndexFunc(ways[1:], func(w *way) bool { return median(w.ratio) >= 0.95*best })]
-	limit := fmt.Sprintf("the CPUs are the limit: they were idle for %.0f %% of the time, and more workers do not help", 100*idle)
+	format := "the CPUs are the limit: they were idle for %.0f %% of the time, and more workers do not help"
 	if idle > 0.25 {
-		limit = fmt.Sprintf("the disk or the network is the limit: the CPUs were idle for %.0f %% of the time, but more workers do not help", 100*idle)
+		format = "the disk or the network is the limit: the CPUs were idle for %.0f %% of the time, but more workers do not help"
 	}
+	limit := fmt.Sprintf(format, 100*idle)
 	if best > 1.1*within {
 		limit = fmt.Sprintf("the disk or the network is the limit: more workers than the %d CPUs help", cpus)
 	}
@@ -1071,9 +1061,10 @@ func adviceOf(first, cold *way, ways []*way, cpus int) string {
 // TestMine checks what BenchmarkMine prints about a folder and about shards, and its errors.
 func TestMine(t *testing.T) {
 	dir := t.TempDir()
-	must(0, os.CopyFS(dir, fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}))
+	files := fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}
+	must(0, os.CopyFS(dir, files))
 	shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
-	most := fmt.Sprintf("BenchmarkMine/workers=%d-", 2*runtime.GOMAXPROCS(0))
+	most := fmt.Sprintf("workers=%d", 2*runtime.GOMAXPROCS(0))
 	for _, x := range []struct{ pattern, unit, bad string }{
 		{dir, "file", `Decode("b/3.json")`},
 		{filepath.Join(dir, "a"), "file", ""},
@@ -1084,13 +1075,17 @@ func TestMine(t *testing.T) {
 			var out strings.Builder
 			data, unit, err := openMine(t, x.pattern, decode)
 			equal(t, x.pattern, unit, x.unit)
+			if testing.Short() && !decode {
+				continue
+			}
 			if decode && x.bad != "" {
 				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Second)), x.bad)
 				continue
 			}
 			advice, err := measure(t.Context(), &out, must(data, err), unit, time.Millisecond)
-			for _, part := range []string{"BenchmarkMine/first-pass-", "BenchmarkMine/loop-", "BenchmarkMine/workers=0-", "BenchmarkMine/workers=1-", most} {
-				line := regexp.MustCompile(part + `\d+ *\t +[1-9]\d*\t +[\d.]+ MB/s\t +[\d.]+ ` + unit + `s/s\t +[\d.]+ x-loop\n`)
+			for _, name := range []string{"first-pass", "loop", "workers=0", "workers=1", most} {
+				figures := `-\d+ *\t +[1-9]\d*\t +[\d.]+ MB/s\t +[\d.]+ ` + unit + `s/s\t +[\d.]+ x-loop\n`
+				line := regexp.MustCompile("BenchmarkMine/" + name + figures)
 				if err != nil || !line.MatchString(out.String()) || !strings.HasPrefix(advice, "Workers: ") {
 					t.Errorf("%s: %v, no %q in\n%s%s", x.pattern, err, line, &out, advice)
 				}
@@ -1098,8 +1093,11 @@ func TestMine(t *testing.T) {
 		}
 	}
 	for pattern, want := range map[string]string{
-		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "a { has no }", "[": "syntax error in pattern",
-		t.TempDir(): "no file", filepath.Join(dir, "a", "*.txt"): "1.txt",
+		filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
+		"x{1":                            "a { has no }",
+		"[":                              "syntax error in pattern",
+		t.TempDir():                      "no file",
+		filepath.Join(dir, "a", "*.txt"): "1.txt",
 	} {
 		_, _, err := openMine(t, pattern, false)
 		saysAll(t, err, want)
@@ -1113,9 +1111,11 @@ func TestAdvice(t *testing.T) {
 		idle, first float64
 		want        string
 	}{
-		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1, "Workers: 2 is enough … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
+		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1,
+			"Workers: 2 is enough … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
 		{[4]float64{1, 0.99, 1, 0.98}, 0.5, 1, "Workers: 0 … the disk or the network … idle for 50 %"},
-		{[4]float64{1, 1, 2, 4}, 0.1, 0.2, "Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
+		{[4]float64{1, 1, 2, 4}, 0.1, 0.2,
+			"Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
 	} {
 		loop := &way{speed: []float64{1}}
 		ways := []*way{loop}
@@ -1132,7 +1132,7 @@ func TestAdvice(t *testing.T) {
 // written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
-	files := jpegFiles(b, 16)
+	files := jpegFiles(16)
 	file := func(i int) []byte { return files[i%len(files)] }
 	byHand := func(from, to int) {
 		batch := make([]float32, size*pixels)
@@ -1156,7 +1156,8 @@ func BenchmarkImages(b *testing.B) {
 		both.Go(func() { byHand(n/2, n) })
 		both.Wait()
 	}, amount{n, "images"})
-	decoded := Transform(Func(n, func(_ context.Context, i int) ([]byte, error) { return file(i), nil }), func(_ context.Context, file []byte) (Tensor[float32], error) {
+	encoded := Func(n, func(_ context.Context, i int) ([]byte, error) { return file(i), nil })
+	decoded := Transform(encoded, func(_ context.Context, file []byte) (Tensor[float32], error) {
 		t := Tensor[float32]{Data: make([]float32, pixels), Shape: []int{3, imageSide, imageSide}}
 		return t, decodeTo(t.Data, file)
 	})
@@ -1181,7 +1182,7 @@ func BenchmarkImages(b *testing.B) {
 }
 
 // jpegFiles makes JPEG files of about 50 KB: waves, and noise, which is what takes the space.
-func jpegFiles(b *testing.B, n int) (files [][]byte) {
+func jpegFiles(n int) (files [][]byte) {
 	for f := range n {
 		img := image.NewYCbCr(image.Rect(0, 0, 500, 375), image.YCbCrSubsampleRatio420)
 		for i := range img.Y {
@@ -1192,9 +1193,7 @@ func jpegFiles(b *testing.B, n int) (files [][]byte) {
 			img.Cb[i], img.Cr[i] = uint8(i/img.CStride), uint8(i%img.CStride)
 		}
 		var file bytes.Buffer
-		if err := jpeg.Encode(&file, img, &jpeg.Options{Quality: 85}); err != nil {
-			b.Fatal(err)
-		}
+		must(0, jpeg.Encode(&file, img, &jpeg.Options{Quality: 85}))
 		files = append(files, file.Bytes())
 	}
 	return files
@@ -1364,7 +1363,8 @@ func BenchmarkStreams(b *testing.B) {
 	})
 	half := count(n / 2)
 	against(b, "Mix/in-turn", "item", n, "Pull2", pulled, drain(Mix(MixOptions{Stop: StopAtLast}, half, half)))
-	against(b, "Mix/weights", "item", n, "Pull2", pulled, drain(Mix(MixOptions{Weights: []float64{1, 1}, Stop: StopAtLast}, half, half)))
+	weighted := MixOptions{Weights: []float64{1, 1}, Stop: StopAtLast}
+	against(b, "Mix/weights", "item", n, "Pull2", pulled, drain(Mix(weighted, half, half)))
 
 	work := burn(20 * time.Microsecond)
 	const few = 2000
@@ -1395,11 +1395,9 @@ func BenchmarkFirstBatch(b *testing.B) {
 			}
 		}
 	}
-	loader, err := New(Func(4096, get), List[int], Options{BatchSize: 32, Workers: 2})
-	if err != nil {
-		b.Fatal(err)
-	}
-	against(b, "pipeline", "batch", 1, "loader", first(StreamOf(loader)), first(Batch(Map(Indices(Sequential(4096)), 2, get), 32, List[int])))
+	loader := must(New(Func(4096, get), List[int], Options{BatchSize: 32, Workers: 2}))
+	pipeline := Batch(Map(Indices(Sequential(4096)), 2, get), 32, List[int])
+	against(b, "pipeline", "batch", 1, "loader", first(StreamOf(loader)), first(pipeline))
 }
 
 // BenchmarkResume is the time to the first item of a pipeline that resumes in the middle of 10^9.
@@ -1502,9 +1500,7 @@ func benchTar(b *testing.B, header tar.Header) {
 			must(data.Get(b.Context(), order(i)))
 		}
 	}, amount{20000, "records"})
-	if err := data.WriteIndex(); err != nil {
-		b.Fatal(err)
-	}
+	must(0, data.WriteIndex())
 	against(b, "from an index", "entry", 40000, "archive/tar", bare(false), func() {
 		must(OpenTar(name)).Close()
 	}, amount{40000, "entries"})
