@@ -241,15 +241,15 @@ func TestTimeline(t *testing.T) {
 		{"Workers: 1, load while training", one, lanes(one, 0, nil)},
 		{"Workers: 3, Unordered: true, out of order", unordered, lanes(unordered, 0, map[string]string{
 			"worker 0": room,
-			"queue":    "ready, while the caller trains",
+			"queue":    "ready, while the loop trains",
 			"train":    "an order that depends on timing",
 		})},
-		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window, map[string]string{
+		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window+1, map[string]string{
 			"worker 0": "window full: no task until batch 2 is handed over",
 			"worker 1": room,
-			"queue":    "ready, while the caller trains",
-			"cache[0]": fmt.Sprintf("batch k waits for its turn in cache[k %% %d]", window),
-			"cache[2]": "empty: the caller waits for batch 2",
+			"queue":    "ready, while the loop trains",
+			"ready[0]": fmt.Sprintf("the cache: batch k waits for its turn in slot k %% %d", window+1),
+			"ready[2]": "not ready: the loop waits for batch 2",
 			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each: %d ms", 10*slow, left, 10*(slow+left)),
 			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*cost),
 		})...)},
@@ -266,7 +266,7 @@ func TestTimeline(t *testing.T) {
 }
 
 // A journey is the way of a batch, in columns of 10 ms: when it was sent to the workers, when a worker began and ended to
-// load it, when it went from the queue of results into the cache, and when the caller had it.
+// load it, when it went from the queue of results into the cache, and when the loop had it.
 type journey struct{ batch, worker, sent, start, done, cached, received int }
 
 // journeys lets a loader load twelve batches in fake time.
@@ -289,7 +289,7 @@ func journeys(t *testing.T, opts Options) (all []journey) {
 		}
 		at := func(x time.Time) int { return int(x.Sub(start) / column) }
 		for _, tm := range timings {
-			// The caller takes results from the queue until it has the one whose turn it is. The others go into the cache.
+			// The loop takes results from the queue until it has the one whose turn it is. The others go into the cache.
 			turn := timings[slices.IndexFunc(timings, func(x Timing) bool { return !x.Done.Before(tm.Done) })]
 			cached := at(tm.Received)
 			if turn.Batch < tm.Batch && !opts.Unordered {
@@ -338,7 +338,7 @@ func lanes(run []journey, slots int, notes map[string]string) []lane {
 	all := slices.Concat(
 		rows(loader, 0, run, func(j journey) (int, int) { return j.start, j.done }),
 		rows("queue", 0, run, func(j journey) (int, int) { return j.done, j.cached }),
-		rows("cache[#]", slots, run, func(j journey) (int, int) { return j.cached, j.received }),
+		rows("ready[#]", slots, run, func(j journey) (int, int) { return j.cached, j.received }),
 		rows("train", 1, run, func(j journey) (int, int) { return j.received, j.received + 1 }),
 		[]lane{{name: "ms", columns: axis}})
 	for i := range all {
@@ -584,7 +584,7 @@ func BenchmarkWork(b *testing.B) {
 // BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64. The limit is the copy
 // of the same bytes in one piece. Without workers the baseline is a hand-written loop that copies the rows into one buffer.
 // With workers it is two goroutines that fill buffers and hand them over in any order, as many as the loader has in
-// flight, to a caller that reads them. Such memory moves from one core to the other and back, in both.
+// flight, to a loop that reads them. Such memory moves from one core to the other and back, in both.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
