@@ -449,7 +449,7 @@ func (p *svg) panel(title string, lanes []lane) {
 
 // bars draws the columns of a lane. A bar is what is the same in several columns.
 func (p *svg) bars(l lane, left, y, column, bottom int) {
-	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "cache": "wait", "train": "train"}
+	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "ready": "wait", "train": "train"}
 	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
 	for from := 0; from < len(l.columns); {
 		sign, class := l.columns[from:from+1], kind
