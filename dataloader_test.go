@@ -6851,6 +6851,7 @@ func TestStreams(t *testing.T) {
 		{"Mix forever", of(Mix(forever, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
 		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))), ""},
 		{"Shard", of(counting(8, 4).Shard(Shard{1, 3}, PadTail)), "[201 error item 4 is bad 207]"},
+		{"Shard, mapped", of(Map(counting(20, 4).Shard(Shard{0, 3}, PadTail), 0, double)), ""},
 		{"Shard, zero", of(counting(3).Shard(Shard{}, PadTail)), "[200 201 202]"},
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
