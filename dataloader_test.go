@@ -1,11 +1,11 @@
 package dataloader
 
-// Tests are half of the package. This file has five parts, each with an index of its own at its head:
+// Tests are two thirds of the package. This file has five parts, each with an index of its own at its head:
 //
 //	Helpers         data sets, samplers and sequences under observation, and how results are compared
 //	Examples        the documentation: what a reader wants to do, compiled and run
 //	First reading   the classic loader, in the order of the rooms: dataset.go, sampler.go, batch.go, worker.go, dataloader.go
-//	Second reading  streams, in the same order; Stats, Progress, profiles, the timeline
+//	Second reading  streams, in the same order; Stats, Progress, profiles
 //	Tar shards      the stream, the web, the index, the writer
 //
 // Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a

@@ -614,7 +614,10 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // must not change after the item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos,
 // and the State from which the item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended,
 // it does not yield the item, and its last pair has context.Cause(ctx). At the end of its data it just returns, and the
-// epoch is complete. ExampleStream and ExampleStream_stage show a source and a stage. To test your own, copy it into a
+// epoch is complete. A stage that drops items looks at ctx before each, since it may yield nothing for long. A stage that keeps
+// items, to reorder them, keeps their Value and Err: a cursor of many sources is larger than most items. State is copied into
+// the cursors of the stages behind and is written with each checkpoint, so it should hold places, not items, and of what is only
+// compared a digest. ExampleStream and ExampleStream_stage show a source and a stage. To test your own, copy it into a
 // test file in this folder and call checkStream.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
