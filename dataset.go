@@ -608,17 +608,21 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // the sequence cannot be continued, and belongs to its last pair: the context has ended (then it is context.Cause), the
 // cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
 //
-// A stream of your own is a function of this type. A cursor with Pos 0 and a nil State is the start of an epoch, and the
-// stream begins there. Any other cursor must be one of its own: the stream writes a description of itself into State, and
-// if Load finds another one, it yields one error and ends. State is any value that encoding/json writes and reads. It
-// must not change after the item has been yielded. Each item, failed or not, has a Next: the same Epoch, a greater Pos,
-// and the State from which the item after it can be read. A stream looks at ctx when an item is ready. If ctx has ended,
-// it does not yield the item, and its last pair has context.Cause(ctx). At the end of its data it just returns, and the
-// epoch is complete. A stage that drops items looks at ctx before each, since it may yield nothing for long. A stage that keeps
-// items, to reorder them, keeps their Value and Err: a cursor of many sources is larger than most items. State is copied into
-// the cursors of the stages behind and is written with each checkpoint, so it should hold places, not items, and of what is only
-// compared a digest. ExampleStream and ExampleStream_stage show a source and a stage. To test your own, copy it into a
-// test file in this folder and call checkStream.
+// A stream of your own is a function of this type. ExampleStream and ExampleStream_stage show a source and a stage. To test
+// your own, copy it into a test file in this folder and call checkStream. These are the rules:
+//
+//   - A cursor with Pos 0 and a nil State is the start of an epoch, and the stream begins there. Any other cursor must be one
+//     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error
+//     and ends.
+//   - State is any value that encoding/json writes and reads. It must not change after the item has been yielded. Stages
+//     behind copy it into their own, and each checkpoint has it. So it holds places, not items, and of what is only compared a
+//     digest.
+//   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the item after it can be
+//     read.
+//   - A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and its last pair has
+//     context.Cause(ctx). At the end of its data it just returns, and the epoch is complete.
+//   - A stage that drops items looks at ctx before each, since it may yield nothing for long. A stage that reorders items
+//     keeps their Value and Err, but not their Next: the cursor of a Mix of many sources is larger than most items.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
 //
