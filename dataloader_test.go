@@ -8137,6 +8137,101 @@ func TestDamagedCounts(t *testing.T) {
 	}
 }
 
+// Cursors of earlier versions.
+
+// TestSavedCursors: cursors that an earlier version of the package has saved, two of each stage and source. Each resumes with
+// exactly the items that the earlier version had left, or is refused as made by an older version; never because "the source
+// has changed", which is not true. -update does not write the file: whoever changes a cursor adds new ones to it.
+func TestSavedCursors(t *testing.T) {
+	older := []string{} // the streams whose cursors are refused
+	var saved []struct {
+		Name   string
+		Cursor Cursor
+		Rest   []string
+	}
+	must(0, json.Unmarshal(must(os.ReadFile("testdata/cursors.json")), &saved))
+	streams, seen := savedStreams(t), map[string]bool{}
+	for _, c := range saved {
+		seen[c.Name] = true
+		want := c.Rest
+		if slices.Contains(older, c.Name) {
+			want = []string{fmt.Sprintf("made by an older version of this package: finish the epoch with it, or start at Cursor{Epoch: %d}", c.Cursor.Epoch)}
+		}
+		at := c.Cursor
+		got := outcomes(streams[c.Name](&at))
+		if slices.Contains(older, c.Name) && len(got) == 1 {
+			_, got[0], _ = strings.Cut(got[0], "}: ")
+		}
+		equal(t, fmt.Sprintf("%s, from %v", c.Name, c.Cursor), got, want)
+	}
+	equal(t, "streams", len(seen), len(streams))
+}
+
+// savedStreams are the streams and loaders of testdata/cursors.json. Never change one: its cursors would no longer fit.
+func savedStreams(t *testing.T) map[string]func(*Cursor) iter.Seq2[string, error] {
+	ten, other, sampler := counting(10, 3), Indices(Sequential(7)), Random(12, 4)
+	batched := Batch(counting(11, 9), 4, List[int])
+	weighted := func(stop Stop, all ...ints) ints {
+		return Mix(MixOptions{Weights: []float64{1, 3}, Seed: 8, Stop: stop}, all...)
+	}
+	names, shards := tenShards()
+	tar := func(shard Shard) Stream[Record] {
+		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Shard: shard, Open: inMemory(shards)}))
+	}
+	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Shard: Shard{1, 2}})
+	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Unordered: true})
+	streamed := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 3, Sampler: sampler}))
+	return map[string]func(*Cursor) iter.Seq2[string, error]{
+		"FromSeq":                        shown(ten.Run),
+		"Indices":                        shown(Indices(sampler).Run),
+		"Filter":                         shown(ten.Filter(func(i int) bool { return i%4 > 0 }).Run),
+		"OnError":                        shown(ten.OnError(dropBad).Run),
+		"Map":                            shown(Map(ten, 2, quick).Run),
+		"Prefetch":                       shown(ten.Prefetch(3).Run),
+		"Batch":                          shown(batched.Run),
+		"Take":                           shown(ten.Take(8).Run),
+		"Repeat":                         shown(ten.Repeat(2).Run),
+		"Chain":                          shown(Chain(other, ten).Run),
+		"Zip":                            shown(Zip(ten, other).Run),
+		"Unbatch":                        shown(Unbatch(batched).Run),
+		"Shuffle":                        shown(ten.Shuffle(4, 1).Run),
+		"Mix in turn":                    shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Run),
+		"Mix in turn, cycle":             shown(Mix(MixOptions{Stop: CycleUntilLast}, other.Take(2), ten, other).Run),
+		"Mix by weight":                  shown(weighted(StopAtLast, ten, other).Run),
+		"Mix by weight, cycle":           shown(weighted(CycleUntilLast, ten, other).Run),
+		"Shard":                          shown(ten.Shard(Shard{1, 3}, PadTail).Run),
+		"Tar":                            shown(briefly(tar(Shard{})).Run),
+		"Tar, a shard":                   shown(briefly(tar(Shard{1, 2})).Run),
+		"loader":                         shown(loader.Run),
+		"loader, unordered":              shown(unordered.Run),
+		"loader as a stream":             shown(streamed.Run),
+		"by hand":                        shown(Stream[[]int](own).Run),
+		"nested, no Shuffle":             shown(Batch(Map(Zip(Chain(other, ten).Repeat(2).Take(30), ten.Repeat(0)), 2, add), 3, List[int]).Prefetch(2).Run),
+		"Unbatch of a loader":            shown(Unbatch(streamed).Run),
+		"Unbatch of Unbatch":             shown(Unbatch(Batch(Unbatch(batched), 3, List[int])).Run),
+		"Unbatch of Shuffle":             shown(Unbatch(Batch(ten.Shuffle(4, 1), 4, List[int])).Run),
+		"Unbatch of Mix by weight":       shown(Unbatch(Batch(weighted(StopAtLast, ten, other), 4, List[int])).Run),
+		"Shuffle of Mix":                 shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Shuffle(5, 2).Run),
+		"Mix of Shuffles":                shown(Mix(MixOptions{Stop: StopAtLast}, other.Shuffle(3, 1), ten.Shuffle(4, 1)).Run),
+		"Shard of Shuffle":               shown(ten.Shuffle(4, 1).Shard(Shard{1, 2}, UnevenTail).Run),
+		"Tar, shuffled, batched, ahead":  shown(Batch(briefly(tar(Shard{}).Shuffle(6, 2)), 2, List[string]).Prefetch(2).Run),
+		"Tar in turn, batched, unpacked": shown(Unbatch(Batch(briefly(Mix(MixOptions{Stop: StopAtLast}, tar(Shard{0, 2}), tar(Shard{1, 2}))), 3, List[string])).Run),
+	}
+}
+
+// shown is a run of a loader or a stream, with its values in words.
+func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*Cursor) iter.Seq2[string, error] {
+	return func(at *Cursor) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for v, err := range run(context.Background(), at) {
+				if !yield(fmt.Sprint(v), err) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // The tests of tar shards: first helpers, then the stream, archives that others wrote, the web reader, the index, the
 // writer, Expand and Decode.
 
