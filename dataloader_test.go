@@ -2146,10 +2146,10 @@ func ExampleMixOptions() {
 		fmt.Println()
 	}
 	// Output:
-	// abXcdef
+	// abXcdefY
 	// abXcdefYZ
-	// abXcdefabcYdefaZ
-	// abXcdefabcYdefaZXbcdefaY
+	// abXcdefYabZcdef
+	// abXcdefYabZcdefXabYcZdeX
 }
 
 // Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
@@ -7091,7 +7091,7 @@ func TestReadAhead(t *testing.T) {
 		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
 		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
 		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
-		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 0},
+		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 4},
 		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
 		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
 		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
@@ -7515,8 +7515,8 @@ func TestStreamsThatDie(t *testing.T) {
 }
 
 // TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
-// cleanup or because it goes on; behind a goroutine nobody is left to hear of it. A Mix leaves its other sources all the
-// same. (The bubble would report their goroutines.)
+// cleanup or because it goes on; behind a goroutine, as in a Mix, nobody is left to hear of it. (The bubble would report
+// goroutines that are left over.)
 func TestPanicsOfTheLoop(t *testing.T) {
 	for name, s := range behind(counting(3), 5) {
 		mustPanic(t, func() {
@@ -7546,7 +7546,7 @@ func TestPanicsOfTheLoop(t *testing.T) {
 			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
 			mustPanic(t, func() { leave(s, 1) }, says)
 			mustPanic(t, func() { leave(Map(s, 0, quick), 1) }, says)
-			mustPanic(t, func() { leave(Mix(MixOptions{}, other, s, other, s, other), 5) }, says)
+			leave(Mix(MixOptions{}, other, s, other, s, other), 5)
 			for workers := 1; workers < 4; workers++ {
 				leave(Map(s, workers, quick), 1)
 				leave(s.Prefetch(workers), 1)
@@ -8319,6 +8319,209 @@ func TestShuffleMixes(t *testing.T) {
 	}
 }
 
+// TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most. The loop
+// waits only for the source that it draws.
+func TestMixStart(t *testing.T) {
+	const ms = time.Millisecond
+	slow := func(open time.Duration) ints {
+		return (&feed{n: 9, before: func(ctx context.Context, i int) {
+			if i == 0 {
+				time.Sleep(open)
+			}
+		}}).stream()
+	}
+	for _, c := range []struct {
+		name  string
+		opens []time.Duration // how long each source takes to open
+		opts  MixOptions
+		want  time.Duration // for one item of each
+	}{
+		{"in turn", slices.Repeat([]time.Duration{50 * ms}, 8), MixOptions{}, 50 * ms},
+		{"by weight", slices.Repeat([]time.Duration{50 * ms}, 8), MixOptions{Weights: slices.Repeat([]float64{1}, 8)}, 50 * ms},
+		{"64", slices.Repeat([]time.Duration{50 * ms}, 64), MixOptions{Stop: StopAtLast}, 50 * ms},
+		{"66", slices.Repeat([]time.Duration{50 * ms}, 66), MixOptions{Stop: StopAtLast}, 150 * ms},
+		{"only the one that is drawn", []time.Duration{0, 0, 70 * ms}, MixOptions{}, 70 * ms},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var sources []ints
+			for _, open := range c.opens {
+				sources = append(sources, slow(open))
+			}
+			s := Mix(c.opts, sources...)
+			var at Cursor
+			for _, stop := range []int{1, len(sources)} { // the second loop resumes
+				start, n := time.Now(), 0
+				for _, err := range s.Run(t.Context(), &at) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					if n++; n == stop {
+						break
+					}
+				}
+				if stop > 1 || c.want == 50*ms {
+					equal(t, c.name, time.Since(start), c.want)
+				}
+				at = throughJSON(t, at)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // an ended source is not opened again
+		s := Mix(MixOptions{Stop: StopAtLast}, slow(0).Take(1), slow(0))
+		at := cursors(t, s)[5]
+		s = Mix(MixOptions{Stop: StopAtLast}, slow(time.Hour).Take(1), slow(0))
+		start := time.Now()
+		equal(t, "the rest", len(collect(t, s.Run(t.Context(), &at))), 5)
+		equal(t, "time", time.Since(start), time.Duration(0))
+	})
+}
+
+// TestMixLeaves: on leaving, the context of all sources ends, and Mix waits for them, also for one that does not look at it. An
+// error, a panic or a Goexit of a source comes when the source is drawn.
+func TestMixLeaves(t *testing.T) {
+	for _, deaf := range []time.Duration{0, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			waiting := &feed{n: 1, before: func(ctx context.Context, i int) {
+				select {
+				case <-ctx.Done():
+				case <-time.After(2 * time.Hour):
+				}
+				time.Sleep(deaf)
+			}}
+			start := time.Now()
+			for i := range Mix(MixOptions{}, counting(3), waiting.stream(), waiting.stream()).Epoch(t.Context(), 0) {
+				equal(t, "the item", i, 0)
+				break
+			}
+			equal(t, "time, and sources that were left", fmt.Sprint(time.Since(start), waiting.left.Load()), fmt.Sprint(deaf, 2))
+		})
+	}
+	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
+		synctest.Test(t, func(t *testing.T) {
+			bad := (&feed{n: 9, before: func(_ context.Context, i int) {
+				if i == 2 {
+					die()
+				}
+			}}).stream()
+			got := outcomes(Mix(MixOptions{Stop: StopAtLast}, counting(9), bad, counting(1)).Epoch(t.Context(), 0))
+			equal(t, "outcomes", got, "[0 0 0 1 1 2 error dataloader: the stream: "+what+"]")
+		})
+	}
+	refused := errors.New("refused")
+	broken := Stream[int](func(context.Context, Cursor) iter.Seq2[Item[int], error] { return one(Item[int]{}, refused) })
+	got := outcomes(Mix(MixOptions{Stop: StopAtLast}, counting(9), counting(9), broken).Epoch(t.Context(), 0))
+	equal(t, "an error that is drawn", got, "[0 0 error refused]")
+}
+
+// TestMixLockedToThread: a loop over a Mix may run in a goroutine that is locked to its thread, as those of CUDA are.
+func TestMixLockedToThread(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := Zip(Mix(MixOptions{Stop: StopAtLast}, counting(5), Mix(MixOptions{}, counting(3), counting(2)).Shuffle(2, 1), counting(3).Prefetch(1)), counting(99))
+	want := outcomes(s.Epoch(t.Context(), 0))
+	for k, at := range cursors(t, s) {
+		equal(t, "the rest", outcomes(s.Run(t.Context(), &at)), want[k:])
+	}
+}
+
+// TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them from the start, the count of each source differs
+// from its share by less than 5.
+func TestMixIsEven(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	for round := range 20 {
+		weights := make([]float64, 2+round%7)
+		total := 0.0
+		for i := range weights {
+			weights[i] = .02 + random.ExpFloat64()
+			total += weights[i]
+		}
+		m := mixer[int]{opts: &MixOptions{Weights: weights}, srcs: make([]ints, len(weights)), seed: random.Uint64()}
+		counts := make([]int, len(weights))
+		for m.state.N < 100_000 {
+			counts[m.choose()]++
+			m.state.N++
+			for i, n := range counts {
+				if off := float64(n) - float64(m.state.N)*weights[i]/total; math.Abs(off) >= 5 {
+					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.state.N, weights, i, off)
+				}
+			}
+		}
+	}
+}
+
+// TestMixOfShards: sources that are sharded each and then mixed leave every rank its share of each source, and any rank's
+// cursor resumes every rank. Mixed first and then dealt out, two sources in turn leave each of two ranks one source only.
+func TestMixOfShards(t *testing.T) {
+	thousand := Map(counting(20), 0, func(_ context.Context, i int) (int, error) { return 1000 + i, nil })
+	for _, opts := range []MixOptions{{}, {Weights: []float64{1, 2}}} {
+		part := func(rank, ranks int) ints {
+			shard := Shard{rank, ranks}
+			return Mix(opts, counting(20).Shard(shard, PadTail), thousand.Shard(shard, PadTail))
+		}
+		var all []int
+		for rank := range 4 {
+			got := collect(t, part(rank, 4).Epoch(t.Context(), 0))
+			all = append(all, got...)
+			other := cursors(t, part(3-rank, 4))
+			equal(t, "steps", len(other), len(got)+1)
+			for k, at := range other {
+				equal(t, fmt.Sprintf("rank %d, after step %d", rank, k), collect(t, part(rank, 4).Run(t.Context(), ptr(throughJSON(t, at)))), got[k:])
+			}
+		}
+		equal(t, "different items", len(slices.Compact(sorted(all))), len(all))
+	}
+	one := collect(t, Mix(MixOptions{}, counting(20), thousand).Shard(Shard{1, 2}, PadTail).Epoch(t.Context(), 0))
+	equal(t, "whether rank 1 has items of the first source", one[0] < 1000 || slices.Min(one) < 1000, false)
+}
+
+// TestNestedCursors: a stage adds a constant to the size of a cursor, however many are nested. A refusal names what differs, in
+// a few hundred bytes.
+func TestNestedCursors(t *testing.T) {
+	size := func(s ints) int {
+		var at Cursor
+		for item, err := range s.Take(150)(t.Context(), Cursor{Epoch: 1}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			at = item.Next
+		}
+		return len(must(json.Marshal(at)))
+	}
+	shuffles, pairs, sizes := counting(400), counting(400), [][]int{nil, nil}
+	for k := range 12 {
+		if shuffles = shuffles.Shuffle(k+3, uint64(k)); k%2 == 1 {
+			sizes[0] = append(sizes[0], size(shuffles))
+		}
+		if pairs = Unbatch(Batch(pairs, 4, List[int])).Shuffle(k+3, uint64(k)); k < 8 && k%2 == 1 {
+			sizes[1] = append(sizes[1], size(pairs))
+		}
+	}
+	t.Logf("bytes of a cursor of 2, 4, … 12 Shuffles: %d; of 2, 4, … 8 pairs of Shuffle and Unbatch: %d", sizes[0], sizes[1])
+	for _, sizes := range sizes {
+		for k, bytes := range sizes {
+			if bytes > 200+(k+1)*700 {
+				t.Errorf("%d stages make cursors of %d bytes", 2*(k+1), bytes)
+			}
+		}
+	}
+
+	names, shards := tenShards()
+	rank := func(rank, readers int) Stream[string] {
+		var parts []Stream[string]
+		for r := range readers {
+			parts = append(parts, briefly(must(Tar(names, TarOptions{Shard: Shard{rank*readers + r, 2 * readers}, Open: inMemory(shards)}))))
+		}
+		return Mix(MixOptions{Stop: StopAtLast}, parts...).Shuffle(4, 1)
+	}
+	for k, at := range cursors(t, rank(0, 2)) {
+		if k > 0 && k < 8 {
+			err := ending(rank(1, 2).Run(t.Context(), &at))
+			saysAll(t, err, "shard 0 of 4", "shard 2 of 4")
+			equal(t, "whether it is short", len(err.Error()) < 300, true)
+		}
+	}
+}
+
 // Cursors of earlier versions.
 
 // TestSavedCursors: cursors that an earlier version of the package has saved, two of each stage and source. Each resumes with
@@ -8326,7 +8529,8 @@ func TestShuffleMixes(t *testing.T) {
 // has changed", which is not true. -update does not write the file: whoever changes a cursor adds new ones to it.
 func TestSavedCursors(t *testing.T) {
 	older := []string{ // the streams whose cursors are refused
-		"Shuffle", "Shuffle of Mix", "Shard of Shuffle", "Mix of Shuffles", "Tar, shuffled, batched, ahead", "Unbatch of Shuffle", "Unbatch of Unbatch",
+		"Shuffle", "Shuffle of Mix", "Shard of Shuffle", "Mix of Shuffles", "Tar, shuffled, batched, ahead", "Mix by weight",
+		"Mix by weight, cycle", "Unbatch of Shuffle", "Unbatch of Mix by weight", "Unbatch of Unbatch",
 	}
 	var saved []struct {
 		Name   string

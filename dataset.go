@@ -747,9 +747,9 @@ func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 		s.Again, before.Pos, before.By, n, now.Pos, cmp.Or(now.By, before.By))
 }
 
-// A mark is a cursor of a source that is only compared. A stage that kept the cursor whole beside Source would double the
-// size of its own, and twelve such stages would make half a megabyte. So the JSON of a mark has a constant size. It is made
-// when the mark is saved or compared, and not for each item.
+// A mark is a cursor of a source that is only compared. A stage that kept it whole, beside Source, would double the size of its
+// own cursor, and twelve such stages would make half a megabyte. The JSON of a mark has a constant size. It is made when the
+// mark is saved or compared, because hashing a cursor takes microseconds, too long for each item.
 type mark struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
@@ -763,9 +763,11 @@ func markOf(c Cursor) mark {
 	io.WriteString(h, c.String())
 	m := mark{Pos: c.Pos, Digest: fmt.Sprintf("%016x", h.Sum64())}
 	for c.State != nil {
-		var s stageState
-		if c.Load(&s) != nil {
-			break // the cursor is of a stream made elsewhere
+		s, fresh := c.State.(*stageState)
+		if !fresh { // it is from JSON, or of a source
+			if s = new(stageState); c.Load(s) != nil {
+				break // of a source made elsewhere
+			}
 		}
 		m.By, c = s.By, s.Source
 		if len(s.Sources) > 0 {
