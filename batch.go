@@ -212,15 +212,20 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if state.N > 0 && (batch.Next.String() != state.End.String() || batch.Err == nil && len(batch.Value) != state.Again) {
-				return from.refused("the source has changed: a batch of %d elements up to %s has %d elements up to %s now",
-					state.Again, state.End.String(), len(batch.Value), batch.Next.String())
+			if state.N > 0 {
+				n := len(batch.Value)
+				if batch.Err != nil {
+					n = state.Again // nothing is known about its length
+				}
+				if err := state.changed(from, n, batch.Next); err != nil {
+					return err
+				}
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
 				state.N, batch.Value = 0, make([]T, 1)
 			}
 			for n := state.N; n < len(batch.Value); n++ {
-				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), End: batch.Next}
+				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), After: mark{at: batch.Next}}
 				if n+1 == len(batch.Value) {
 					next = stageState{Source: batch.Next}
 				}
@@ -231,7 +236,7 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			state = stageState{Source: batch.Next}
 		}
 		if state.N > 0 {
-			return from.refused("the source has changed: it ends before the batch of %d elements up to %s", state.Again, state.End.String())
+			return state.changed(from, 0, state.Source)
 		}
 		return nil
 	})

@@ -1326,11 +1326,14 @@ func BenchmarkStreams(b *testing.B) {
 		}
 	}
 	base := drain(ints)
-	line := func(name string, s Stream[int]) {
+	line := func(name string, s Stream[int], amounts ...amount) {
 		b.Run(name, func(b *testing.B) {
 			theirs, mine, allocs := rounds(b, base, drain(s))
 			for i := range mine {
 				mine[i] -= theirs[i]
+			}
+			for _, a := range amounts {
+				b.ReportMetric(a.n, a.unit)
 			}
 			b.ReportMetric(median(mine)/n, "added-ns/item")
 			b.ReportMetric(allocs/n, "allocs/item")
@@ -1342,7 +1345,13 @@ func BenchmarkStreams(b *testing.B) {
 	line("Repeat", ints.Repeat(1))
 	line("Shard", ints.Shard(Shard{}, UnevenTail))
 	line("Chain", Chain(ints))
-	line("Shuffle", ints.Shuffle(1000, 1))
+	for _, size := range []int{1000, 10000} {
+		read := 0 // items, before the first one leaves
+		for range Map(ints, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(size, 1).Epoch(b.Context(), 0) {
+			break
+		}
+		line(fmt.Sprintf("Shuffle/size=%d", size), ints.Shuffle(size, 1), amount{float64(read), "read-before-the-first"})
+	}
 	line("Unbatch.Batch", Unbatch(Batch(ints, 64, List[int])))
 	line("Prefetch", ints.Prefetch(64))
 	line("Map/workers=2", Map(ints, 2, quick))

@@ -3,8 +3,11 @@ package dataloader
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"iter"
 	"math"
@@ -699,8 +702,12 @@ type stageState struct {
 	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
 	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
-	End     Cursor   `json:"end,omitzero"`      // the source's cursor after these items
+	After   mark     `json:"after,omitzero"`    // the source's cursor after these items
+	End     Cursor   `json:"end,omitzero"`      // the same in full, as version 1 of a stage saved it
 }
+
+// version2 ends the name of a stage whose cursors had another meaning in an earlier version of this package.
+const version2 = ", version 2"
 
 // oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
 const oneSource = 0
@@ -710,17 +717,82 @@ const oneSource = 0
 func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	var s stageState
 	if err := from.fit(name, &s.By, &s); err != nil {
+		if s.By+version2 == name {
+			err = older(from)
+		}
 		return s, err
 	}
 	if from.atStart() {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
 	negative := s.N < 0 || s.M < 0 || s.Again < 0
-	tooMany := s.Again > 0 && s.N >= s.Again // of the items that are read again, some have not been yielded
+	tooMany := s.Again > 0 && s.N > s.Again // more have been yielded than read
 	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
-		return s, from.refused("its state is damaged: %+v", s)
+		return s, from.refused("its state is damaged: n is %d, m %d, again %d, and it has %d of %d sources", s.N, s.M, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
+}
+
+// older refuses a cursor whose meaning has changed.
+func older(from Cursor) error {
+	return from.refused("made by an older version of this package: finish the epoch with it, or start at Cursor{Epoch: %d}", from.Epoch)
+}
+
+// changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
+// cursor. There are n now, and after them the source stands at last.
+func (s *stageState) changed(from Cursor, n int, last Cursor) error {
+	before, now := s.After, markOf(last)
+	old := !s.End.atStart()
+	if old {
+		before = markOf(s.End)
+	}
+	switch {
+	case n == s.Again && now == before:
+		return nil
+	case old: // perhaps it is only the source's cursors that have changed
+		return older(from)
+	}
+	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
+		s.Again, before.Pos, before.By, n, now.Pos, cmp.Or(now.By, before.By))
+}
+
+// A mark is a cursor of a source that is only compared. A stage that kept it whole, beside Source, would double the size of its
+// own cursor, and twelve such stages would make half a megabyte. The JSON of a mark has a constant size. It is made when the
+// mark is saved or compared, because hashing a cursor takes microseconds, too long for each item.
+type mark struct {
+	Pos    int    `json:"pos"`
+	Digest string `json:"digest"`
+	By     string `json:"by"` // the first source of all, which names a shard or a data set
+	at     Cursor // if the mark is not from JSON; the other fields are then empty
+}
+
+// markOf returns a mark without the cursor.
+func markOf(c Cursor) mark {
+	h := fnv.New64a()
+	io.WriteString(h, c.String())
+	m := mark{Pos: c.Pos, Digest: fmt.Sprintf("%016x", h.Sum64())}
+	for c.State != nil {
+		s, fresh := c.State.(*stageState)
+		if !fresh { // it is from JSON, or of a source
+			if s = new(stageState); c.Load(s) != nil {
+				break // of a source made elsewhere
+			}
+		}
+		m.By, c = s.By, s.Source
+		if len(s.Sources) > 0 {
+			c = s.Sources[0]
+		}
+	}
+	return m
+}
+
+// MarshalJSON makes the digest.
+func (m mark) MarshalJSON() ([]byte, error) {
+	type fields mark // without this method
+	if m.Digest == "" {
+		m = markOf(m.at)
+	}
+	return json.Marshal(fields(m))
 }
 
 // staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
