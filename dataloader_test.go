@@ -6988,7 +6988,7 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Take(3), state(stage{}), "it was made by another stream, this is Take(3)"},
 		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
 		{s.Take(3), state(stage{By: take, N: -1}), "damaged"},
-		{s.Take(3), state(stage{By: take, M: -1}), "damaged"},
+		{s.Take(3), state(stage{By: take, Again: -1}), "damaged"},
 		{s.Take(3), state(stage{By: take, Sources: two}), "damaged"},
 		{s.Take(3), state(stage{By: take, Ended: flags}), "damaged"},
 		{Mix(MixOptions{}, s, s), state(stage{By: mix, Ended: flags}), "damaged"},
@@ -6998,7 +6998,7 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Shuffle(4, 1), state(stage{By: "Shuffle(4, seed 1)" + version2, N: 4}), "damaged"},
 		{s.Shuffle(4, 1), state(stage{By: "Shuffle(4, seed 1)" + version2}), "damaged"},
 		{s.Shuffle(4, 1), state(stage{By: "Shuffle(4, seed 1)" + version2, N: 1}), "the source has changed"},
-		{Unbatch(four), state(stage{By: "Unbatch", N: 4, M: 4}), "the source has changed"},
+		{Unbatch(four), state(stage{By: "Unbatch", N: 4}), "the source has changed"},
 		{indices, Cursor{Pos: 10, State: stage{By: "Indices(Sequential(9))"}}, "pos must be at most 9"},
 	} {
 		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
@@ -8091,7 +8091,7 @@ func TestDamagedCounts(t *testing.T) {
 		s  Stream[int]
 		at Cursor
 	}{
-		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1)", N: 99, M: 1, Source: source, Again: 7, End: Cursor{Pos: 9, State: stage{By: "Indices(Sequential(9))"}}}}},
+		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1), version 2", N: 3, Again: 2, Source: source}}},
 		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
 		"Shard":   {s.Shard(Shard{1, 3}, UnevenTail), Cursor{Pos: 2, State: stage{By: "Shard by steps", N: math.MaxInt - 1, Source: source}}},
 		"Take":    {s.Take(5), Cursor{Pos: 100, State: stage{By: "Take(5)", Source: source}}},
@@ -8450,13 +8450,13 @@ func TestMixIsEven(t *testing.T) {
 }
 
 // TestMixOfShards: sources that are sharded each and then mixed leave every rank its share of each source, and any rank's
-// cursor resumes every rank. Mixed first and then dealt out, two sources in turn leave each of two ranks one source only.
+// cursor resumes every rank, and another number of ranks. Mixed first and then dealt out, two sources in turn leave each of two ranks one source only.
 func TestMixOfShards(t *testing.T) {
 	thousand := Map(counting(20), 0, func(_ context.Context, i int) (int, error) { return 1000 + i, nil })
-	for _, opts := range []MixOptions{{}, {Weights: []float64{1, 2}}} {
+	for _, opts := range []MixOptions{{Stop: StopAtLast}, {Stop: StopAtLast, Weights: []float64{1, 2}}} {
 		part := func(rank, ranks int) ints {
 			shard := Shard{rank, ranks}
-			return Mix(opts, counting(20).Shard(shard, PadTail), thousand.Shard(shard, PadTail))
+			return Mix(opts, counting(20).Shard(shard, UnevenTail), thousand.Shard(shard, UnevenTail))
 		}
 		var all []int
 		for rank := range 4 {
@@ -8469,6 +8469,15 @@ func TestMixOfShards(t *testing.T) {
 			}
 		}
 		equal(t, "different items", len(slices.Compact(sorted(all))), len(all))
+		var got []int // three steps of two ranks, and what four ranks have left
+		for rank := range 2 {
+			got = append(got, collect(t, part(rank, 2).Epoch(t.Context(), 0))[:3]...)
+		}
+		for rank := range 4 {
+			at := throughJSON(t, cursors(t, part(1, 2))[3])
+			got = append(got, collect(t, part(rank, 4).Run(t.Context(), &at))...)
+		}
+		equal(t, "items, and different ones", fmt.Sprint(len(got), len(slices.Compact(sorted(got)))), "40 40")
 	}
 	one := collect(t, Mix(MixOptions{}, counting(20), thousand).Shard(Shard{1, 2}, PadTail).Epoch(t.Context(), 0))
 	equal(t, "whether rank 1 has items of the first source", one[0] < 1000 || slices.Min(one) < 1000, false)
