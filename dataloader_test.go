@@ -8163,13 +8163,13 @@ func TestMixIsEven(t *testing.T) {
 }
 
 // TestMixOfShards: sources that are sharded each and then mixed leave every rank its share of each source, and any rank's
-// cursor resumes every rank. Mixed first and then dealt out, two sources in turn leave each of two ranks one source only.
+// cursor resumes every rank, and another number of ranks. Mixed first and then dealt out, two sources in turn leave each of two ranks one source only.
 func TestMixOfShards(t *testing.T) {
 	thousand := Map(counting(20), 0, func(_ context.Context, i int) (int, error) { return 1000 + i, nil })
-	for _, opts := range []MixOptions{{}, {Weights: []float64{1, 2}}} {
+	for _, opts := range []MixOptions{{Stop: StopAtLast}, {Stop: StopAtLast, Weights: []float64{1, 2}}} {
 		part := func(rank, ranks int) ints {
 			shard := Shard{rank, ranks}
-			return Mix(opts, counting(20).Shard(shard, PadTail), thousand.Shard(shard, PadTail))
+			return Mix(opts, counting(20).Shard(shard, UnevenTail), thousand.Shard(shard, UnevenTail))
 		}
 		var all []int
 		for rank := range 4 {
@@ -8182,6 +8182,15 @@ func TestMixOfShards(t *testing.T) {
 			}
 		}
 		equal(t, "different items", len(slices.Compact(sorted(all))), len(all))
+		var got []int // three steps of two ranks, and what four ranks have left
+		for rank := range 2 {
+			got = append(got, collect(t, part(rank, 2).Epoch(t.Context(), 0))[:3]...)
+		}
+		for rank := range 4 {
+			at := throughJSON(t, cursors(t, part(1, 2))[3])
+			got = append(got, collect(t, part(rank, 4).Run(t.Context(), &at))...)
+		}
+		equal(t, "items, and different ones", fmt.Sprint(len(got), len(slices.Compact(sorted(got)))), "40 40")
 	}
 	one := collect(t, Mix(MixOptions{}, counting(20), thousand).Shard(Shard{1, 2}, PadTail).Epoch(t.Context(), 0))
 	equal(t, "whether rank 1 has items of the first source", one[0] < 1000 || slices.Min(one) < 1000, false)

@@ -695,9 +695,8 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 
 // A stageState is the State in the cursors that staged makes.
 type stageState struct {
-	By      string   `json:"by"`          // describes the stage; a cursor of another stage is refused
-	N       int      `json:"n,omitempty"` // the stage's own counts
-	M       int      `json:"m,omitempty"`
+	By      string   `json:"by"`                // describes the stage; a cursor of another stage is refused
+	N       int      `json:"n,omitempty"`       // the stage's own count
 	Source  Cursor   `json:"source,omitzero"`   // if the stage has one source
 	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
@@ -725,10 +724,10 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	if from.atStart() {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
-	negative := s.N < 0 || s.M < 0 || s.Again < 0
+	negative := s.N < 0 || s.Again < 0
 	tooMany := s.Again > 0 && s.N > s.Again // more have been yielded than read
 	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
-		return s, from.refused("its state is damaged: n is %d, m %d, again %d, and it has %d of %d sources", s.N, s.M, s.Again, len(s.Sources), sources)
+		return s, from.refused("its state is damaged: n is %d, again %d, and it has %d of %d sources", s.N, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }
@@ -742,14 +741,13 @@ func older(from Cursor) error {
 // cursor. There are n now, and after them the source stands at last.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 	before, now := s.After, markOf(last)
-	old := !s.End.atStart()
-	if old {
+	if !s.End.atStart() {
 		before = markOf(s.End)
 	}
-	switch {
-	case n == s.Again && now == before:
+	if n == s.Again && now == before {
 		return nil
-	case old: // perhaps it is only the source's cursors that have changed
+	}
+	if !s.End.atStart() { // perhaps only the cursors of the source have changed
 		return older(from)
 	}
 	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",

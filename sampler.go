@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"iter"
 	"math"
 	"math/bits"
 	"os"
@@ -750,14 +749,15 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		}
 		h := hash(seed, uint64(from.Epoch))
 		pos, read := first, first              // how many items have left, and how many have been read
-		last, kept := state.Source, []Cursor{} // the source's cursor after the last item, and those before first, first+step, …
+		last, kept := state.Source, []Cursor{} // the source's cursor after the last item; those before items first, first+step, …
 		var changed error
 		leave := func(x delayed[T]) bool {
 			if pos++; pos > from.Pos {
 				for ; first+step <= x.due+1-bound; first += step {
 					kept = slices.Delete(kept, 0, 1)
 				}
-				return yield(x.item(), pos, stageState{N: pos - first, Source: kept[0], Again: read - first, After: mark{at: last}})
+				next := stageState{N: pos - first, Source: kept[0], Again: read - first, After: mark{at: last}}
+				return yield(Item[T]{Value: x.value, Err: x.err}, pos, next)
 			}
 			if pos == from.Pos { // all that left before the cursor
 				changed = state.changed(from, read-first, last)
@@ -782,8 +782,9 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 				}
 			}
 		}
-		for x := range waiting.rest() {
-			if !leave(x) {
+		rest := waiting.rest()
+		for k, x := range rest {
+			if rest[k] = (delayed[T]{}); !leave(x) {
 				return changed
 			}
 		}
@@ -820,9 +821,6 @@ type delayed[T any] struct {
 	value T
 	err   error
 }
-
-// item returns the item without a cursor.
-func (x delayed[T]) item() Item[T] { return Item[T]{Value: x.value, Err: x.err} }
 
 // A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(places). There are
 // always at least as many places as items, so a place holds one item on average. After item 6 has been read above:
@@ -863,19 +861,12 @@ func (r *ring[T]) take(now int) (x delayed[T], ok bool) {
 	return x, false
 }
 
-// rest removes all items, in the order in which they are due.
-func (r *ring[T]) rest() iter.Seq[delayed[T]] {
+// rest returns the items that are left, in the order in which they are due.
+func (r *ring[T]) rest() []delayed[T] {
 	all := slices.Concat(r.places...)
-	*r = ring[T]{}
+	*r = ring[T]{} // which must not keep them
 	slices.SortStableFunc(all, func(x, y delayed[T]) int { return cmp.Compare(x.due, y.due) })
-	return func(yield func(delayed[T]) bool) {
-		for i, x := range all {
-			all[i] = delayed[T]{} // so that it can be collected
-			if !yield(x) {
-				return
-			}
-		}
-	}
+	return all
 }
 
 // A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
@@ -919,8 +910,8 @@ type MixOptions struct {
 // is its share within a few items. Seed and epoch say where the pattern begins.
 //
 // On several ranks, Shard each source, and Mix the parts. Mixed first and dealt out afterwards, two sources in turn leave each
-// of two ranks with one source only, and draws by weight make long runs of one source on a Fibonacci number of ranks; only
-// a Shuffle between Mix and Shard prevents that.
+// of two ranks with one source only, and draws by weight leave a Fibonacci number of ranks, such as 34, long runs of one
+// source; only a Shuffle between Mix and Shard prevents that.
 //
 // Mix panics if there is no source, a source is nil, the number of weights is not that of the sources, a weight is not
 // positive and finite, or Stop is none of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
@@ -937,7 +928,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
-		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, seed: hash(opts.Seed, uint64(from.Epoch)), readings: make([]*reading[T], len(srcs))}
+		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, readings: make([]*reading[T], len(srcs))}
+		m.seed = hash(opts.Seed, uint64(from.Epoch))
 		defer m.running.Wait()
 		defer m.closePermits()
 		defer cancel()
@@ -1040,13 +1032,8 @@ func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state
 
 // over reports whether so many sources have ended that the mix has.
 func (m *mixer[T]) over() bool {
-	switch m.opts.Stop {
-	case StopAtFirst:
-		return slices.Contains(m.state.Ended, true)
-	case CycleForever:
-		return false
-	}
-	return !slices.Contains(m.state.Ended, false)
+	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
+	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
 }
 
 // draw returns the next item. ok is false at the end of the mix, and err says why the mix cannot be continued.
@@ -1109,10 +1096,13 @@ func (m *mixer[T]) choose() int {
 }
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
-// must read the same items in the same order. Put stages that drop or reorder items (Filter, OnError, Shuffle, Mix) before
-// Shard, and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps,
-// resumes every rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of
-// items, and the others would make cursors that fit only one rank.
+// must read the same items in the same order. Put stages that drop or reorder items (Filter, OnError, Shuffle) before Shard,
+// and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every
+// rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle
+// would make cursors that fit only one rank.
+//
+// To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
+// dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
 //
 // tail says what happens if the items cannot be dealt out evenly, as Options.Tail does for a loader: under PadTail and
 // DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
