@@ -393,8 +393,8 @@ type loader struct {
 
 // New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
 // samples one by one and collates them; each sample has its own Rand, and OnError is asked about it. New calls data.Len
-// once. Options that make no sense are an error that names the field, its value and what is allowed. An empty data set is
-// not an error; it yields no batches.
+// once. Options that make no sense are an error that names the field, its value and what is allowed, and so are options
+// that leave no rank a batch. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	switch {
 	case data == nil:
@@ -454,21 +454,25 @@ func (l *loader) setOrder(n int, opts Options) error {
 		} else if o.Sampler == nil {
 			o.Sampler = Sequential(n)
 		}
-		if w, ok := o.Sampler.(weighted); ok && w.samples != n {
-			return fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
-		}
 		positions, l.indicesOf = o.Sampler, keepTwo(indicesOfSamples(o.Sampler))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
-	if o.DropLast && o.BatchSize > count && count > 0 {
-		return fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
-	}
 	size := min(o.BatchSize, count+1) // a larger size makes the same batches, and could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
-	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	if need := samplesOf(positions); need > 0 && need != n {
+		return fmt.Errorf("dataloader: Options: %s is for %d samples, the data set has %d; "+
+			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n)
+	}
+	if n > 0 && l.deal.steps() == 0 { // rank 0, whose deal this is, has the most batches
+		return fmt.Errorf("dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, Shard.Count %d, "+
+			"DropTail %t; use smaller batches or fewer shards", n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail)
+	}
+	l.deal.shard = o.Shard
+	l.deal = l.deal.start(0)
 	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
 		l.state.Shard, l.state.Size = &l.deal.shard, size

@@ -421,13 +421,16 @@ type File struct {
 // pattern. The names are listed once, and sorted. A file is read when Get asks for it, so the data may be larger than
 // memory. fsys is a directory (os.DirFS), an embedded tree (embed.FS), a zip archive (zip.Reader), ….
 //
-// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for any
-// number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file anywhere,
-// "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A pattern that matches no file is an error, and so is a
-// folder that cannot be read. Links to files are followed. Links to folders are followed only where the pattern spells
-// out their names.
+// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for
+// any number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
+// anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A pattern that matches no file is an error, and
+// so are no files at all, and a folder that cannot be read. Links to files are followed. Links to folders are followed
+// only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
+	if err == nil && len(names) == 0 {
+		err = errors.New("there is no file, at any depth")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Files: %s: %w", root(fsys), err)
 	}

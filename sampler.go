@@ -43,6 +43,7 @@ type sampler struct {
 	n     int
 	name  string
 	order func(epoch int) func(pos int) int
+	needs int // the number of samples that the data set must have; 0 means any
 }
 
 // Len returns the number of positions in an epoch.
@@ -54,10 +55,20 @@ func (s sampler) Order(epoch int) func(pos int) int { return s.order(epoch) }
 // String describes the sampler, as in "Random(60000, seed 9)".
 func (s sampler) String() string { return s.name }
 
+func (s sampler) samples() int { return s.needs }
+
+// samplesOf returns the number of samples that the data set of an order must have, or 0 if the order does not know.
+func samplesOf(order any) int {
+	if knows, ok := order.(interface{ samples() int }); ok {
+		return knows.samples()
+	}
+	return 0
+}
+
 // Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch: SequentialSampler.
 func Sequential(n int) Sampler {
 	panicIf(n < 0, "Sequential: n is %d, must not be negative", n)
-	return sampler{n, fmt.Sprintf("Sequential(%d)", n), func(int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("Sequential(%d)", n), order: func(int) func(int) int {
 		return func(pos int) int { return pos }
 	}}
 }
@@ -71,7 +82,7 @@ func Sequential(n int) Sampler {
 // SubsetRandomSampler.
 func Random(n int, seed uint64) Sampler {
 	panicIf(n < 0, "Random: n is %d, must not be negative", n)
-	return sampler{n, fmt.Sprintf("Random(%d, seed %d)", n, seed), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("Random(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
 		return permutation(n, hash(seed, uint64(epoch), uint64(n)))
 	}}
 }
@@ -205,7 +216,7 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
 	checkCount("RandomWithReplacement", n, count)
 	name := fmt.Sprintf("RandomWithReplacement(%d of %d, seed %d)", count, n, seed)
-	return sampler{count, name, func(epoch int) func(int) int {
+	return sampler{n: count, name: name, order: func(epoch int) func(int) int {
 		h := hash(seed, uint64(epoch), uint64(n))
 		return func(pos int) int { return below(uint64(n), h, uint64(pos)) }
 	}}
@@ -219,8 +230,8 @@ func checkCount(constructor string, n, count int) {
 
 // Weighted draws each position of an epoch with a chance proportional to the sample's weight: weights[i] for sample i.
 // A sample of weight 0 is never drawn. Weights must be finite and not negative. At least one must be positive, and
-// without replacement at least count of them. count must be positive. The weights are copied. A loader whose data set has
-// another number of samples is an error of New.
+// without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
+// with another number of samples.
 //
 // With replacement a position is computed when it is asked for, by a binary search in the cumulative weights. Without
 // replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
@@ -261,16 +272,10 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 		draw = drawCumulative(positive)
 	}
 	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)", count, len(weights), digest, replace, seed)
-	return weighted{sampler{count, name, func(epoch int) func(int) int {
+	return sampler{count, name, func(epoch int) func(int) int {
 		drawn := draw(hash(seed, uint64(epoch), uint64(len(weights))))
 		return func(pos int) int { return items[drawn(pos)] }
-	}}, len(weights)}, nil
-}
-
-// A weighted is the Sampler that Weighted makes. It knows how many samples the data set must have.
-type weighted struct {
-	sampler
-	samples int
+	}, len(weights)}, nil
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
@@ -317,7 +322,7 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 // uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
-	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
 		order := make([]uint32, n)
 		for i := range order {
 			order[i] = uint32(i)
@@ -366,7 +371,7 @@ func newTwister(seed uint32) func() uint32 {
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")
-	return sampler{n, fmt.Sprintf("OrderFunc(%d)", n), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("OrderFunc(%d)", n), order: func(epoch int) func(int) int {
 		indices := slices.Clone(order(epoch))
 		if len(indices) != n { // Order has no error result; the loader turns the panic into an error
 			panic(fmt.Errorf("OrderFunc: the order of epoch %d has %d positions, must have %d", epoch, len(indices), n))
@@ -389,7 +394,7 @@ func Resize(s Sampler, count int) Sampler {
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
 		}
-	}}
+	}, samplesOf(s)}
 }
 
 // describe says which sampler s is, for cursors and errors. The description is valid UTF-8, as it goes through JSON.
@@ -440,7 +445,7 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 			}
 			return batch
 		}
-	}}
+	}, samplesOf(s)}
 }
 
 // A batchSampler is a BatchSampler made of its parts.
@@ -448,6 +453,7 @@ type batchSampler struct {
 	n       int
 	name    string
 	batches func(epoch int) func(k int) []int
+	needs   int // as in a sampler
 }
 
 // Len returns the number of batches in an epoch.
@@ -459,6 +465,8 @@ func (b batchSampler) Batches(epoch int) func(k int) []int { return b.batches(ep
 // String describes the batch sampler, as in "Batches(Random(60000, seed 9), 64)".
 func (b batchSampler) String() string { return b.name }
 
+func (b batchSampler) samples() int { return b.needs }
+
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
 
@@ -467,7 +475,8 @@ func ceil(a, b int) int { return a/b + min(1, a%b) }
 // differ by less than an eighth share a bucket. In every epoch each bucket is shuffled and divided into batches anew,
 // and the batches of all buckets come in a new order.
 //
-// A budget that is not positive, and a length that is negative or above the budget, are errors.
+// A budget that is not positive, and a length that is negative or above the budget, are errors. New refuses a data set with
+// another number of samples.
 func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	if budget <= 0 {
 		return nil, fmt.Errorf("dataloader: Buckets: budget is %d, must be positive", budget)
@@ -513,7 +522,7 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 			}
 			return indices
 		}
-	}}, nil
+	}, len(lengths)}, nil
 }
 
 // An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
