@@ -137,9 +137,9 @@
 // # Errors and breaks
 //
 // How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says
-// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next
-// batch. Every other error is the last: the context has ended, the cursor does not fit, or Trace has panicked. A loop
-// that skips bad batches tells the two apart:
+// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the
+// next batch. Every other error is the last: the context has ended, the cursor does not fit, the sampler has no order
+// for the epoch, or Trace has panicked. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
@@ -447,14 +447,14 @@ func (l *loader) setOrder(n int, opts Options) error {
 	}
 	var positions interface{ Len() int } // of the order
 	if o.BatchSampler != nil {
-		positions, l.indicesOf = o.BatchSampler, keepTwo(indicesOfBatches(o.BatchSampler))
+		positions, l.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
 	} else {
 		if o.Sampler == nil && o.Shuffle {
 			o.Sampler = Random(n, o.Seed)
 		} else if o.Sampler == nil {
 			o.Sampler = Sequential(n)
 		}
-		positions, l.indicesOf = o.Sampler, keepTwo(indicesOfSamples(o.Sampler))
+		positions, l.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
@@ -498,10 +498,11 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // batch, so a checkpoint saved in the body tries that batch again. With the next success, or at the end of the epoch, *at
 // moves on.
 //
-// Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
-// context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
-// epoch is complete, even if the context ends then. A loop over epochs must end at such an error too, because *at does not
-// move. So must a caller of iter.Pull2: the sequence ends after the error, but the epoch is not complete.
+// Any other error ends the loop and leaves *at unchanged. There are four causes: the context has ended (the error is
+// context.Cause), the cursor does not fit, the sampler has no order for the epoch, or Options.Trace has panicked. When
+// the last batch has been handed over the epoch is complete, even if the context ends then. A loop over epochs must end
+// at such an error too, because *at does not move. So must a caller of iter.Pull2: the sequence ends after the error,
+// but the epoch is not complete.
 //
 // A range with one variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
@@ -533,14 +534,14 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
 	}
 	if err != nil {
-		return *new(B), err
+		return *new(B), finalError(err)
 	}
 	t := task[B]{step: k}
 	if ctx.Err() == nil {
 		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.build)
 	}
 	if ctx.Err() != nil {
-		return *new(B), context.Cause(ctx)
+		return *new(B), finalError(context.Cause(ctx))
 	}
 	settle(p, &t)
 	if t.err == nil && t.timing.Samples == 0 {
@@ -842,8 +843,7 @@ type pass struct {
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
-	broken     error // why there is no order; it fails every batch
-	firstBatch int   // the number in the epoch of the batch at step 0
+	firstBatch int // the number in the epoch of the batch at step 0
 	steps      int
 
 	next  int    // the next step to send, unless it is in ahead
@@ -854,13 +854,13 @@ type pass struct {
 	last            Timing    // of the batch before; zero for the first
 }
 
-// resume begins a pass at a cursor, or says why the cursor does not fit.
-func (l *loader) resume(from Cursor) (*pass, error) {
+// resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order.
+func (l *loader) resume(from Cursor) (p *pass, err error) {
 	var s loaderState
-	if err := from.fit(l.name, &s.By, &s); err != nil {
+	if err = from.fit(l.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	p := &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
+	p = &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
 	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
 	outOfOrder := s.Shard != nil // such a cursor fits only its own shard and batch size
@@ -882,7 +882,10 @@ func (l *loader) resume(from Cursor) (*pass, error) {
 		}
 		end = done[1]
 	}
-	p.indicesAt, p.broken = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	p.indicesAt, err = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	if err != nil && p.steps > 0 { // no steps need no order
+		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", p.epoch, err)
+	}
 	if l.opts.Trace != nil {
 		p.began = time.Now()
 		p.returned = p.began

@@ -5067,7 +5067,7 @@ func TestOrderFunc(t *testing.T) {
 		return indices
 	})
 	loader := newLoader(t, numbers(3), Options{Sampler: s})
-	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 3)
+	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 1)
 	order := s.Order(1)
 	equal(t, "again", outcomes(loader.Epoch(t.Context(), 0)), "[[0] [1] [2]]")
 	equal(t, "epoch 1", []int{order(0), order(1), order(2)}, "[1 0 2]")
@@ -5616,7 +5616,6 @@ func TestUserCodeThatDies(t *testing.T) {
 		batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
 			return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
 		}}
-		noOrder := sampler{n: 4, name: "dead", order: func(int) func(int) int { die(); return nil }}
 		inBatch1 := "[[0 1] error dataloader: epoch 2, batch 1: " + name + " [4 5]]"
 		dropped := "[[0 1] [3] [4 5]]"
 		if name == goexit { // OnError does not decide about a sample that ends the goroutine
@@ -5637,11 +5636,9 @@ func TestUserCodeThatDies(t *testing.T) {
 		least := 1 // without workers a Goexit ends the caller
 		if name != goexit {
 			least = 0
-			all = append(all, []loading{ // OnError and Order run in the caller's goroutine
+			all = append(all, []loading{ // OnError runs in the caller's goroutine
 				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: func(*SampleError) error { die(); return nil }},
 					"[[0 1] error dataloader: epoch 2, batch 1, sample 2: OnError: " + name + " [4 5]]"},
-				{"Order", numbers(6), nil, Options{BatchSize: 2, Sampler: noOrder},
-					"[error dataloader: epoch 2, batch 0: " + name + " error dataloader: epoch 2, batch 1: " + name + "]"},
 			}...)
 		}
 		for _, l := range all {
@@ -5841,10 +5838,8 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 // never asked for no samples, or for an index outside.
 func TestFailures(t *testing.T) {
 	at, outside := "error dataloader: epoch 2, batch ", "is outside the data set, which has 3 samples"
-	length := "OrderFunc: the order of epoch 2 has 4 positions, must have 3"
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
-	short := OrderFunc(3, func(epoch int) []int { return make([]int, 2+epoch) })
 	dies := sampler{n: 3, name: "dying", order: func(int) func(int) int {
 		return func(pos int) int {
 			if pos == 1 {
@@ -5875,7 +5870,6 @@ func TestFailures(t *testing.T) {
 		{"too small an index", &probe{n: 3}, nil, Options{Sampler: fixed(0, -2, 1), OnError: dropBad}, "[[0] " + at + "1: the sampler: index -2 " + outside + " [1]]"},
 		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)}, "[[0] " + at + "1: the sampler: index 3 " + outside + " [1]]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] " + at + "1: the sampler gave no index [2]]"},
-		{"short order", numbers(3), nil, Options{BatchSize: 2, Sampler: short}, "[" + at + "0: panic: " + length + " " + at + "1: panic: " + length + "]"},
 		{"a sampler that panics after a bad sample", failing(3, 0), nil, Options{Sampler: dies}, "[" + at + "0, sample 0: bad sample " + at + "1: panic: ouch [2]]"},
 		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
 		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, Options{BatchSize: 2}, "[[2 1] [0]]"},
@@ -5887,7 +5881,6 @@ func TestFailures(t *testing.T) {
 	} {
 		l.check(t, 0)
 	}
-	equal(t, "the order of epoch 1", batches(t, newLoader(t, numbers(3), Options{Sampler: short}), 1), "[[0] [0] [0]]")
 }
 
 // TestNewFunc checks that a loader of NewFunc is like one of New in everything but how it makes a batch.
@@ -6463,6 +6456,42 @@ func TestTooLittle(t *testing.T) {
 	} {
 		equal(t, "error", err, nil)
 	}
+}
+
+// TestNoOrder: a sampler that yields no order is the last error of the loop, for a loop that skips every *SampleError, too.
+// An epoch without batches needs no order. A cancelled Batch is no *SampleError either, whatever the cause.
+func TestNoOrder(t *testing.T) {
+	bad := &SampleError{Err: errBad}
+	order := func(n int, order func(int) func(int) int) Options {
+		return Options{Sampler: sampler{n: n, name: "own", order: order}}
+	}
+	opts := map[string]Options{
+		"panic: ouch":             order(4, func(int) func(int) int { panic("ouch") }),
+		"panic: " + bad.Error():   order(4, func(int) func(int) int { panic(bad) }),
+		"the order is nil":        order(4, func(int) func(int) int { return nil }),
+		"panic: the order is nil": {BatchSampler: batchSampler{n: 4, name: "own", batches: func(int) func(int) []int { return nil }}},
+		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
+	}
+	last := func(what string, err error) {
+		t.Helper()
+		saysAll(t, err, strings.Split(what, " … ")...)
+		equal(t, what+": a *SampleError", errors.As(err, new(*SampleError)), false)
+	}
+	for what, opts := range opts {
+		for opts.Workers = range 2 {
+			l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
+			last("dataloader: epoch 2: … "+what, ending(l.Run(t.Context(), &at)))
+			last("dataloader: epoch 2: … "+what, errorOf(l.Batch(t.Context(), 2, 1)))
+			equal(t, "the cursor", at, Cursor{Epoch: 2})
+		}
+	}
+	empty := newLoader(t, numbers(0), order(0, func(int) func(int) int { panic("ouch") }))
+	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(bad)
+	_, err := newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0)
+	last("bad sample", err)
+	equal(t, "errors.Is finds the cause", errors.Is(err, errBad), true)
 }
 
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.

@@ -365,9 +365,10 @@ func newTwister(seed uint32) func() uint32 {
 	}
 }
 
-// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever
-// it is asked for that epoch. The indices are copied. If their number is not n, every batch of the epoch fails. A cursor
-// cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is nil.
+// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones
+// whenever it is asked for that epoch. The indices are copied. If their number is not n, that is the last error of the
+// loop. A cursor cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is
+// nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")
@@ -407,8 +408,9 @@ func describe(s interface{ Len() int }) string {
 
 // keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may
 // take time proportional to its length. Two are kept because Resize, where one of its epochs crosses from one of the
-// sampler's to the next, asks for both in turn. The function is safe for concurrent use.
-func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
+// sampler's to the next, asks for both in turn. The function is safe for concurrent use. It panics if the
+// order of an epoch is nil.
+func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
 		order F
@@ -418,7 +420,9 @@ func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 		last := &kept[epoch&1]
 		e := last.Load()
 		if e == nil || e.epoch != epoch {
-			e = &entry{epoch, orderOf(epoch)}
+			if e = (&entry{epoch, orderOf(epoch)}); e.order == nil {
+				panic("the order is nil")
+			}
 			last.Store(e)
 		}
 		return e.order
@@ -529,18 +533,18 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 // of a BatchSampler a whole batch.
 type indicesAt func(dst []int, pos int) []int
 
-// indicesOfSamples returns the function that makes the indicesAt of an epoch of s.
-func indicesOfSamples(s Sampler) func(epoch int) indicesAt {
+// indicesOfSamples returns the function that makes the indicesAt of an epoch of a Sampler.
+func indicesOfSamples(orderOf func(epoch int) func(pos int) int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
-		order := s.Order(epoch)
+		order := orderOf(epoch)
 		return func(dst []int, pos int) []int { return append(dst, order(pos)) }
 	}
 }
 
-// indicesOfBatches returns the function that makes the indicesAt of an epoch of b.
-func indicesOfBatches(b BatchSampler) func(epoch int) indicesAt {
+// indicesOfBatches returns the function that makes the indicesAt of an epoch of a BatchSampler.
+func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
-		batch := b.Batches(epoch)
+		batch := batchesOf(epoch)
 		return func(dst []int, pos int) []int { return append(dst, batch(pos)...) }
 	}
 }

@@ -249,9 +249,6 @@ func (w *worker) chooseIndices() error {
 	if trace.IsEnabled() {
 		trace.Logf(w.ctx, "batch", "epoch %d, batch %d", p.epoch, p.firstBatch+w.step)
 	}
-	if p.broken != nil {
-		return p.broken
-	}
 	w.indices, w.spots = w.indices[:0], w.spots[:0]
 	w.positions = p.deal.positions(w.positions[:0], w.step)
 	for _, pos := range w.positions {
