@@ -321,9 +321,10 @@ type Options struct {
 
 	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
 	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
-	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's, that
-	// of NewFunc's load, or the sampler's, such as an index outside the data set. It fails the batch, and OnError is not
-	// asked.
+	// dropped is skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same
+	// number of steps, it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. An error that
+	// belongs to no single sample has Index -1: it is Collate's, GetBatch's, that of NewFunc's load, or the sampler's, such
+	// as an index outside the data set. It fails the batch, and OnError is not asked.
 	//
 	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
 	// counts is not part of a cursor.
@@ -626,10 +627,15 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 	}
 }
 
-// settle completes a task that a worker has done: it asks OnError about the samples that failed.
+// settle completes a task that a worker has done: it asks OnError about the samples that failed. Where ranks must take
+// equal steps, a batch of which nothing is left fails: a rank that skipped it would let the others wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
+	}
+	if t.err == nil && t.timing.Samples == 0 && p.deal.shard.Count > 1 && p.deal.tail != UnevenTail {
+		t.err = p.sampleError(t.step, -1, errors.New("all samples were dropped, and ranks must take equal steps: "+
+			"take this one with weight 0, or use UnevenTail"))
 	}
 	t.timing.Epoch, t.timing.Batch, t.timing.Dropped = p.epoch, p.firstBatch+t.step, len(t.failed)
 	if t.err != nil {

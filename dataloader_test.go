@@ -494,7 +494,8 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes
 //	divide them        ExampleSplit, ExampleSplit_stratified, ExampleSplit_crossValidation
 //	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleWeighted
-//	share an epoch     ExampleShardFromEnv, ExampleTail, ExampleStream_Shard, ExampleStream_Repeat_ranks
+//	share an epoch     ExampleShardFromEnv, ExampleTail, ExampleStream_Shard; with bad samples: ExampleOptions_onErrorRanks,
+//	                   ExampleStream_Repeat_ranks
 //	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
 //	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
 //	                   ExampleDataLoader_Batch
@@ -1834,6 +1835,51 @@ func ExampleOptions_onError() {
 	// dropped sample 7
 	// [4 5 6]
 	// dataloader: epoch 0, batch 2, sample 11: unexpected EOF
+}
+
+// If OnError drops all samples of a batch, the batch of this rank fails, and a loop that left the step out would let the
+// other ranks wait for ever. So the rank takes part in the step, with weight zero. Here the samples are losses, and an
+// all-reduce adds up their sums and weights.
+func ExampleOptions_onErrorRanks() {
+	data := Func(8, func(ctx context.Context, i int) (float64, error) {
+		if i == 4 || i == 6 { // the second batch of rank 0
+			return 0, io.ErrUnexpectedEOF
+		}
+		return float64(i), nil
+	})
+	drop := func(bad *SampleError) error { return nil } // count it, and have a budget
+	var sums, weights [2]float64                        // of each step
+	for rank := range 2 {
+		loader, err := New(data, List[float64], Options{BatchSize: 2, Shard: Shard{Index: rank, Count: 2}, OnError: drop})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		step := 0
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			var bad *SampleError
+			if err != nil && !errors.As(err, &bad) {
+				fmt.Println(err)
+				return
+			}
+			for _, loss := range batch { // the zero batch has none
+				sums[step] += loss
+			}
+			weights[step] += float64(len(batch))
+			fmt.Println("rank", rank, "step", step, batch)
+			step++
+		}
+	}
+	for step, sum := range sums {
+		fmt.Println("step", step, "mean", sum/weights[step], "of", weights[step])
+	}
+	// Output:
+	// rank 0 step 0 [0 2]
+	// rank 0 step 1 []
+	// rank 1 step 0 [1 3]
+	// rank 1 step 1 [5 7]
+	// step 0 mean 1.5 of 4
+	// step 1 mean 6 of 2
 }
 
 // Trace sees every batch: who loaded it, when, and how long the loop waited for it.
@@ -6455,6 +6501,22 @@ func TestTooLittle(t *testing.T) {
 		loader(0, Options{BatchSampler: Batches(Sequential(0), 2, true)}),
 	} {
 		equal(t, "error", err, nil)
+	}
+}
+
+// TestAllDropped: where all ranks must take equal steps, a batch whose samples are all dropped fails. With UnevenTail, and
+// in one process, it is skipped.
+func TestAllDropped(t *testing.T) {
+	fails := "[[0] error dataloader: epoch 2, batch 1: all samples were dropped, and ranks must take equal steps: " +
+		"take this one with weight 0, or use UnevenTail [4] [6]]"
+	for _, l := range []loading{
+		{want: fails, opts: Options{Shard: Shard{0, 2}}},
+		{want: fails, opts: Options{Shard: Shard{0, 2}, Tail: DropTail}},
+		{want: "[[0] [4] [6]]", opts: Options{Shard: Shard{0, 2}, Tail: UnevenTail}},
+		{want: "[[0] [1] [3] [4] [5] [6] [7]]"},
+	} {
+		l.name, l.data, l.opts.OnError = "all dropped", failing(8, 2), dropBad
+		l.check(t, 0)
 	}
 }
 
