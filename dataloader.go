@@ -257,6 +257,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -658,13 +659,26 @@ type Cursor struct {
 	State any `json:"state,omitempty"`
 }
 
-// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type.
+// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
+// epoch and unknown fields are errors: another checkpoint must not be taken for the start of epoch 0. A struct that embeds
+// a Cursor has them, because this method reads all of it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
-	f := fields{State: &raw}
-	if err := json.Unmarshal(data, &f); err != nil {
+	var all map[string]json.RawMessage
+	f := fields{Epoch: math.MinInt, State: &raw}
+	if err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all)); err != nil || all == nil {
 		return err
+	}
+	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
+		return slices.Contains([]string{"epoch", "pos", "state"}, strings.ToLower(name))
+	})
+	switch {
+	case len(unknown) > 0:
+		return fmt.Errorf("dataloader: a cursor has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
+			"from a file that was written so, decode epoch, pos and state into a struct, and make Cursor{…} of them", unknown)
+	case f.Epoch == math.MinInt:
+		return errors.New("dataloader: a cursor in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}")
 	}
 	if f.State = nil; raw != nil {
 		f.State = raw

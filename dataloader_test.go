@@ -782,7 +782,7 @@ func ExampleCursor() {
 		}
 		return saved
 	}
-	start := []byte("{}")
+	start := []byte(`{"epoch":0}`)
 	saved := load(0, 2, 4, start)
 	fmt.Println("all ranks' checkpoints are equal:", bytes.Equal(saved, load(1, 2, 4, start)))
 	fmt.Println(string(saved))
@@ -3721,7 +3721,7 @@ func ExampleUnbatch_packing() {
 		}
 		return json.Marshal(at)
 	}
-	saved := []byte("{}")
+	saved := []byte(`{"epoch":0}`)
 	for range 2 {
 		var err error
 		if saved, err = train(saved); err != nil {
@@ -6189,7 +6189,7 @@ func TestCursorRefused(t *testing.T) {
 		break
 	}
 	done := func(spans string) Cursor { // of an unordered loop, with these steps done ahead
-		return fromJSON(t, `{"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,"done":`+spans+`,"shard":{"Index":0,"Count":1},"size":2}}`)
+		return fromJSON(t, `{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,"done":`+spans+`,"shard":{"Index":0,"Count":1},"size":2}}`)
 	}
 	equal(t, "a good one", len(collect(t, newLoader(t, numbers(20), base).Run(t.Context(), ptr(done("[[1,3],[5,9]]"))))), 3)
 	for _, c := range []struct {
@@ -6518,6 +6518,34 @@ func TestAllDropped(t *testing.T) {
 		l.name, l.data, l.opts.OnError = "all dropped", failing(8, 2), dropBad
 		l.check(t, 0)
 	}
+}
+
+// TestCursorJSON: what is no cursor is refused, and is not taken for the start of epoch 0.
+func TestCursorJSON(t *testing.T) {
+	type embedding struct { // which is written whole, and is read by the method of its Cursor
+		Cursor
+		Weights []int
+		Loss    float64
+	}
+	const ownField, noEpoch = "keep the cursor in a field of its own … Cursor{…}", "dataloader: … no epoch"
+	for text, want := range map[string]string{
+		`{}`:             noEpoch,
+		`{"pos":3}`:      noEpoch,
+		`{"epoch":null}`: noEpoch,
+		`{"step":7}`:     `dataloader: … ["step"] … ` + ownField,
+		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: `["At" "Weights"] … ` + ownField,
+		string(must(json.Marshal(embedding{}))):    `["Loss" "Weights"] … ` + ownField,
+		`[]`:                                       "json: cannot unmarshal array",
+		`{"epoch":1.5}`:                            "json: cannot unmarshal number 1.5",
+	} {
+		e := embedding{Cursor: Cursor{Epoch: 5}}
+		saysAll(t, json.Unmarshal([]byte(text), &e), strings.Split(want, " … ")...)
+		equal(t, "the cursor after "+text, e.Cursor, Cursor{Epoch: 5})
+	}
+	at := Cursor{Epoch: 5, Pos: 6}
+	equal(t, "error of null", json.Unmarshal([]byte("null"), &at), nil)
+	equal(t, "after null", at, Cursor{Epoch: 5, Pos: 6})
+	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
 }
 
 // TestNoOrder: a sampler that yields no order is the last error of the loop, for a loop that skips every *SampleError, too.
@@ -7485,7 +7513,7 @@ func TestStreamTails(t *testing.T) {
 		}
 	}
 	length := 4
-	old := fromJSON(t, `{"pos":1,"state":{"by":"Shard","n":2,"source":{"pos":1,"state":{"by":"FromSeq"}}}}`)
+	old := fromJSON(t, `{"epoch":0,"pos":1,"state":{"by":"Shard","n":2,"source":{"epoch":0,"pos":1,"state":{"by":"FromSeq"}}}}`)
 	saysAll(t, ending(counting(12).Shard(Shard{0, 3}, PadTail).Run(t.Context(), &old)), "it was made by Shard, this is Shard by steps")
 	shrinking := FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 		return func(yield func(int, error) bool) {
