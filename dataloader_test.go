@@ -5294,17 +5294,24 @@ func TestTails(t *testing.T) {
 
 // TestShardFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
 func TestShardFromEnv(t *testing.T) {
-	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE SLURM_PROCID SLURM_NTASKS PMI_RANK PMI_SIZE JOB_COMPLETION_INDEX")
+	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
 	for _, c := range []struct{ env, want string }{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
 		{"RANK=2 WORLD_SIZE=4", "no error, {2 4}"},
 		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "no error, {1 2}"},
-		{"SLURM_PROCID=3 SLURM_NTASKS=8", "no error, {3 8}"},
+		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
 		{"PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"},
-		{"SLURM_PROCID=3 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {3 8}"},
+		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
+		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
+		{"SLURM_PROCID=0 SLURM_NTASKS=8", `SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of processes, the first 0 to one less; start it with srun; in a container, pass`},
+		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`}, // in a container, to which only this was passed on
+		{"SLURM_PROCID=0 SLURM_NTASKS=1", "no error, {0 0}"},
+		{"SLURM_PROCID=0", "no error, {0 0}"},
+		{"SLURM_PROCID=0 JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
 		{"JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
-		{"RANK=0 WORLD_SIZE=2 SLURM_PROCID=3 SLURM_NTASKS=8", "no error, {0 2}"},
+		{"RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {0 2}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {1 3}"},
 		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
 		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
 		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},

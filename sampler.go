@@ -579,30 +579,36 @@ func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //
 //	torchrun                    RANK, WORLD_SIZE
 //	mpirun of Open MPI          OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-//	srun                        SLURM_PROCID, SLURM_NTASKS
+//	Flux                        FLUX_TASK_RANK, FLUX_JOB_SIZE
 //	mpirun of MPICH, Intel MPI  PMI_RANK, PMI_SIZE
+//	srun                        SLURM_PROCID, SLURM_STEP_NUM_TASKS
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
-// The first row whose rank variable is set decides. Without any the result is the zero Shard, a single process. A number
-// that is missing or makes no sense is an error, because it would mean training on the wrong samples.
+// The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
+// variables on. Without any the result is the zero Shard, a single process. A number that is missing or makes no sense is
+// an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks that starts the
+// process without srun: it would be one process, and rank 0 of many.
 func ShardFromEnv() (Shard, error) {
-	launchers := [][2]string{
+	launchers := [][3]string{ // the rank, the number of ranks, and what else to say if they make no sense
 		{"RANK", "WORLD_SIZE"},
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-		{"SLURM_PROCID", "SLURM_NTASKS"},
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
 		{"PMI_RANK", "PMI_SIZE"},
+		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
 		{"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
 	}
+	tasks := cmp.Or(os.Getenv("SLURM_NTASKS"), "1")
+	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv("SLURM_STEP_NUM_TASKS") == "" && tasks == "1" // an sbatch script
 	for _, l := range launchers {
-		if _, ok := os.LookupEnv(l[0]); !ok {
+		if _, ok := os.LookupEnv(l[0]); !ok || script && l[0] == "SLURM_PROCID" {
 			continue
 		}
 		index, err1 := strconv.Atoi(os.Getenv(l[0]))
 		count, err2 := strconv.Atoi(os.Getenv(l[1]))
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
 			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; "+
-				"the second must be the number of processes, the first 0 to one less",
-				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]))
+				"the second must be the number of processes, the first 0 to one less%s",
+				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[2])
 		}
 		return Shard{index, count}, nil
 	}
