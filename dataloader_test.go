@@ -6591,6 +6591,31 @@ func TestNoOrder(t *testing.T) {
 	equal(t, "errors.Is finds the cause", errors.Is(err, errBad), true)
 }
 
+// TestGetBatchWithItsIndices: a GetBatch may sort or clear its indices. The errors still name the right samples.
+func TestGetBatchWithItsIndices(t *testing.T) {
+	spoil := batchGetter[int]{6, func(_ context.Context, indices []int) ([]int, error) {
+		samples := slices.Clone(indices)
+		clear(indices)
+		return samples, nil
+	}}
+	fail := func(_ context.Context, i int) (int, error) { return i, []error{errBad, nil}[min(i%5, 1)] } // 0 and 5
+	collate := func(dst, samples []int) ([]int, error) { return dst, []error{errBad, nil}[samples[0]%2] }
+	for _, data := range []Dataset[int]{spoil, Concat[int](spoil), must(Subset[int](Concat[int](spoil), upTo(6)))} {
+		opts, at := Options{BatchSize: 2, Sampler: fixed(4, 5, 3, 1, 0, 2)}, "error dataloader: epoch 2, batch "
+		loading{"collate", data, collate, opts, "[" + at + "0: collating 2 samples [4 5]: bad sample [] " + at + "2: collating 2 samples [0 2]: bad sample]"}.check(t, 0)
+		loading{"fail", Transform(data, fail), nil, opts, "[" + at + "0, sample 5: bad sample [3 1] " + at + "2, sample 0: bad sample]"}.check(t, 0)
+	}
+}
+
+// TestIndicesLen: a sampler that grows does not change a stream of its indices.
+func TestIndicesLen(t *testing.T) {
+	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
+	s := Indices(grows)
+	grows.n = 5
+	equal(t, "indices", outcomes(s.Epoch(t.Context(), 0)), []string{"0", "1", "2"})
+	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
+}
+
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.

@@ -40,11 +40,11 @@ type Dataset[T any] interface {
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the data
-// set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of the
-// indices. It must not retain the slice of indices, which is reused for the next batch. An error of GetBatch fails the
-// whole batch. To fail one sample, as one that has been deleted, return nil for it and let a Transform behind it return
-// the error.
+// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the
+// data set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of
+// the indices. It may change the slice of indices, and must not retain it, since the next batch reuses it. An error of
+// GetBatch fails the whole batch. To fail one sample, as one that has been deleted, return nil for it and let a
+// Transform behind it return the error.
 //
 // Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
 // GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch
@@ -94,8 +94,9 @@ type funcDataset[T any] struct {
 	getAll getAll[T] // nil if every sample is fetched on its own
 }
 
-// A getAll calls GetBatch once for the given indices. The function that it returns gives sample k of them, after any
-// Transform. So each sample can fail on its own and has random numbers of its own, even if all were fetched in one call.
+// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns gives sample k
+// of them, after any Transform. So each sample can fail on its own and has random numbers of its own, even if all were
+// fetched in one call.
 type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(k int) (T, error), err error)
 
 // getAllOf returns the getAll of data, or nil.
@@ -273,7 +274,6 @@ func derive[T, U any](data Dataset[T], n int, index func(i int) int, f func(cont
 	}}
 	if getAll := getAllOf(data); getAll != nil {
 		derived.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
-			indices = slices.Clone(indices)
 			for k, i := range indices {
 				indices[k] = index(i)
 			}

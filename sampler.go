@@ -713,24 +713,24 @@ func (d *deal) after(k int) int {
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.
 
 // Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
-// makes batches. A resume at any position takes no time. A panic in the sampler is the last error. Indices panics if s is
-// nil. torchdata: SamplerWrapper.
+// makes batches. A resume at any position takes no time. Indices calls s.Len once. A panic in the sampler is the last
+// error. Indices panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
-	state := &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
+	n, state := s.Len(), &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := keepTwo(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
-		if from.Pos > s.Len() {
-			return from.refused("pos must be at most %d", s.Len())
+		if from.Pos > n {
+			return from.refused("pos must be at most %d", n)
 		}
 		order, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
-		for pos := from.Pos; pos < s.Len(); pos++ {
+		for pos := from.Pos; pos < n; pos++ {
 			if !yield(Item[int]{Value: order(pos), Next: Cursor{from.Epoch, pos + 1, state}}) {
 				return nil
 			}

@@ -197,6 +197,7 @@ type worker struct {
 	step      int            // the batch
 	positions []int          // its positions in the epoch
 	indices   []int          // the indices of its samples, as the order has them
+	asked     []int          // a copy of them for GetBatch, which may change it
 	spots     []spot         // one for each index, for Rand
 	index     int            // the index for which user code is being called, or -1: the Index of an error
 	fetched   []int          // the indices of the samples that are in the batch
@@ -302,7 +303,8 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 	var sampleAt func(k int) (T, error) // sample k of the GetBatch; nil without one
 	if getAll != nil {
 		w.scope.move(w.wholeBatch())
-		if sampleAt, err = getAll(w.ctx, w.indices); err != nil {
+		w.asked = append(w.asked[:0], w.indices...)
+		if sampleAt, err = getAll(w.ctx, w.asked); err != nil {
 			return err
 		}
 	}
