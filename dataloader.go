@@ -506,7 +506,8 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // at such an error too, because *at does not move. So must a caller of iter.Pull2: the sequence ends after the error,
 // but the epoch is not complete.
 //
-// A range with one variable loses the errors, and gets a zero batch for each.
+// Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
+// variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	panicIf(l == nil, "Run: the loader is nil; look at the error of New")
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
@@ -553,10 +554,10 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 }
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
-// not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. A loop needs the memory of
-// Workers × Prefetch + 2 batches: those in flight, the one in the body, and one that is recycled late. If more is given
-// back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in flight when a
-// loop is left.
+// not use b, or what b refers to, afterwards. Recycle a batch once: a second time makes two later batches share its
+// memory. Recycle is optional, and pays for large batches. A loop needs the memory of Workers × Prefetch + 2 batches:
+// those in flight, the one in the body, and one that is recycled late. If more is given back, the garbage collector
+// gets the rest. It also gets the memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

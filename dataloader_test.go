@@ -53,6 +53,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"runtime/pprof"
@@ -488,7 +489,7 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
 //	save and resume    ExampleCursor, Example_checkpoint, ExampleDataLoader_At
 //	train a model      Example_training, Example_trainingFromTar
-//	have a data set    Example_datasetOfYourOwn, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a database:
+//	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a database:
 //	                   ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
 //	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_timeLimit, ExampleWorker, ExampleDecode;
 //	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes
@@ -1107,6 +1108,27 @@ func Example_datasetOfYourOwn() {
 	// [2 2] [0 0 1 1]
 	// [2 2] [2 4 3 9]
 	// [1 2] [4 16]
+}
+
+// checkDataset in dataloader_test.go tests a data set of your own, in a test file in this folder. Here Get reads every
+// sample into the same buffer, so all samples of a batch would be the last one.
+func ExampleDataset() {
+	file := strings.NewReader("abcdef")
+	buffer := make([]byte, 2)
+	reused := Func(3, func(ctx context.Context, i int) ([]byte, error) {
+		_, err := file.ReadAt(buffer, 2*int64(i))
+		return buffer, err
+	})
+	fmt.Println(checkDataset(reused))
+	fresh := Func(3, func(ctx context.Context, i int) ([]byte, error) {
+		buffer := make([]byte, 2)
+		_, err := file.ReadAt(buffer, 2*int64(i))
+		return buffer, err
+	})
+	fmt.Println(checkDataset(fresh))
+	// Output:
+	// sample 0 has changed while others were fetched: Get reuses memory
+	// <nil>
 }
 
 // Files reads the files of any file system, here one in memory. Transform decodes each as it is fetched.
@@ -6616,6 +6638,65 @@ func TestIndicesLen(t *testing.T) {
 	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
 }
 
+// TestCheckDataset: checkDataset names the sample that differs, and lets pass what only looks as if it did.
+func TestCheckDataset(t *testing.T) {
+	type record struct {
+		label  int // not exported
+		image  image.Image
+		tags   map[string]*int
+		weight float64
+	}
+	var fetched atomic.Int64
+	buffer := make([]int, 1)
+	reused := func(_ context.Context, i int) (any, error) { buffer[0] = i; return &buffer, nil }
+	fresh := func(_ context.Context, i int) (any, error) { return i, nil }
+	data := func(get func(ctx context.Context, i int) (any, error)) error { return checkDataset(Func(9, get)) }
+	both := func(data Dataset[any], atOnce func(i int) any) error { // a GetBatch that is not like Get
+		getBatch := func(_ context.Context, indices []int) ([]any, error) { return []any{atOnce(indices[0])}, nil }
+		return checkDataset[any](struct {
+			Dataset[any]
+			BatchGetter[any]
+		}{data, batchGetter[any]{0, getBatch}})
+	}
+	own := func(at int, value func() any) error {
+		return data(func(ctx context.Context, i int) (any, error) {
+			if i == at {
+				return value(), nil
+			}
+			return fresh(ctx, i)
+		})
+	}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{data(func(ctx context.Context, i int) (any, error) {
+			if i == 4 {
+				return nil, errBad
+			}
+			return record{i, image.NewGray(image.Rect(0, 0, i, 1)), map[string]*int{"a": &i, "b": ptr(3)}, math.NaN() * Rand(ctx).Float64()}, nil
+		}), "no error"},
+		{checkDataset(failing(5, 3)), "no error"},
+		{data(reused), "sample 0 has changed … reuses memory"},
+		{own(5, func() any { return record{label: int(fetched.Add(1))} }), "sample 5 differs"},
+		{own(6, func() any { return map[int]*int64{1: ptr(fetched.Add(1))} }), "sample 6 differs"},
+		{own(7, func() any { return []any{ptr(rand.Float64())} }), "sample 7 differs"},
+		{data(func(_ context.Context, i int) (any, error) {
+			if i == 8 && fetched.Add(1)%2 == 0 {
+				return nil, errBad
+			}
+			return nil, nil
+		}), "sample 8 differs"},
+		{both(Func(3, fresh), func(int) any { return 0 }), "sample 1 differs … GetBatch"},
+		{both(Func(1, reused), func(i int) any { buffer[0] = 9; return []int{i} }), "sample 0 has changed"},
+	} {
+		if c.err == nil {
+			c.err = errors.New("no error")
+		}
+		saysAll(t, c.err, strings.Split(c.want, " … ")...)
+	}
+}
+
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
@@ -6811,6 +6892,96 @@ func behind(s ints, n int) iter.Seq2[string, ints] {
 				return
 			}
 		}
+	}
+}
+
+// checkDataset checks what a loader relies on: a sample is the same whenever it is fetched, and stays as it is while others
+// are fetched. Each sample is fetched twice, first one after the other, then in another order from four goroutines, by
+// GetBatch if data has it. All are kept meanwhile. The error names a sample that has changed or differs. Rand draws the same
+// numbers both times. If the data are large, check a Subset. A sample must not contain itself.
+func checkDataset[T any](data Dataset[T]) error {
+	type fetched struct {
+		sample T
+		err    error
+		was    string // what it held when it was fetched
+	}
+	fetch := func(i int, getAll getAll[T]) (f fetched) {
+		ctx := WithSeed(context.Background(), uint64(i))
+		var sampleAt func(int) (T, error)
+		if getAll != nil {
+			sampleAt, f.err = try(func() (func(int) (T, error), error) { return getAll(ctx, []int{i}) })
+		}
+		if f.err == nil {
+			f.sample, f.err = get(ctx, data, i, sampleAt, 0)
+		}
+		f.was = contents(f.sample, f.err)
+		return f
+	}
+	first, second := make([]fetched, data.Len()), make([]fetched, data.Len())
+	for i := range first {
+		first[i] = fetch(i, nil)
+	}
+	changed := func(all []fetched) error {
+		for i, f := range all {
+			if contents(f.sample, f.err) != f.was {
+				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", i)
+			}
+		}
+		return nil
+	}
+	if err := changed(first); err != nil { // before goroutines would race for that memory
+		return err
+	}
+	order := Random(len(first), 1).Order(0)
+	var running sync.WaitGroup
+	for g := range 4 {
+		running.Go(func() {
+			for pos := g; pos < len(first); pos += 4 {
+				second[order(pos)] = fetch(order(pos), getAllOf(data))
+			}
+		})
+	}
+	running.Wait()
+	for i := range first {
+		if first[i].was != second[i].was {
+			return fmt.Errorf("sample %d differs when it is fetched again, in another order, from several goroutines, or by GetBatch", i)
+		}
+	}
+	return cmp.Or(changed(first), changed(second))
+}
+
+// contents is a digest of a sample, with all that is behind its pointers, and of an error.
+func contents(sample any, err error) string {
+	h := sha256.New()
+	writeContents(h, reflect.ValueOf(sample))
+	fmt.Fprint(h, err)
+	return string(h.Sum(nil))
+}
+
+// writeContents writes what v holds. Functions and channels are left out.
+func writeContents(w io.Writer, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
+	case reflect.Pointer, reflect.Interface:
+		writeContents(w, v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			writeContents(w, v.Field(i))
+		}
+	case reflect.Slice, reflect.Array:
+		fmt.Fprintln(w, v.Len())
+		for i := range v.Len() {
+			writeContents(w, v.Index(i))
+		}
+	case reflect.Map:
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		for _, key := range keys {
+			fmt.Fprintln(w, key)
+			writeContents(w, v.MapIndex(key))
+		}
+	default:
+		fmt.Fprintln(w, v)
 	}
 }
 

@@ -34,6 +34,9 @@ import (
 // shared file is safe; Read is not, because the goroutines would share the file's offset. A Get that waits should return
 // when ctx ends. An error of Get fails this sample; io.EOF has no special meaning.
 //
+// A sample must stay valid until its batch is made. A Get that returns one buffer again and again makes batches in which
+// all samples are the last one. To test a data set of your own, call checkDataset in a test file in this folder.
+//
 // PyTorch: torch.utils.data.Dataset, with Get for __getitem__.
 type Dataset[T any] interface {
 	Len() int
@@ -48,7 +51,8 @@ type Dataset[T any] interface {
 //
 // Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
 // GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch
-// into reused memory. PyTorch: __getitems__.
+// into reused memory. A type that embeds a data set with GetBatch and overrides only Get is still asked by the GetBatch
+// that it embeds. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
 }
