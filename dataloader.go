@@ -346,9 +346,14 @@ func (o Options) withDefaults() (Options, error) {
 		o.Prefetch = 2
 	}
 	switch {
-	case o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast):
-		err = fmt.Errorf("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
-			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
+	case o.BatchSampler != nil && o.BatchSize != 0:
+		err = fmt.Errorf("BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize)
+	case o.BatchSampler != nil && o.Sampler != nil:
+		err = fmt.Errorf("BatchSampler excludes Sampler (%s); leave it unset", describe(o.Sampler))
+	case o.BatchSampler != nil && o.Shuffle:
+		err = errors.New("BatchSampler excludes Shuffle (true); leave it unset")
+	case o.BatchSampler != nil && o.DropLast:
+		err = errors.New("BatchSampler excludes DropLast (true); leave it unset")
 	case o.Sampler != nil && o.Shuffle:
 		err = errors.New("Sampler excludes Shuffle; a shuffling Sampler is Random")
 	case o.BatchSize < 0:
@@ -884,7 +889,7 @@ func (l *loader) resume(from Cursor) (p *pass, err error) {
 	p = &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
 	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
-	outOfOrder := s.Shard != nil // such a cursor fits only its own shard and batch size
+	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
 	switch {
 	case !from.atStart() && s.Seed != l.opts.Seed:
 		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
@@ -893,8 +898,8 @@ func (l *loader) resume(from Cursor) (p *pass, err error) {
 	case outOfOrder && (*s.Shard != l.deal.shard || s.Size != l.deal.size):
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
 			*s.Shard, s.Size, l.deal.shard, l.deal.size)
-	case !outOfOrder && len(s.Done) > 0:
-		return nil, from.refused("its state is damaged: it has steps that are done, %v, but no shard", s.Done)
+	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
+		return nil, from.refused("its state is damaged: steps that are done need a shard and a size")
 	}
 	end := 0 // of the span before; step 0 is at the mark, and never in a span
 	for _, done := range s.Done {
@@ -1108,7 +1113,7 @@ func (s *Stats) String() string {
 	defer s.mu.Unlock()
 	timed := s.batches - s.loops
 	if timed == 0 {
-		return fmt.Sprintf("%d batches in %d loops: too few to tell, since training is timed between two batches of a loop",
+		return fmt.Sprintf("batches: %d, loops: %d: too few to tell, since training is timed between two batches of a loop",
 			s.batches, s.loops)
 	}
 	step := s.training / time.Duration(timed)

@@ -6339,7 +6339,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
 		{loader(Options{BatchSampler: fixedBatches{}, BatchSize: 1}), "Options.BatchSampler excludes BatchSize (1)"},
 		{loader(Options{BatchSampler: fixedBatches{}, Shuffle: true}), "Options.BatchSampler excludes … Shuffle (true)"},
-		{loader(Options{BatchSampler: fixedBatches{}, Sampler: Sequential(3)}), "Options.BatchSampler excludes … Sampler (true)"},
+		{loader(Options{BatchSampler: fixedBatches{}, Sampler: Sequential(3)}), "Options.BatchSampler excludes … Sampler (Sequential(3))"},
 		{loader(Options{BatchSampler: fixedBatches{}, DropLast: true}), "Options.BatchSampler excludes … DropLast (true)"},
 		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
 		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
@@ -6636,6 +6636,36 @@ func TestIndicesLen(t *testing.T) {
 	grows.n = 5
 	equal(t, "indices", outcomes(s.Epoch(t.Context(), 0)), []string{"0", "1", "2"})
 	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
+}
+
+// TestExactMessages: what the message of an error must not say is as important here as what it says.
+func TestExactMessages(t *testing.T) {
+	excludes := func(opts Options) string {
+		opts.BatchSampler = fixedBatches{}
+		return errorOf(New(numbers(0), List[int], opts)).Error()
+	}
+	damaged := func(fields string) string {
+		at := fromJSON(t, `{"epoch":0,"pos":2,"state":{"by":"Sequential(20)",`+fields+`}}`)
+		return outcomes(newLoader(t, numbers(20), Options{BatchSize: 2}).Run(t.Context(), &at))[0]
+	}
+	const isDamaged = "error dataloader: cursor {epoch 0, pos 2}: its state is damaged: steps that are done need a shard and a size"
+	stats := new(Stats)
+	stats.Observe(Timing{First: true})
+	for _, c := range [][2]string{
+		{excludes(Options{BatchSize: 2}), "dataloader: Options.BatchSampler excludes BatchSize (2); leave it unset"},
+		{excludes(Options{Shuffle: true}), "dataloader: Options.BatchSampler excludes Shuffle (true); leave it unset"},
+		{excludes(Options{Sampler: Sequential(1)}), "dataloader: Options.BatchSampler excludes Sampler (Sequential(1)); leave it unset"},
+		{excludes(Options{DropLast: true}), "dataloader: Options.BatchSampler excludes DropLast (true); leave it unset"},
+		{errorOf(New(numbers(3), List[int], Options{Shard: Shard{0, math.MaxInt32}})).Error(),
+			"dataloader: Options.Shard is {Index: 0, Count: 2147483647}; Count must be 0 to 1048576, and Index 0 to 1048575"},
+		{damaged(`"done":[[1,2]]`), isDamaged},
+		{damaged(`"done":[[1,2]],"size":2`), isDamaged},
+		{damaged(`"done":[[1,2]],"shard":{"Index":0,"Count":1}`), isDamaged},
+		{damaged(`"shard":{"Index":0,"Count":1}`), isDamaged},
+		{stats.String(), "batches: 1, loops: 1: too few to tell, since training is timed between two batches of a loop"},
+	} {
+		equal(t, "text", c[0], c[1])
+	}
 }
 
 // TestCheckDataset: checkDataset names the sample that differs, and lets pass what only looks as if it did.
@@ -8008,7 +8038,7 @@ func TestStats(t *testing.T) {
 			"waited 50 % of 40.2ms, 0 % with the next batch ready: loading and training take turns, a worker would load during training"},
 		// Training that is never timed is unknown.
 		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
-			"11 batches in 11 loops: too few to tell, since training is timed between two batches of a loop"},
+			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
 		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
 			"waited 17 % of 600ms, 0 % with the next batch ready; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},

@@ -555,7 +555,7 @@ type Shard struct{ Index, Count int }
 
 // withCount returns the shard with its Count filled in, or says what is wrong with it.
 func (s Shard) withCount() (Shard, error) {
-	count := max(s.Count, 1)
+	count := min(max(s.Count, 1), maxShards)
 	if s.Count == 0 && s.Index > 0 {
 		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
 	}
