@@ -789,7 +789,7 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 			return
 		}
 		if r := recover(); r != nil {
-			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()})
+			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack(), placeOfPanic()})
 		}
 	}()
 	epoch := at.Epoch

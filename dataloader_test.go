@@ -230,6 +230,9 @@ func values[T any](t testing.TB, data Dataset[T]) []T {
 // sorted is a sorted copy.
 func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
 
+// places matches the place in the text of a PanicError, which outcomes leaves out.
+var places = regexp.MustCompile(` \(\w+\.go:\d+\)`)
+
 // outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
@@ -238,7 +241,7 @@ func outcomes[T any](seq iter.Seq2[T, error]) []string {
 			err = failed.Err
 		}
 		if err != nil {
-			text, _, _ := strings.Cut(err.Error(), "\n")
+			text, _, _ := strings.Cut(places.ReplaceAllString(err.Error(), ""), "\n")
 			all = append(all, "error "+text)
 		} else {
 			all = append(all, fmt.Sprint(v))
@@ -1720,10 +1723,14 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 10
 }
 
-// A panic in a worker is the error of its batch, with the stack.
+// A panic in a worker is the error of its batch. The error is one line, as in "panic: ouch (decode.go:12)"; the stack is
+// beside it. A loop that skips every *SampleError would skip the panic, too. This one prints the stack, and ends.
 func ExamplePanicError() {
 	data := Func(3, func(ctx context.Context, i int) (string, error) {
-		return []string{"a"}[i%2], nil // panics for sample 1
+		if i == 0 {
+			return "", io.ErrUnexpectedEOF
+		}
+		return []string{"a"}[i], nil // panics for sample 1
 	})
 	loader, err := New(data, List[string], Options{Workers: 1})
 	if err != nil {
@@ -1733,8 +1740,14 @@ func ExamplePanicError() {
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		var bad *SampleError
 		var bug *PanicError
-		if errors.As(err, &bad) && errors.As(err, &bug) {
-			fmt.Println(bug.Value, "in ExamplePanicError:", bytes.Contains(bug.Stack, []byte("ExamplePanicError")))
+		if errors.As(err, &bug) { // asked first, because a panic is a *SampleError as well
+			fmt.Println(bug.Value)
+			report := fmt.Sprintf("%v\n\n%s", err, bug.Stack) // for the log
+			fmt.Println("says where:", strings.Contains(report, "ExamplePanicError"))
+			return
+		}
+		if errors.As(err, &bad) {
+			fmt.Println("skipped:", err)
 			continue
 		}
 		if err != nil {
@@ -1744,9 +1757,9 @@ func ExamplePanicError() {
 		fmt.Println(batch)
 	}
 	// Output:
-	// [a]
-	// runtime error: index out of range [1] with length 1 in ExamplePanicError: true
-	// [a]
+	// skipped: dataloader: epoch 0, batch 0, sample 0: unexpected EOF
+	// runtime error: index out of range [1] with length 1
+	// says where: true
 }
 
 // dataloader.go: all of it together.
@@ -6666,6 +6679,53 @@ func TestExactMessages(t *testing.T) {
 	} {
 		equal(t, "text", c[0], c[1])
 	}
+}
+
+// TestPanicPlace: the text of a panic is one line that names the first frame in the user's code, not one in the standard
+// library or in this package. Without a frame of the user's it names none.
+func TestPanicPlace(t *testing.T) {
+	_, file, line, _ := runtime.Caller(0)
+	dies := []func(){
+		func() { panic("boom") },
+		func() { panic(fmt.Sprint(1 / (line - line))) },
+		func() { Rand(context.Background()) },
+		func() { strings.Repeat("x", line-2*line) },
+	}
+	if !filepath.IsAbs(file) {
+		dies = dies[:3] // with -trimpath the files of the standard library have no common path
+	}
+	texts := []string{"boom", "runtime error: integer divide by zero", "dataloader: Rand: the context is from no loader", "strings: negative Repeat count"}
+	for k, die := range dies {
+		place := fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k)
+		f := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
+		for workers := range 2 {
+			run := func(data Dataset[int], collate Collate[int, []int], opts Options) error {
+				opts.Workers = workers
+				return ending(must(New(data, collate, opts)).Epoch(t.Context(), 0))
+			}
+			for what, err := range map[string]error{
+				"Get":     run(Func(1, f), List[int], Options{}),
+				"Collate": run(numbers(1), func([]int, []int) ([]int, error) { die(); return nil, nil }, Options{}),
+				"Order":   run(numbers(1), List[int], Options{Sampler: OrderFunc(1, func(int) []int { die(); return nil })}),
+				"OnError": run(failing(1, 0), List[int], Options{OnError: func(*SampleError) error { die(); return nil }}),
+				"Trace":   run(numbers(1), List[int], Options{Trace: func(Timing) { die() }}),
+				"Map":     ending(Map(counting(1), workers, f).Epoch(t.Context(), 0)),
+				"source":  ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
+			} {
+				saysAll(t, err, "panic: "+texts[k], place)
+				var p *PanicError
+				equal(t, what+": a panic, in one line, with its stack", errors.As(err, &p) && !strings.Contains(err.Error(), "\n") &&
+					bytes.Contains(p.Stack, []byte("TestPanicPlace")), true)
+			}
+		}
+	}
+	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
+	equal(t, "no frame of the user's", errorOf(outside.Batch(t.Context(), 0, 11)).Error(),
+		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
+	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
+	equal(t, "nor here", errorOf(short.Batch(t.Context(), 0, 0)).Error(),
+		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
 }
 
 // TestCheckDataset: checkDataset names the sample that differs, and lets pass what only looks as if it did.
