@@ -137,9 +137,9 @@
 // # Errors and breaks
 //
 // How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says
-// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next
-// batch. Every other error is the last: the context has ended, the cursor does not fit, or Trace has panicked. A loop
-// that skips bad batches tells the two apart:
+// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the
+// next batch. Every other error is the last: the context has ended, the cursor does not fit, the sampler has no order
+// for the epoch, or Trace has panicked. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
@@ -257,6 +257,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -321,9 +322,10 @@ type Options struct {
 
 	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
 	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
-	// dropped is not handed over. An error that belongs to no single sample has Index -1: it is Collate's, GetBatch's, that
-	// of NewFunc's load, or the sampler's, such as an index outside the data set. It fails the batch, and OnError is not
-	// asked.
+	// dropped is skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same
+	// number of steps, it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. An error that
+	// belongs to no single sample has Index -1: it is Collate's, GetBatch's, that of NewFunc's load, or the sampler's, such
+	// as an index outside the data set. It fails the batch, and OnError is not asked.
 	//
 	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
 	// counts is not part of a cursor.
@@ -344,9 +346,14 @@ func (o Options) withDefaults() (Options, error) {
 		o.Prefetch = 2
 	}
 	switch {
-	case o.BatchSampler != nil && (o.BatchSize != 0 || o.Shuffle || o.Sampler != nil || o.DropLast):
-		err = fmt.Errorf("BatchSampler excludes BatchSize (%d), Shuffle (%t), Sampler (%t) and DropLast (%t); leave them unset",
-			o.BatchSize, o.Shuffle, o.Sampler != nil, o.DropLast)
+	case o.BatchSampler != nil && o.BatchSize != 0:
+		err = fmt.Errorf("BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize)
+	case o.BatchSampler != nil && o.Sampler != nil:
+		err = fmt.Errorf("BatchSampler excludes Sampler (%s); leave it unset", describe(o.Sampler))
+	case o.BatchSampler != nil && o.Shuffle:
+		err = errors.New("BatchSampler excludes Shuffle (true); leave it unset")
+	case o.BatchSampler != nil && o.DropLast:
+		err = errors.New("BatchSampler excludes DropLast (true); leave it unset")
 	case o.Sampler != nil && o.Shuffle:
 		err = errors.New("Sampler excludes Shuffle; a shuffling Sampler is Random")
 	case o.BatchSize < 0:
@@ -393,8 +400,8 @@ type loader struct {
 
 // New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
 // samples one by one and collates them; each sample has its own Rand, and OnError is asked about it. New calls data.Len
-// once. Options that make no sense are an error that names the field, its value and what is allowed. An empty data set is
-// not an error; it yields no batches.
+// once. Options that make no sense are an error that names the field, its value and what is allowed, and so are options
+// that leave no rank a batch. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	switch {
 	case data == nil:
@@ -447,28 +454,32 @@ func (l *loader) setOrder(n int, opts Options) error {
 	}
 	var positions interface{ Len() int } // of the order
 	if o.BatchSampler != nil {
-		positions, l.indicesOf = o.BatchSampler, keepTwo(indicesOfBatches(o.BatchSampler))
+		positions, l.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
 	} else {
 		if o.Sampler == nil && o.Shuffle {
 			o.Sampler = Random(n, o.Seed)
 		} else if o.Sampler == nil {
 			o.Sampler = Sequential(n)
 		}
-		if w, ok := o.Sampler.(weighted); ok && w.samples != n {
-			return fmt.Errorf("dataloader: Options.Sampler has %d weights for %d samples; Weighted needs one for each", w.samples, n)
-		}
-		positions, l.indicesOf = o.Sampler, keepTwo(indicesOfSamples(o.Sampler))
+		positions, l.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
 	}
 	count := positions.Len()
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
-	if o.DropLast && o.BatchSize > count && count > 0 {
-		return fmt.Errorf("dataloader: Options.DropLast leaves no batch: BatchSize is %d, and there are %d samples", o.BatchSize, count)
-	}
 	size := min(o.BatchSize, count+1) // a larger size makes the same batches, and could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
-	l.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	if need := samplesOf(positions); need > 0 && need != n {
+		return fmt.Errorf("dataloader: Options: %s is for %d samples, the data set has %d; "+
+			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n)
+	}
+	if n > 0 && l.deal.steps() == 0 { // rank 0, whose deal this is, has the most batches
+		return fmt.Errorf("dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, Shard.Count %d, "+
+			"DropTail %t; use smaller batches or fewer shards", n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail)
+	}
+	l.deal.shard = o.Shard
+	l.deal = l.deal.start(0)
 	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
 		l.state.Shard, l.state.Size = &l.deal.shard, size
@@ -494,12 +505,14 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // batch, so a checkpoint saved in the body tries that batch again. With the next success, or at the end of the epoch, *at
 // moves on.
 //
-// Any other error ends the loop and leaves *at unchanged. There are three causes: the context has ended (the error is
-// context.Cause), the cursor does not fit, or Options.Trace has panicked. When the last batch has been handed over the
-// epoch is complete, even if the context ends then. A loop over epochs must end at such an error too, because *at does not
-// move. So must a caller of iter.Pull2: the sequence ends after the error, but the epoch is not complete.
+// Any other error ends the loop and leaves *at unchanged. There are four causes: the context has ended (the error is
+// context.Cause), the cursor does not fit, the sampler has no order for the epoch, or Options.Trace has panicked. When
+// the last batch has been handed over the epoch is complete, even if the context ends then. A loop over epochs must end
+// at such an error too, because *at does not move. So must a caller of iter.Pull2: the sequence ends after the error,
+// but the epoch is not complete.
 //
-// A range with one variable loses the errors, and gets a zero batch for each.
+// Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
+// variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	panicIf(l == nil, "Run: the loader is nil; look at the error of New")
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
@@ -529,14 +542,14 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
 	}
 	if err != nil {
-		return *new(B), err
+		return *new(B), finalError(err)
 	}
 	t := task[B]{step: k}
 	if ctx.Err() == nil {
 		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.build)
 	}
 	if ctx.Err() != nil {
-		return *new(B), context.Cause(ctx)
+		return *new(B), finalError(context.Cause(ctx))
 	}
 	settle(p, &t)
 	if t.err == nil && t.timing.Samples == 0 {
@@ -546,10 +559,10 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 }
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
-// not use b, or what b refers to, afterwards. Recycle is optional, and pays for large batches. A loop needs the memory of
-// Workers × Prefetch + 2 batches: those in flight, the one in the body, and one that is recycled late. If more is given
-// back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in flight when a
-// loop is left.
+// not use b, or what b refers to, afterwards. Recycle a batch once: a second time makes two later batches share its
+// memory. Recycle is optional, and pays for large batches. A loop needs the memory of Workers × Prefetch + 2 batches:
+// those in flight, the one in the body, and one that is recycled late. If more is given back, the garbage collector
+// gets the rest. It also gets the memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -621,10 +634,15 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 	}
 }
 
-// settle completes a task that a worker has done: it asks OnError about the samples that failed.
+// settle completes a task that a worker has done: it asks OnError about the samples that failed. Where ranks must take
+// equal steps, a batch of which nothing is left fails: a rank that skipped it would let the others wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
+	}
+	if t.err == nil && t.timing.Samples == 0 && p.deal.shard.Count > 1 && p.deal.tail != UnevenTail {
+		t.err = p.sampleError(t.step, -1, errors.New("all samples were dropped, and ranks must take equal steps: "+
+			"take this one with weight 0, or use UnevenTail"))
 	}
 	t.timing.Epoch, t.timing.Batch, t.timing.Dropped = p.epoch, p.firstBatch+t.step, len(t.failed)
 	if t.err != nil {
@@ -647,13 +665,26 @@ type Cursor struct {
 	State any `json:"state,omitempty"`
 }
 
-// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type.
+// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
+// epoch and unknown fields are errors: another checkpoint must not be taken for the start of epoch 0. A struct that embeds
+// a Cursor has them, because this method reads all of it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
-	f := fields{State: &raw}
-	if err := json.Unmarshal(data, &f); err != nil {
+	var all map[string]json.RawMessage
+	f := fields{Epoch: math.MinInt, State: &raw}
+	if err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all)); err != nil || all == nil {
 		return err
+	}
+	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
+		return slices.Contains([]string{"epoch", "pos", "state"}, strings.ToLower(name))
+	})
+	switch {
+	case len(unknown) > 0:
+		return fmt.Errorf("dataloader: a cursor has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
+			"from a file that was written so, decode epoch, pos and state into a struct, and make Cursor{…} of them", unknown)
+	case f.Epoch == math.MinInt:
+		return errors.New("dataloader: a cursor in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}")
 	}
 	if f.State = nil; raw != nil {
 		f.State = raw
@@ -758,7 +789,7 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 			return
 		}
 		if r := recover(); r != nil {
-			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack()})
+			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack(), placeOfPanic()})
 		}
 	}()
 	epoch := at.Epoch
@@ -842,8 +873,7 @@ type pass struct {
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
-	broken     error // why there is no order; it fails every batch
-	firstBatch int   // the number in the epoch of the batch at step 0
+	firstBatch int // the number in the epoch of the batch at step 0
 	steps      int
 
 	next  int    // the next step to send, unless it is in ahead
@@ -854,16 +884,16 @@ type pass struct {
 	last            Timing    // of the batch before; zero for the first
 }
 
-// resume begins a pass at a cursor, or says why the cursor does not fit.
-func (l *loader) resume(from Cursor) (*pass, error) {
+// resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order.
+func (l *loader) resume(from Cursor) (p *pass, err error) {
 	var s loaderState
-	if err := from.fit(l.name, &s.By, &s); err != nil {
+	if err = from.fit(l.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	p := &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
+	p = &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
 	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
-	outOfOrder := s.Shard != nil // such a cursor fits only its own shard and batch size
+	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
 	switch {
 	case !from.atStart() && s.Seed != l.opts.Seed:
 		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
@@ -872,8 +902,8 @@ func (l *loader) resume(from Cursor) (*pass, error) {
 	case outOfOrder && (*s.Shard != l.deal.shard || s.Size != l.deal.size):
 		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
 			*s.Shard, s.Size, l.deal.shard, l.deal.size)
-	case !outOfOrder && len(s.Done) > 0:
-		return nil, from.refused("its state is damaged: it has steps that are done, %v, but no shard", s.Done)
+	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
+		return nil, from.refused("its state is damaged: steps that are done need a shard and a size")
 	}
 	end := 0 // of the span before; step 0 is at the mark, and never in a span
 	for _, done := range s.Done {
@@ -882,7 +912,10 @@ func (l *loader) resume(from Cursor) (*pass, error) {
 		}
 		end = done[1]
 	}
-	p.indicesAt, p.broken = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	p.indicesAt, err = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	if err != nil && p.steps > 0 { // no steps need no order
+		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", p.epoch, err)
+	}
 	if l.opts.Trace != nil {
 		p.began = time.Now()
 		p.returned = p.began
@@ -1091,7 +1124,7 @@ func (s *Stats) String() string {
 	defer s.mu.Unlock()
 	timed := s.batches - s.loops
 	if timed == 0 {
-		return fmt.Sprintf("%d batches in %d loops: too few to tell, since training is timed between two batches of a loop",
+		return fmt.Sprintf("batches: %d, loops: %d: too few to tell, since training is timed between two batches of a loop",
 			s.batches, s.loops)
 	}
 	step := s.training / time.Duration(timed)

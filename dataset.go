@@ -37,21 +37,25 @@ import (
 // shared file is safe; Read is not, because the goroutines would share the file's offset. A Get that waits should return
 // when ctx ends. An error of Get fails this sample; io.EOF has no special meaning.
 //
+// A sample must stay valid until its batch is made. A Get that returns one buffer again and again makes batches in which
+// all samples are the last one. To test a data set of your own, call checkDataset in a test file in this folder.
+//
 // PyTorch: torch.utils.data.Dataset, with Get for __getitem__.
 type Dataset[T any] interface {
 	Len() int
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the data
-// set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of the
-// indices. It must not retain the slice of indices, which is reused for the next batch. An error of GetBatch fails the
-// whole batch. To fail one sample, as one that has been deleted, return nil for it and let a Transform behind it return
-// the error.
+// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the
+// data set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of
+// the indices. It may change the slice of indices, and must not retain it, since the next batch reuses it. An error of
+// GetBatch fails the whole batch. To fail one sample, as one that has been deleted, return nil for it and let a
+// Transform behind it return the error.
 //
 // Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
 // GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch
-// into reused memory. PyTorch: __getitems__.
+// into reused memory. A type that embeds a data set with GetBatch and overrides only Get is still asked by the GetBatch
+// that it embeds. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
 }
@@ -97,8 +101,9 @@ type funcDataset[T any] struct {
 	getAll getAll[T] // nil if every sample is fetched on its own
 }
 
-// A getAll calls GetBatch once for the given indices. The function that it returns gives sample k of them, after any
-// Transform. So each sample can fail on its own and has random numbers of its own, even if all were fetched in one call.
+// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns gives sample k
+// of them, after any Transform. So each sample can fail on its own and has random numbers of its own, even if all were
+// fetched in one call.
 type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(k int) (T, error), err error)
 
 // getAllOf returns the getAll of data, or nil.
@@ -276,7 +281,6 @@ func derive[T, U any](data Dataset[T], n int, index func(i int) int, f func(cont
 	}}
 	if getAll := getAllOf(data); getAll != nil {
 		derived.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
-			indices = slices.Clone(indices)
 			for k, i := range indices {
 				indices[k] = index(i)
 			}
@@ -424,13 +428,16 @@ type File struct {
 // pattern. The names are listed once, and sorted. A file is read when Get asks for it, so the data may be larger than
 // memory. fsys is a directory (os.DirFS), an embedded tree (embed.FS), a zip archive (zip.Reader), ….
 //
-// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for any
-// number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file anywhere,
-// "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A pattern that matches no file is an error, and so is a
-// folder that cannot be read. Links to files are followed. Links to folders are followed only where the pattern spells
-// out their names.
+// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for
+// any number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
+// anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A pattern that matches no file is an error, and
+// so are no files at all, and a folder that cannot be read. Links to files are followed. Links to folders are followed
+// only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
+	if err == nil && len(names) == 0 {
+		err = errors.New("there is no file, at any depth")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Files: %s: %w", root(fsys), err)
 	}

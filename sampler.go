@@ -43,6 +43,7 @@ type sampler struct {
 	n     int
 	name  string
 	order func(epoch int) func(pos int) int
+	needs int // the number of samples that the data set must have; 0 means any
 }
 
 // Len returns the number of positions in an epoch.
@@ -54,10 +55,20 @@ func (s sampler) Order(epoch int) func(pos int) int { return s.order(epoch) }
 // String describes the sampler, as in "Random(60000, seed 9)".
 func (s sampler) String() string { return s.name }
 
+func (s sampler) samples() int { return s.needs }
+
+// samplesOf returns the number of samples that the data set of an order must have, or 0 if the order does not know.
+func samplesOf(order any) int {
+	if knows, ok := order.(interface{ samples() int }); ok {
+		return knows.samples()
+	}
+	return 0
+}
+
 // Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch: SequentialSampler.
 func Sequential(n int) Sampler {
 	panicIf(n < 0, "Sequential: n is %d, must not be negative", n)
-	return sampler{n, fmt.Sprintf("Sequential(%d)", n), func(int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("Sequential(%d)", n), order: func(int) func(int) int {
 		return func(pos int) int { return pos }
 	}}
 }
@@ -71,7 +82,7 @@ func Sequential(n int) Sampler {
 // SubsetRandomSampler.
 func Random(n int, seed uint64) Sampler {
 	panicIf(n < 0, "Random: n is %d, must not be negative", n)
-	return sampler{n, fmt.Sprintf("Random(%d, seed %d)", n, seed), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("Random(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
 		return permutation(n, hash(seed, uint64(epoch), uint64(n)))
 	}}
 }
@@ -205,7 +216,7 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
 	checkCount("RandomWithReplacement", n, count)
 	name := fmt.Sprintf("RandomWithReplacement(%d of %d, seed %d)", count, n, seed)
-	return sampler{count, name, func(epoch int) func(int) int {
+	return sampler{n: count, name: name, order: func(epoch int) func(int) int {
 		h := hash(seed, uint64(epoch), uint64(n))
 		return func(pos int) int { return below(uint64(n), h, uint64(pos)) }
 	}}
@@ -219,8 +230,8 @@ func checkCount(constructor string, n, count int) {
 
 // Weighted draws each position of an epoch with a chance proportional to the sample's weight: weights[i] for sample i.
 // A sample of weight 0 is never drawn. Weights must be finite and not negative. At least one must be positive, and
-// without replacement at least count of them. count must be positive. The weights are copied. A loader whose data set has
-// another number of samples is an error of New.
+// without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
+// with another number of samples.
 //
 // With replacement a position is computed when it is asked for, by a binary search in the cumulative weights. Without
 // replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
@@ -261,16 +272,10 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 		draw = drawCumulative(positive)
 	}
 	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)", count, len(weights), digest, replace, seed)
-	return weighted{sampler{count, name, func(epoch int) func(int) int {
+	return sampler{count, name, func(epoch int) func(int) int {
 		drawn := draw(hash(seed, uint64(epoch), uint64(len(weights))))
 		return func(pos int) int { return items[drawn(pos)] }
-	}}, len(weights)}, nil
-}
-
-// A weighted is the Sampler that Weighted makes. It knows how many samples the data set must have.
-type weighted struct {
-	sampler
-	samples int
+	}, len(weights)}, nil
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
@@ -317,7 +322,7 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 // uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
-	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
 		order := make([]uint32, n)
 		for i := range order {
 			order[i] = uint32(i)
@@ -360,13 +365,14 @@ func newTwister(seed uint32) func() uint32 {
 	}
 }
 
-// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever
-// it is asked for that epoch. The indices are copied. If their number is not n, every batch of the epoch fails. A cursor
-// cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is nil.
+// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones
+// whenever it is asked for that epoch. The indices are copied. If their number is not n, that is the last error of the
+// loop. A cursor cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is
+// nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")
-	return sampler{n, fmt.Sprintf("OrderFunc(%d)", n), func(epoch int) func(int) int {
+	return sampler{n: n, name: fmt.Sprintf("OrderFunc(%d)", n), order: func(epoch int) func(int) int {
 		indices := slices.Clone(order(epoch))
 		if len(indices) != n { // Order has no error result; the loader turns the panic into an error
 			panic(fmt.Errorf("OrderFunc: the order of epoch %d has %d positions, must have %d", epoch, len(indices), n))
@@ -389,7 +395,7 @@ func Resize(s Sampler, count int) Sampler {
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
 		}
-	}}
+	}, samplesOf(s)}
 }
 
 // describe says which sampler s is, for cursors and errors. The description is valid UTF-8, as it goes through JSON.
@@ -402,8 +408,9 @@ func describe(s interface{ Len() int }) string {
 
 // keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may
 // take time proportional to its length. Two are kept because Resize, where one of its epochs crosses from one of the
-// sampler's to the next, asks for both in turn. The function is safe for concurrent use.
-func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
+// sampler's to the next, asks for both in turn. The function is safe for concurrent use. It panics if the
+// order of an epoch is nil.
+func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
 		order F
@@ -413,7 +420,9 @@ func keepTwo[F any](orderOf func(epoch int) F) func(epoch int) F {
 		last := &kept[epoch&1]
 		e := last.Load()
 		if e == nil || e.epoch != epoch {
-			e = &entry{epoch, orderOf(epoch)}
+			if e = (&entry{epoch, orderOf(epoch)}); e.order == nil {
+				panic("the order is nil")
+			}
 			last.Store(e)
 		}
 		return e.order
@@ -440,7 +449,7 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 			}
 			return batch
 		}
-	}}
+	}, samplesOf(s)}
 }
 
 // A batchSampler is a BatchSampler made of its parts.
@@ -448,6 +457,7 @@ type batchSampler struct {
 	n       int
 	name    string
 	batches func(epoch int) func(k int) []int
+	needs   int // as in a sampler
 }
 
 // Len returns the number of batches in an epoch.
@@ -459,6 +469,8 @@ func (b batchSampler) Batches(epoch int) func(k int) []int { return b.batches(ep
 // String describes the batch sampler, as in "Batches(Random(60000, seed 9), 64)".
 func (b batchSampler) String() string { return b.name }
 
+func (b batchSampler) samples() int { return b.needs }
+
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
 
@@ -467,7 +479,8 @@ func ceil(a, b int) int { return a/b + min(1, a%b) }
 // differ by less than an eighth share a bucket. In every epoch each bucket is shuffled and divided into batches anew,
 // and the batches of all buckets come in a new order.
 //
-// A budget that is not positive, and a length that is negative or above the budget, are errors.
+// A budget that is not positive, and a length that is negative or above the budget, are errors. New refuses a data set with
+// another number of samples.
 func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	if budget <= 0 {
 		return nil, fmt.Errorf("dataloader: Buckets: budget is %d, must be positive", budget)
@@ -513,25 +526,25 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 			}
 			return indices
 		}
-	}}, nil
+	}, len(lengths)}, nil
 }
 
 // An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
 // of a BatchSampler a whole batch.
 type indicesAt func(dst []int, pos int) []int
 
-// indicesOfSamples returns the function that makes the indicesAt of an epoch of s.
-func indicesOfSamples(s Sampler) func(epoch int) indicesAt {
+// indicesOfSamples returns the function that makes the indicesAt of an epoch of a Sampler.
+func indicesOfSamples(orderOf func(epoch int) func(pos int) int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
-		order := s.Order(epoch)
+		order := orderOf(epoch)
 		return func(dst []int, pos int) []int { return append(dst, order(pos)) }
 	}
 }
 
-// indicesOfBatches returns the function that makes the indicesAt of an epoch of b.
-func indicesOfBatches(b BatchSampler) func(epoch int) indicesAt {
+// indicesOfBatches returns the function that makes the indicesAt of an epoch of a BatchSampler.
+func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
-		batch := b.Batches(epoch)
+		batch := batchesOf(epoch)
 		return func(dst []int, pos int) []int { return append(dst, batch(pos)...) }
 	}
 }
@@ -542,7 +555,7 @@ type Shard struct{ Index, Count int }
 
 // withCount returns the shard with its Count filled in, or says what is wrong with it.
 func (s Shard) withCount() (Shard, error) {
-	count := max(s.Count, 1)
+	count := min(max(s.Count, 1), maxShards)
 	if s.Count == 0 && s.Index > 0 {
 		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
 	}
@@ -566,30 +579,36 @@ func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //
 //	torchrun                    RANK, WORLD_SIZE
 //	mpirun of Open MPI          OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-//	srun                        SLURM_PROCID, SLURM_NTASKS
+//	Flux                        FLUX_TASK_RANK, FLUX_JOB_SIZE
 //	mpirun of MPICH, Intel MPI  PMI_RANK, PMI_SIZE
+//	srun                        SLURM_PROCID, SLURM_STEP_NUM_TASKS
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
-// The first row whose rank variable is set decides. Without any the result is the zero Shard, a single process. A number
-// that is missing or makes no sense is an error, because it would mean training on the wrong samples.
+// The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
+// variables on. Without any the result is the zero Shard, a single process. A number that is missing or makes no sense is
+// an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks that starts the
+// process without srun: it would be one process, and rank 0 of many.
 func ShardFromEnv() (Shard, error) {
-	launchers := [][2]string{
+	launchers := [][3]string{ // the rank, the number of ranks, and what else to say if they make no sense
 		{"RANK", "WORLD_SIZE"},
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-		{"SLURM_PROCID", "SLURM_NTASKS"},
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
 		{"PMI_RANK", "PMI_SIZE"},
+		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
 		{"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
 	}
+	tasks := cmp.Or(os.Getenv("SLURM_NTASKS"), "1")
+	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv("SLURM_STEP_NUM_TASKS") == "" && tasks == "1" // an sbatch script
 	for _, l := range launchers {
-		if _, ok := os.LookupEnv(l[0]); !ok {
+		if _, ok := os.LookupEnv(l[0]); !ok || script && l[0] == "SLURM_PROCID" {
 			continue
 		}
 		index, err1 := strconv.Atoi(os.Getenv(l[0]))
 		count, err2 := strconv.Atoi(os.Getenv(l[1]))
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
 			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; "+
-				"the second must be the number of processes, the first 0 to one less",
-				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]))
+				"the second must be the number of processes, the first 0 to one less%s",
+				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[2])
 		}
 		return Shard{index, count}, nil
 	}
@@ -694,24 +713,24 @@ func (d *deal) after(k int) int {
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.
 
 // Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
-// makes batches. A resume at any position takes no time. A panic in the sampler is the last error. Indices panics if s is
-// nil. torchdata: SamplerWrapper.
+// makes batches. A resume at any position takes no time. Indices calls s.Len once. A panic in the sampler is the last
+// error. Indices panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
-	state := &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
+	n, state := s.Len(), &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := keepTwo(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
-		if from.Pos > s.Len() {
-			return from.refused("pos must be at most %d", s.Len())
+		if from.Pos > n {
+			return from.refused("pos must be at most %d", n)
 		}
 		order, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
-		for pos := from.Pos; pos < s.Len(); pos++ {
+		for pos := from.Pos; pos < n; pos++ {
 			if !yield(Item[int]{Value: order(pos), Next: Cursor{from.Epoch, pos + 1, state}}) {
 				return nil
 			}

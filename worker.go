@@ -1,15 +1,20 @@
 package dataloader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path"
+	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
 	"runtime/trace"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -197,6 +202,7 @@ type worker struct {
 	step      int            // the batch
 	positions []int          // its positions in the epoch
 	indices   []int          // the indices of its samples, as the order has them
+	asked     []int          // a copy of them for GetBatch, which may change it
 	spots     []spot         // one for each index, for Rand
 	index     int            // the index for which user code is being called, or -1: the Index of an error
 	fetched   []int          // the indices of the samples that are in the batch
@@ -248,9 +254,6 @@ func (w *worker) chooseIndices() error {
 	p := w.pass
 	if trace.IsEnabled() {
 		trace.Logf(w.ctx, "batch", "epoch %d, batch %d", p.epoch, p.firstBatch+w.step)
-	}
-	if p.broken != nil {
-		return p.broken
 	}
 	w.indices, w.spots = w.indices[:0], w.spots[:0]
 	w.positions = p.deal.positions(w.positions[:0], w.step)
@@ -305,7 +308,8 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 	var sampleAt func(k int) (T, error) // sample k of the GetBatch; nil without one
 	if getAll != nil {
 		w.scope.move(w.wholeBatch())
-		if sampleAt, err = getAll(w.ctx, w.indices); err != nil {
+		w.asked = append(w.asked[:0], w.indices...)
+		if sampleAt, err = getAll(w.ctx, w.asked); err != nil {
 			return err
 		}
 	}
@@ -386,10 +390,12 @@ func rewinder(ctx context.Context) func() {
 type PanicError struct {
 	Value any
 	Stack []byte
+	place string // as in " (file.go:12)", or ""
 }
 
-// Error returns the value and the stack.
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }
+// Error returns the value and where it happened, in one line: "panic: boom (file.go:12)". That is the first frame in the
+// user's code. The frames of the standard library and of this package are passed over.
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v%s", e.Value, e.place) }
 
 // Unwrap returns the value of the panic if it is an error, and nil otherwise.
 func (e *PanicError) Unwrap() error {
@@ -408,8 +414,33 @@ func (e *PanicError) Unwrap() error {
 // reads err.
 func rescue(err *error) {
 	if r := recover(); r != nil {
-		*err = &PanicError{r, debug.Stack()}
+		*err = &PanicError{r, debug.Stack(), placeOfPanic()}
 	}
+}
+
+// placeOfPanic returns the place of a panic that has just been recovered. From the inside out, the frames are those of
+// the recovery, of the panic, of the standard library and of this package if the user's code has called it (Rand, for
+// example), of the user's code, and of the function of this package that rescues it. The search ends there: if
+// OrderFunc panics, no frame is the user's.
+func placeOfPanic() string {
+	pcs := make([]uintptr, 100)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
+	self, _ := frames.Next()
+	here := strings.TrimSuffix(self.Function, "placeOfPanic") // the path of this package, and a dot
+	library := ""                                             // the folder of the standard library; "" before the panic
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		name, own := strings.CutPrefix(f.Function, here)
+		switch {
+		case f.Function == "runtime.gopanic":
+			library = cmp.Or(strings.TrimSuffix(f.File, "runtime/panic.go"), "runtime/") // "runtime/" with -trimpath
+		case library == "" || strings.HasPrefix(f.File, library):
+		case !own || strings.HasSuffix(f.File, "_test.go"):
+			return fmt.Sprintf(" (%s:%d)", path.Base(f.File), f.Line)
+		case slices.Contains([]string{"makeBatch[...]", "try[...]", "apply[...]", "readItems[...]", "handOver[...]"}, name):
+			return ""
+		}
+	}
+	return ""
 }
 
 // errGoexit is the error of user code that ended its goroutine, as t.FailNow does.
