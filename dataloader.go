@@ -91,7 +91,7 @@
 // another, while the loop trains. A task says which batch to make, and its result is the batch; both lie in a slot of one
 // array, and the queues carry the slot's number. If the queue of results had no room, the workers
 // would block for ever after a break. A worker could select between its send and a signal to stop. Room in the queue is
-// simpler. A batch is in flight from the moment its task is sent until the loop takes it. At most Workers × Prefetch
+// simpler. A batch is in flight from the moment its task is sent until it is handed to the body. At most Workers × Prefetch
 // batches, the window, are in flight, and each queue has room for a window. So no send ever blocks. With
 // Options.Unordered a batch is handed over as soon as it is ready: the second version (PyTorch: in_order=False).
 //
@@ -112,7 +112,7 @@
 //	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
-// most window batches take memory, even if batch 2 never comes; out of order, too. Batch k always lies in slot
+// most window batches take memory, even if batch 2 never comes; out of order, too. In order, batch k lies in slot
 // k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready.
 //
 // Example_inFiftyLines is this loader and nothing else. The package's own, the type engine, also reads streams, stops its
@@ -184,7 +184,7 @@
 //	was in flight                             yes: it is not in the cursor
 //	was trained on before the save            no
 //	was trained on after the save             yes: its step is lost with the weights
-//	failed, and no later batch succeeded      yes, in the same epoch: the cursor stays before it
+//	failed, and no later batch succeeded      yes, unless the loop reached the end of the epoch
 //	failed, and a later batch succeeded       no
 //
 // A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
@@ -193,7 +193,7 @@
 //   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many samples are lost, and
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor and loader.resume
+//   - Read: Cursor and plan.resume
 //
 // # Shards and ranks
 //
@@ -208,7 +208,7 @@
 //   - Run: go test -v -run TestTails
 //   - Read: Shard, Tail and deal
 //
-// # Second reading: streams
+// # Streams
 //
 // How are data without indices loaded? By a [Stream], which is also the way to a pipeline of your own. A Stream is a
 // function that takes a cursor and returns the items that follow, each with the cursor after it (PyTorch:
@@ -274,7 +274,7 @@ import (
 //
 //	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
 //	            DataLoader.items               begins a pass, makes an engine and window+1 tasks, one in each slot
-//	            loader.resume                  cursor → pass: the rest of the epoch, and how it is dealt out
+//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
 //	worker      engine.run, engine.loop        starts the workers; sends and receives
 //	dataloader  nextTask, in items             step → task[B]                                 ──slot──> a worker
 //	worker      engine.startWorker, makeBatch  task[B] → batch, or its error; a worker has the slot now
@@ -283,7 +283,7 @@ import (
 //	worker      fetchAndCollate, fetch         indices → samples
 //	dataset     Get                            index → sample
 //	batch       a Collate                      samples → batch                                ──slot──> the loop
-//	dataloader  the yield of items             at its turn: settle asks OnError; pass.deliver, pass.cursor
+//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
 //	            handOver                       *at = the cursor after the batch
 //	            the body                       the batch
 
@@ -379,7 +379,7 @@ func (o Options) withDefaults() (Options, error) {
 // A DataLoader loads batches of type B. It is safe for concurrent use: several loops over it, nested or in several
 // goroutines, do not affect each other, because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
-	loader
+	plan
 	build func(w *worker, dst B) (B, error) // see makeBatch
 
 	mu      sync.Mutex // guards free; never held while user code runs
@@ -387,9 +387,9 @@ type DataLoader[B any] struct {
 	maxFree int        // how many of them can be of use: those in flight, the one in the body, and one recycled late
 }
 
-// A loader is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch. It is
-// set by New, and only read afterwards.
-type loader struct {
+// A plan is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch, so that pass
+// and worker need no type parameter, and are compiled once. It is set by New, and only read afterwards.
+type plan struct {
 	opts      Options
 	samples   int                       // in the data set
 	deal      deal                      // of a whole epoch
@@ -427,8 +427,8 @@ func NewFunc[B any](
 	}
 	return loaderOf(n, opts, func(w *worker, dst B) (B, error) {
 		defer trace.StartRegion(w.ctx, "load").End()
-		w.scope.move(w.wholeBatch())
-		w.fetched = append(w.fetched, w.indices...)
+		w.scope.move(w.batchSpot())
+		w.loaded = append(w.loaded, w.indices...)
 		return load(w.ctx, dst, w.indices)
 	})
 }
@@ -443,8 +443,8 @@ func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error
 	return l, nil
 }
 
-// setOrder sets the order of the loader's n samples, and how the order is dealt out.
-func (l *loader) setOrder(n int, opts Options) error {
+// setOrder sets the order of n samples, and how the order is dealt out.
+func (l *plan) setOrder(n int, opts Options) error {
 	o, err := opts.withDefaults()
 	if err != nil {
 		return err
@@ -488,7 +488,7 @@ func (l *loader) setOrder(n int, opts Options) error {
 }
 
 // Len returns the number of batches in an epoch of this shard.
-func (l *loader) Len() int { return l.deal.steps() }
+func (l *plan) Len() int { return l.deal.steps() }
 
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
 // Unordered. With Shuffle each epoch has another order. Errors are those of Run.
@@ -521,7 +521,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
 // more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
 // are the same. At panics if epoch or k is negative.
-func (l *loader) At(epoch, k int) Cursor {
+func (l *plan) At(epoch, k int) Cursor {
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
 	if n := l.Len(); n > 0 {
 		panicIf(epoch >= math.MaxInt-k/n, "At: epoch is %d and k is %d, which is too far", epoch, k)
@@ -596,45 +596,46 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			ordered: !l.opts.Unordered,
 			seed:    l.opts.Seed,
 		}
-		tasks := make([]task[B], e.window+1) // by slot
+		slots := make([]task[B], e.window+1)
 		e.nextTask = func(slot int) bool {
-			t := &tasks[slot]
+			t := &slots[slot]
 			if t.step = p.nextStep(); t.step >= p.steps {
 				return false
 			}
 			t.batch, t.timing.Sent = l.recycled(), p.now()
 			return true
 		}
-		e.work = func(w *worker, slot int) { makeBatch(w, p, &tasks[slot], l.build) }
-		e.run(ctx, func(slot int) bool {
-			t := &tasks[slot]
+		e.work = func(w *worker, slot int) { makeBatch(w, p, &slots[slot], l.build) }
+		received := func(slot int) bool {
+			t := &slots[slot]
 			t.timing.Received = p.now()
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 				return false
 			}
 			settle(p, t)
-			p.deliver(t.step)
+			p.markDone(t.step)
 			if l.opts.Trace != nil {
 				l.opts.Trace(p.timing(t.timing))
 			}
 			more := true
 			if t.err != nil || t.timing.Samples > 0 {
 				more = yield(Item[B]{t.batch, t.err, p.cursor()}, nil)
-			} else { // all samples were dropped
+			} else { // all samples were dropped, and the batch is skipped
 				l.Recycle(t.batch)
 			}
 			p.last, p.returned = t.timing, p.now()
 			*t = task[B]{} // an empty slot must not keep the batch
 			return more
-		})
-		if err != nil {
-			yield(Item[B]{}, err)
+		}
+		if e.run(ctx, received); err != nil {
+			yield(Item[B]{}, err) // the last pair; an Item's own Err is a batch that may be skipped
 		}
 	}
 }
 
-// settle completes a task that a worker has done: it asks OnError about the samples that failed. Where ranks must take
+// settle completes a task that a worker has done: it asks OnError about the samples that failed, fills in the timing, and
+// drops the batch if there is an error. Where ranks must take
 // equal steps, a batch of which nothing is left fails: a rank that skipped it would let the others wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
@@ -729,7 +730,7 @@ func (c Cursor) String() string {
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
 // fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
-// name. The description of the cursor's maker is a field of *state, to which by points.
+// name. *by, a field of *state, then describes the cursor's maker.
 func (c Cursor) fit(name string, by *string, state any) error {
 	if c.Epoch < 0 || c.Epoch == math.MaxInt || c.Pos < 0 {
 		return c.refused("epoch and pos must not be negative, and epoch must be less than %d", math.MaxInt)
@@ -783,9 +784,9 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 // program is broken. Here the error keeps the panic's value and stack, and one broken file among a million must not end a
 // run of ten days.
 func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor, yield func(T, error) bool) (end error) {
-	inBody := false // whether the body runs, or has left the loop
+	ours := true // whether a panic now is one of items: the body does not run, and has not left the loop
 	defer func() {
-		if inBody {
+		if !ours {
 			return
 		}
 		if r := recover(); r != nil {
@@ -802,11 +803,11 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 		} else {
 			*at = item.Next
 		}
-		inBody = true
+		ours = false
 		if !yield(item.Value, err) {
 			return nil
 		}
-		inBody = false
+		ours = true
 	}
 	*at = Cursor{Epoch: epoch + 1}
 	return nil
@@ -866,31 +867,31 @@ type span [2]int
 //	step   0 1 2 3 4 5 6 7 8 9          handed over: 0, 1, 3, 4, 7
 //	       x x . x x . . x . .
 //	           ^                        mark = 2, ahead = {3, 5} and {7, 8}
-//
-// A pass belongs to the goroutine of the loop. Workers only read what resume has set.
 type pass struct {
-	loader     *loader
+	// Set by resume, and only read afterwards.
+	plan       *plan
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
-	firstBatch int // the number in the epoch of the batch at step 0
+	firstBatch int // the number in the epoch of the batch at step 0; an estimate if another batch size made the cursor
 	steps      int
+	began      time.Time // zero without Trace
 
-	next  int    // the next step to send, unless it is in ahead
-	mark  int    // the low-water mark: all steps below it have been handed over, and the step at it has not
-	ahead []span // the steps above mark that have been handed over; sorted, no two touch
-
-	began, returned time.Time // when the loop began, and when its body returned last; zero without Trace
-	last            Timing    // of the batch before; zero for the first
+	// These belong to the loop.
+	next     int       // the next step to send, unless it is below mark or in ahead
+	mark     int       // the low-water mark: all steps below it have been handed over, and the step at it has not
+	ahead    []span    // the steps above mark that have been handed over; sorted, no two touch
+	returned time.Time // when the body returned last; zero without Trace
+	last     Timing    // of the batch before; zero for the first
 }
 
 // resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order.
-func (l *loader) resume(from Cursor) (p *pass, err error) {
+func (l *plan) resume(from Cursor) (p *pass, err error) {
 	var s loaderState
 	if err = from.fit(l.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	p = &pass{loader: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
+	p = &pass{plan: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
 	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
 	p.steps = p.deal.steps()
 	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
@@ -933,7 +934,7 @@ func (p *pass) now() time.Time {
 }
 
 // nextStep returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed
-// over before the loop was resumed.
+// over before the loop was resumed: those in ahead, and those that were in ahead until the mark moved past them.
 func (p *pass) nextStep() int {
 	p.next = max(p.next, p.mark)
 	for _, done := range p.ahead {
@@ -949,8 +950,8 @@ func (p *pass) nextStep() int {
 // which fails the batch.
 func (p *pass) askOnError(step int, failed []*SampleError) error {
 	for _, bad := range failed {
-		_, err := try(func() (any, error) { return nil, p.loader.opts.OnError(bad) })
-		if err == bad {
+		_, err := try(func() (any, error) { return nil, p.plan.opts.OnError(bad) })
+		if err == bad { // what OnError was given needs no other place
 			return bad
 		} else if err != nil {
 			return p.sampleError(step, bad.Index, fmt.Errorf("OnError: %w", err))
@@ -959,13 +960,13 @@ func (p *pass) askOnError(step int, failed []*SampleError) error {
 	return nil
 }
 
-// deliver notes that a step is handed over. In order that is always the step at the mark, and nothing is ahead. Out of
-// order the step becomes a span of its own, which is joined to the spans that it touches. If the first span then begins at
-// the mark, the mark moves to its end. In the picture above, where mark is 2 and ahead is {3, 5} and {7, 8}:
+// markDone notes that a step is handed over. If it is the step at the mark, and nothing is ahead, only the mark moves.
+// Otherwise the step becomes a span of its own, which is joined to the spans that it touches. If the first span then begins
+// at the mark, the mark moves to its end. In the picture above, where mark is 2 and ahead is {3, 5} and {7, 8}:
 //
-//	deliver(6)   ahead = {3, 5} and {6, 8}
-//	deliver(2)   {2, 3} and {3, 5} are joined to {2, 5}, and the mark moves: mark = 5, ahead = {6, 8}
-func (p *pass) deliver(step int) {
+//	markDone(6)   ahead = {3, 5} and {6, 8}
+//	markDone(2)   {2, 3} and {3, 5} are joined to {2, 5}, and the mark moves: mark = 5, ahead = {6, 8}
+func (p *pass) markDone(step int) {
 	if step == p.mark && len(p.ahead) == 0 {
 		p.mark++
 		return
@@ -998,9 +999,9 @@ func (p *pass) timing(t Timing) Timing {
 
 // cursor returns the place after the steps that have been handed over.
 func (p *pass) cursor() Cursor {
-	c := Cursor{p.epoch, p.deal.after(p.mark), p.loader.state}
+	c := Cursor{p.epoch, p.deal.after(p.mark), p.plan.state}
 	if len(p.ahead) > 0 {
-		s := *p.loader.state
+		s := *p.plan.state
 		s.Shard, s.Size = &p.deal.shard, p.deal.size
 		for _, done := range p.ahead {
 			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})

@@ -101,10 +101,10 @@ type funcDataset[T any] struct {
 	getAll getAll[T] // nil if every sample is fetched on its own
 }
 
-// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns gives sample k
+// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns gives sample j
 // of them, after any Transform. So each sample can fail on its own and has random numbers of its own, even if all were
 // fetched in one call.
-type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(k int) (T, error), err error)
+type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(j int) (T, error), err error)
 
 // getAllOf returns the getAll of data, or nil.
 func getAllOf[T any](data Dataset[T]) getAll[T] {
@@ -120,7 +120,7 @@ func getAllOf[T any](data Dataset[T]) getAll[T] {
 		if err == nil && len(samples) != len(indices) {
 			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(indices))
 		}
-		return func(k int) (T, error) { return samples[k], nil }, err
+		return func(j int) (T, error) { return samples[j], nil }, err
 	}
 }
 
@@ -182,26 +182,24 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 		return joined
 	}
 	joined.getAll = func(ctx context.Context, indices []int) (_ func(int) (T, error), err error) {
-		asked := make([][]int, len(parts))        // for each part, what is asked of it
-		places := make([][2]int, 0, len(indices)) // for each index, its part and its place in what is asked
-		for _, i := range indices {
+		asked := make([][]int, len(parts))                     // for each part, what is asked of it
+		places := make([]struct{ part, at int }, len(indices)) // where the answer for each index is
+		for j, i := range indices {
 			p, within := find(i)
-			places = append(places, [2]int{p, len(asked[p])})
+			places[j].part, places[j].at = p, len(asked[p])
 			asked[p] = append(asked[p], within)
 		}
-		sampleAt := make([]func(int) (T, error), len(parts))
-		for p, indices := range asked {
-			if len(indices) == 0 {
-				continue
-			}
-			sampleAt[p] = func(k int) (T, error) { return parts[p].Get(ctx, indices[k]) }
-			if getAll := getAllOf(parts[p]); getAll != nil {
-				if sampleAt[p], err = getAll(ctx, indices); err != nil {
+		answers := make([]func(int) (T, error), len(parts))
+		for p, asked := range asked {
+			if getAll := getAllOf(parts[p]); getAll == nil {
+				answers[p] = func(j int) (T, error) { return parts[p].Get(ctx, asked[j]) }
+			} else if len(asked) > 0 {
+				if answers[p], err = getAll(ctx, asked); err != nil {
 					return nil, err
 				}
 			}
 		}
-		return func(k int) (T, error) { return sampleAt[places[k][0]](places[k][1]) }, nil
+		return func(j int) (T, error) { return answers[places[j].part](places[j].at) }, nil
 	}
 	return joined
 }
@@ -281,12 +279,12 @@ func derive[T, U any](data Dataset[T], n int, index func(i int) int, f func(cont
 	}}
 	if getAll := getAllOf(data); getAll != nil {
 		derived.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
-			for k, i := range indices {
-				indices[k] = index(i)
+			for j, i := range indices {
+				indices[j] = index(i)
 			}
 			sampleAt, err := getAll(ctx, indices)
-			return func(k int) (U, error) {
-				sample, err := sampleAt(k)
+			return func(j int) (U, error) {
+				sample, err := sampleAt(j)
 				return then(ctx, sample, err)
 			}, err
 		}
@@ -326,7 +324,7 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		if kept != nil {
 			return *kept, nil
 		}
-		s := scopeOf(ctx)
+		s := scopeOf(ctx) // see worker.go
 		ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
 		fetched, err := data.Get(ctx, i)
 		if err == nil {

@@ -436,7 +436,7 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
-	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size) // one shard's deal, which stands below
+	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
 	if dropLast {
 		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
 	}
@@ -529,7 +529,7 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}, len(lengths)}, nil
 }
 
-// An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
+// An order is used in two steps: epoch → pos → indices. An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
 // of a BatchSampler a whole batch.
 type indicesAt func(dst []int, pos int) []int
 
@@ -638,7 +638,7 @@ const (
 
 // These numbers go with a batch. Each has the same name everywhere:
 //
-//	send, recv   count the tasks of an engine: the next to be sent, the next result to be handed over (worker.go)
+//	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
 //	slot         where a task lies: 0 … window (worker.go)
 //	step         a batch of a pass, from 0 where the pass began; all shards take a step together (dataloader.go)
 //	Batch        a batch of this shard in the epoch, from 0: what errors and timings say
@@ -646,15 +646,16 @@ const (
 //	part         the number of a sample within a position, under a BatchSampler; otherwise 0
 //	index        a sample of the data set
 //
-// In a pass from the start of an epoch, step = Batch. In order, task k is step k. Out of order, a resumed pass leaves out the
-// steps that are done.
+// Batch = firstBatch + step, where firstBatch is 0 in a pass from the start of an epoch. Task k is step k, unless the pass
+// resumes a loop that was out of order: then it leaves out the steps that are done.
 
 // A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
 //
 //	begin+r, begin+r+c, begin+r+2c, …
 //
 // and divides them into batches of size positions. A step is one batch of each shard: step k takes size×c positions, from
-// begin+k×size×c on. Therefore another c with the same size×c can continue after any step. Under a BatchSampler a
+// begin+k×size×c on. Therefore another c with the same size×c
+// continues after any step with the same samples in each step. Under a BatchSampler a
 // position is a batch, and size is 1. Ten positions, dealt to three shards in batches of two:
 //
 //	        shard 0   1   2
@@ -669,7 +670,7 @@ type deal struct {
 	tail     Tail
 	dropLast bool
 
-	mine, most int // the number of positions of this shard, and of shard 0, which has the most
+	mine, most int // the number of positions of this shard; and of rows, the last of which may not be full
 }
 
 // start returns the deal of the positions begin … n-1.
@@ -695,19 +696,19 @@ func (d *deal) steps() int {
 	return ceil(d.mine, d.size)
 }
 
-// positions appends the positions of this shard's batch at step k. Under PadTail they may be n and more: position n then
+// positions appends the positions of this shard's batch at a step. Under PadTail they may be n and more: position n then
 // means position 0, and so on.
-func (d *deal) positions(dst []int, k int) []int {
-	for i := k * d.size; i < min((k+1)*d.size, d.mine); i++ {
+func (d *deal) positions(dst []int, step int) []int {
+	for i := step * d.size; i < min((step+1)*d.size, d.mine); i++ {
 		dst = append(dst, d.begin+d.shard.nth(i))
 	}
 	return dst
 }
 
-// after returns the position at which all shards stand after k steps. It does not depend on the shard's Index, so the
+// after returns the position at which all shards stand after some steps. It does not depend on the shard's Index, so the
 // cursor of any rank resumes every rank.
-func (d *deal) after(k int) int {
-	return min(d.n, d.begin+min(k*d.size, d.most)*d.shard.Count)
+func (d *deal) after(steps int) int {
+	return min(d.n, d.begin+min(steps*d.size, d.most)*d.shard.Count)
 }
 
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.

@@ -38,7 +38,8 @@ import (
 //	 └───────────── the slot that is free again ─────────────┘
 //
 // The loop is the goroutine of the range; the body is the user's lines in it. Whoever has received the number of a slot
-// owns the slot. There are window + 1 slots: at most window for tasks in flight, and one for the result in the body.
+// owns the slot, and all other slots are the loop's. There are window + 1 slots: at most window for tasks in flight, and one
+// for the result in the body.
 //
 // Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the next
 // result to be handed to the body. At every moment
@@ -53,16 +54,17 @@ import (
 //   - The engine stops by closing tasks and waiting for the workers.
 //   - Memory is bounded, even if task 0 never returns.
 //
-// In order, task k lies in slot k % (window+1), because each task gets the slot that the body had last. So the next
-// result to hand over is in slot recv % (window+1), and the reorder cache is one flag for each slot: ready. Out of order
-// the loop takes the slots as they come, and ready is not used. The bound is the same.
+// In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0 to window, and each later task the slot that
+// the body had last, which is that of result k-window-1. So the next result to hand over is in slot recv % (window+1), and
+// the reorder cache is one flag for each slot: ready. Out of order the loop takes the slots as they come, and ready is not
+// used. The bound is the same.
 //
-// The loop owns send, recv, more, ready and spare. Everything else in an engine is set before its goroutines start, and
-// only read afterwards.
+// The fields of an engine are set before its goroutines start, and only read afterwards. The variables of loop belong to the
+// loop, those of startWorker to its worker.
 //
-// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its own,
-// because its workers are processes. Here the workers share one queue, so that the first free worker takes the next task,
-// and a slow task delays the loading of no other.
+// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its own. Here
+// the workers share one queue, so that the first free worker takes the next task, and a slow task delays the loading of no
+// other.
 type engine struct {
 	workers int    // if 0, the loop does the work
 	window  int    // the most tasks in flight, at least 1
@@ -76,7 +78,8 @@ type engine struct {
 	// runtime.Goexit.
 	work func(w *worker, slot int)
 
-	// read is nil for loaders. For streams it runs in a goroutine of its own, between the loop and the queue tasks.
+	// read is nil for loaders. For streams it runs in a goroutine of its own, between the loop and the queue tasks, and what
+	// the loop sends are permits for it; see readAhead.
 	read func(ctx context.Context, permits <-chan int, tasks chan<- int)
 }
 
@@ -94,7 +97,7 @@ func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 		return
 	}
 	tasks, results := make(chan int, e.window), make(chan int, e.window)
-	permits := tasks // what the loop sends; only a reader tells permits from tasks
+	permits := tasks // what the loop sends: without a reader, the tasks
 	var running sync.WaitGroup
 	defer running.Wait()
 	for number := range e.workers {
@@ -126,31 +129,31 @@ func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
 	}
 }
 
-// loop sends tasks and hands over results.
-func (e *engine) loop(tasks chan<- int, results <-chan int, yield func(slot int) bool) {
-	slots := e.window + 1
+// loop sends tasks, or permits for a reader, and hands over results.
+func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot int) bool) {
 	send, recv := 0, 0
 	more := true // whether there are more tasks
 	sendTask := func(slot int) {
 		if more = more && e.nextTask(slot); more {
 			send++
-			tasks <- slot
+			permits <- slot
 		}
 	}
 	for slot := range e.window {
 		sendTask(slot)
 	}
-	ready := make([]bool, slots) // the reorder cache
-	spare := e.window            // the slot that the body had before
+	ready := make([]bool, e.window+1) // the reorder cache
+	spare := e.window                 // the slot for the next task: at first the last one, then the one that the body had before
 	for recv < send {
-		slot := recv % slots
-		if !e.ordered {
+		slot := recv % (e.window + 1)
+		if e.ordered {
+			for !ready[slot] {
+				ready[<-results] = true
+			}
+			ready[slot] = false
+		} else {
 			slot = <-results
 		}
-		for e.ordered && !ready[slot] {
-			ready[<-results] = true
-		}
-		ready[slot] = false
 		recv++
 		sendTask(spare) // before yield, so that window tasks are in flight while the body runs
 		if !yield(slot) {
@@ -198,16 +201,16 @@ type worker struct {
 	ctx   context.Context // with the scope, and the end of the loop
 	scope *scope
 
-	pass      *pass          // the loop for which the batch is made
-	step      int            // the batch
-	positions []int          // its positions in the epoch
-	indices   []int          // the indices of its samples, as the order has them
+	pass      *pass          // for which the batch is made
+	step      int            // of the batch
+	positions []int          // of the batch in the epoch
+	indices   []int          // of its samples, as the order has them
 	asked     []int          // a copy of them for GetBatch, which may change it
 	spots     []spot         // one for each index, for Rand
 	index     int            // the index for which user code is being called, or -1: the Index of an error
-	fetched   []int          // the indices of the samples that are in the batch
+	loaded    []int          // the indices of the samples that are in the batch: without those that failed
 	failed    []*SampleError // the samples that could not be fetched, for OnError
-	samples   any            // a *[]T: the samples of fetched
+	samples   any            // a *[]T: the samples of loaded
 }
 
 // newWorker makes a worker with the given number. -1 stands for the loop.
@@ -230,13 +233,14 @@ type task[B any] struct {
 // worker has chosen; it is fetchAndCollate, or the load of NewFunc.
 func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst B) (B, error)) {
 	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
-	w.pass, w.step, w.index, w.fetched, w.failed = p, t.step, -1, w.fetched[:0], nil
-	t.err = errGoexit // which stands if user code ends the goroutine
+	w.pass, w.step, w.index, w.loaded = p, t.step, -1, w.loaded[:0]
+	w.failed = nil    // the task before keeps the slice
+	t.err = errGoexit // which stands until build has returned: user code may end the goroutine
 	defer func() {
 		if t.err != nil {
 			t.err = w.sampleError(t.err)
 		}
-		t.failed, t.timing.Samples, t.timing.Done = w.failed, len(w.fetched), p.now()
+		t.failed, t.timing.Samples, t.timing.Done = w.failed, len(w.loaded), p.now()
 	}()
 	defer rescue(&t.err)
 	err := w.chooseIndices()
@@ -259,9 +263,9 @@ func (w *worker) chooseIndices() error {
 	w.positions = p.deal.positions(w.positions[:0], w.step)
 	for _, pos := range w.positions {
 		w.indices = p.indicesAt(w.indices, pos%p.deal.n) // PadTail begins again with the first positions
-		for part, i := range w.indices[len(w.spots):] {
-			if i < 0 || i >= p.loader.samples {
-				return fmt.Errorf("the sampler: %w", errOutside(i, p.loader.samples))
+		for part, i := range w.indices[len(w.spots):] {  // those of this position
+			if i < 0 || i >= p.plan.samples {
+				return fmt.Errorf("the sampler: %w", errOutside(i, p.plan.samples))
 			}
 			w.spots = append(w.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
@@ -272,8 +276,8 @@ func (w *worker) chooseIndices() error {
 	return nil
 }
 
-// wholeBatch returns the spot of the batch as a whole, which differs from those of its samples.
-func (w *worker) wholeBatch() spot {
+// batchSpot returns the spot of the batch as a whole, which differs from those of its samples.
+func (w *worker) batchSpot() spot {
 	return spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}
 }
 
@@ -295,8 +299,8 @@ func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) func(w *w
 		defer trace.StartRegion(w.ctx, "collate").End()
 		batch, err := collate(dst, *samples)
 		if err != nil {
-			n := len(w.fetched)
-			err = fmt.Errorf("collating %d samples %v: %w", n, w.fetched[:min(16, n)], err)
+			n := len(w.loaded)
+			err = fmt.Errorf("collating %d samples %v: %w", n, w.loaded[:min(16, n)], err)
 		}
 		return batch, err
 	}
@@ -305,25 +309,25 @@ func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) func(w *w
 // fetch appends the samples of the batch, one by one, after one GetBatch for all of them if data has it.
 func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (err error) {
 	defer trace.StartRegion(w.ctx, "fetch").End()
-	var sampleAt func(k int) (T, error) // sample k of the GetBatch; nil without one
+	var sampleAt func(j int) (T, error) // sample j of the GetBatch; nil without one
 	if getAll != nil {
-		w.scope.move(w.wholeBatch())
+		w.scope.move(w.batchSpot())
 		w.asked = append(w.asked[:0], w.indices...)
 		if sampleAt, err = getAll(w.ctx, w.asked); err != nil {
 			return err
 		}
 	}
-	for k, i := range w.indices {
+	for j, i := range w.indices {
 		if err := w.ctx.Err(); err != nil {
 			return err
 		}
 		w.index = i
-		w.scope.move(w.spots[k])
-		sample, err := get(w.ctx, data, i, sampleAt, k)
+		w.scope.move(w.spots[j])
+		sample, err := get(w.ctx, data, i, sampleAt, j)
 		switch {
 		case err == nil:
-			*samples, w.fetched = append(*samples, sample), append(w.fetched, i)
-		case w.pass.loader.opts.OnError != nil:
+			*samples, w.loaded = append(*samples, sample), append(w.loaded, i)
+		case w.pass.plan.opts.OnError != nil:
 			w.failed = append(w.failed, w.sampleError(err))
 		default:
 			return err
@@ -333,11 +337,11 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 	return nil
 }
 
-// get fetches sample i of data, which is sample k of the batch.
-func get[T any](ctx context.Context, data Dataset[T], i int, sampleAt func(k int) (T, error), k int) (sample T, err error) {
+// get fetches sample i of data, which is sample j of the batch.
+func get[T any](ctx context.Context, data Dataset[T], i int, sampleAt func(j int) (T, error), j int) (sample T, err error) {
 	defer rescue(&err)
 	if sampleAt != nil {
-		return sampleAt(k)
+		return sampleAt(j)
 	}
 	return data.Get(ctx, i)
 }
