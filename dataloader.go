@@ -79,7 +79,7 @@
 //
 // Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it. This is the
 // first version of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
-// workers gives the same batches, errors and random numbers, in the same order, sooner.
+// workers gives the same batches, errors and random numbers, in the same order unless it is Unordered, sooner.
 //
 //   - Predict: 20 samples take 0.1 s each. How long do they take with 0 workers, with 1, with 4, with 100?
 //   - Run: go test -v -run TestWallTime
@@ -109,13 +109,13 @@
 //
 //	batch    0 1 2 3 4 5 6 7 8 9 …
 //	             ^           ^
-//	             recv        send     2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
+//	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
 // most window batches take memory, even if batch 2 never comes; out of order, too. In order, batch k lies in slot
 // k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready.
 //
-// Example_inFiftyLines is this loader and nothing else. The package's own, the type engine, also reads streams, stops its
+// Example_inFiftyLines in dataloader_test.go is this loader and nothing else. The package's own, the type engine, also reads streams, stops its
 // workers by a context, and survives panics. The picture in the README, and testdata/timeline.txt, show the same batches
 // without workers, with one, and with three, out of order and in order. The mark at 135 ms in that picture shows the moment
 // above.
@@ -166,7 +166,7 @@
 //
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
 //     and if it does not?
-//   - Run: go test -v -run TestBreakWaits
+//   - Run: go test -v -run TestBreakWaits (its time is simulated)
 //   - Read: SampleError, fetch, and engine.run from its defers on
 //
 // # Cursors and checkpoints
@@ -243,8 +243,8 @@
 //
 // # Reading order
 //
-// Each of the first four files answers one question, first for data with indices, then, after the line "Second reading",
-// for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine (worker.go).
+// Four files answer one question each, first for data with indices, then, after the line "Second reading", for streams:
+// what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go).
 // Read their first halves, then dataloader.go, then the second halves, then tar.go.
 package dataloader
 
@@ -325,7 +325,7 @@ type Options struct {
 	// dropped is skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same
 	// number of steps, it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. An error that
 	// belongs to no single sample has Index -1: it is Collate's, GetBatch's, that of NewFunc's load, or the sampler's, such
-	// as an index outside the data set. It fails the batch, and OnError is not asked.
+	// as an index outside the data set. It fails the batch, and OnError is not asked; nor is it if Get calls Goexit.
 	//
 	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
 	// counts is not part of a cursor.

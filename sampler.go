@@ -106,10 +106,10 @@ func permutation(n int, seed uint64) func(pos int) int {
 	return func(pos int) int { return int(table[pos]) }
 }
 
-// A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network: a number is
-// split into two halves, and each half round, which the literature calls a round, changes one half by a hash of the
-// other. With n = 10, a = 3 and k = 2 the number 7 = 1 × 2^k + 3 is split into 1 and 3, and two half rounds turn them into
-// 0 and 1:
+// A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network of four rounds: a
+// number is split into two halves, and a round changes the left half by a hash of the right, and then the right half by a
+// hash of the left. (In the literature a round changes one half, and this network has eight.) This is one round with n = 10,
+// where k = 2 and a = 3, and the number 7 = 1 × 2^k + 3 is split into 1 and 3:
 //
 //	left  1 ──────(+2)──────┬──────── 0      left  = (left + hash(right)) mod a      hash(3) = 2, (1 + 2) mod 3 = 0
 //	                ^       v
@@ -118,10 +118,11 @@ func permutation(n int, seed uint64) func(pos int) int {
 // The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
 // a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black and
 // Rogaway, Ciphers with Arbitrary Finite Domains, 2002); see at. That happens to at most about one result in √(n/2): for
-// 10^12 samples, one in 700,000.
+// 10^12 samples, to less than one in 700,000.
 //
-// The numbers are those of newFeistel(10, 0), where k is 2, a is 3, and the domain has 12 numbers. Four rounds turn 7 into
-// 11, which is outside, and four more turn 11 into 5. So position 7 has the value 5, and 11 is left out of the cycle:
+// In newFeistel(10, 0) the domain has 12 numbers. Four rounds turn 7 into 11, which is outside, and four more turn 11 into 5.
+// So position 7 has the value 5, and the permutation's cycle passes over 11. (So short a permutation is kept as a table
+// instead; the numbers are small so that they can be checked by hand.)
 //
 //	 7 = 1,3 → 0,1 → 2,3 → 0,3 → 2,3 = 11      the network's cycle  7 → 11 → 5 → 1 → 7
 //	11 = 2,3 → 1,1 → 0,3 → 1,0 → 1,1 = 5       the permutation's    7 ─────→ 5 → 1 → 7
@@ -131,7 +132,7 @@ func permutation(n int, seed uint64) func(pos int) int {
 type feistel struct {
 	n, a uint64
 	k    uint
-	keys [8]uint64 // one for each half round
+	keys [8]uint64 // two for each round
 }
 
 // newFeistel returns the permutation of 0 … n-1 with the given seed, for n > 0.
@@ -144,9 +145,9 @@ func newFeistel(n, seed uint64) *feistel {
 	return f
 }
 
-// at returns the value at position pos. A half round changes one half by a hash of the other: the left half adds the hash
-// modulo a, the right half is xored with it. Subtracting undoes the one, the same xor the other, so the network is
-// one-to-one on its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle;
+// at returns the value at position pos. In each round the left half adds a hash of the right half modulo a, and the right half
+// is xored with a hash of the left half. Subtracting undoes the one, the same xor the other, so the network is one-to-one on
+// its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle;
 // the start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two starts never end at one
 // value.
 func (f *feistel) at(pos int) int {
@@ -167,7 +168,7 @@ func (f *feistel) at(pos int) int {
 	}
 }
 
-// scramble is the hash of a half round. Two multiplications and a shift let every bit of x reach the high bits, which
+// scramble is the hash in a round. Two multiplications and a shift let every bit of x reach the high bits, which
 // are the ones used. With one multiplication, pairs of positions stay correlated up to n = 4000.
 func scramble(x uint64) uint64 {
 	x *= 0x9FB21C651E98DF25
