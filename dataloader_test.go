@@ -8092,7 +8092,7 @@ func TestDamagedCounts(t *testing.T) {
 		at Cursor
 	}{
 		"Shuffle": {s.Shuffle(40, 1), Cursor{Pos: 3, State: stage{By: "Shuffle(40, seed 1), version 2", N: 3, Again: 2, Source: source}}},
-		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
+		"Unbatch": {Unbatch(Batch(s, 4, List[int])), Cursor{Pos: 3, State: stage{By: "Unbatch", N: 99, Again: 4, End: &Cursor{Pos: 4, State: stage{By: "Indices(Sequential(9))"}}}}},
 		"Shard":   {s.Shard(Shard{1, 3}, UnevenTail), Cursor{Pos: 2, State: stage{By: "Shard by steps", N: math.MaxInt - 1, Source: source}}},
 		"Take":    {s.Take(5), Cursor{Pos: 100, State: stage{By: "Take(5)", Source: source}}},
 		"epoch":   {s, Cursor{Epoch: math.MaxInt}},
@@ -8144,6 +8144,8 @@ func TestShuffleDelays(t *testing.T) {
 		}
 	}
 	equal(t, "different orders", len(orders), 1+6*6) // size 1 does not shuffle
+	want, _ := order(300, 100, 0, 9)
+	equal(t, "300 items, size 100", collect(t, Indices(Sequential(300)).Shuffle(100, 9).Epoch(t.Context(), 0)), want)
 
 	const n, size = 20000, 1000
 	source := &feed{n: n}

@@ -738,7 +738,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 				for ; first+step <= x.due+1-bound; first += step {
 					kept = slices.Delete(kept, 0, 1)
 				}
-				next := stageState{N: pos - first, Source: kept[0], Again: read - first, After: mark{at: last}}
+				next := stageState{N: pos - first, Source: kept[0], Again: read - first, after: last}
 				return yield(Item[T]{Value: x.value, Err: x.err}, pos, next)
 			}
 			if pos == from.Pos { // all that left before the cursor
