@@ -7608,7 +7608,8 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Shard(Shard{1, 3}, UnevenTail), saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":9223372036854775806}}`), "damaged"},
 		{s.Shard(Shard{0, 3}, PadTail), saved(`{"epoch":0,"pos":1,"state":{"by":"Shard","n":2}}`), "made by Shard, this is Shard by steps"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":4}}`), "damaged"},
-		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2"}}`), "damaged"},
+		{s.Shuffle(2, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
+		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":2,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "damaged"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "the source has changed"},
 	} {
 		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
@@ -8326,6 +8327,8 @@ func TestShuffleDelays(t *testing.T) {
 		}
 	}
 	equal(t, "different orders", len(orders), 1+6*6) // size 1 does not shuffle
+	want, _ := order(300, 100, 0, 9)
+	equal(t, "300 items, size 100", collect(t, Indices(Sequential(300)).Shuffle(100, 9).Epoch(t.Context(), 0)), want)
 
 	const n, size = 20000, 1000
 	source := &feed{n: n}

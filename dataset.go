@@ -706,8 +706,9 @@ type stageState struct {
 	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
 	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
-	After   mark     `json:"after,omitzero"`    // the source's cursor after these items
-	End     Cursor   `json:"end,omitzero"`      // the same in full, as version 1 of a stage saved it
+	After   *mark    `json:"after,omitempty"`   // the source's cursor after these items; MarshalJSON makes it of after
+	End     *Cursor  `json:"end,omitempty"`     // the same in full, in cursors of an older version
+	after   Cursor
 }
 
 // version2 ends the name of a stage whose cursors had another meaning in an earlier version of this package.
@@ -745,31 +746,32 @@ func older(from Cursor) error {
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
 // cursor. There are n now, and after them the source stands at last.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
-	before, now := s.After, markOf(last)
-	if !s.End.atStart() {
-		before = markOf(s.End)
+	var before mark
+	if s.After != nil {
+		before = *s.After
+	} else if s.End != nil {
+		before = markOf(*s.End)
 	}
+	now := markOf(last)
 	if n == s.Again && now == before {
 		return nil
 	}
-	if !s.End.atStart() { // perhaps only the cursors of the source have changed
+	if s.End != nil { // perhaps only the cursors of the source have changed
 		return older(from)
 	}
 	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
 		s.Again, before.Pos, before.By, n, now.Pos, cmp.Or(now.By, before.By))
 }
 
-// A mark is a cursor of a source that is only compared. A stage that kept it whole, beside Source, would double the size of its
-// own cursor, and twelve such stages would make half a megabyte. The JSON of a mark has a constant size. It is made when the
-// mark is saved or compared, because hashing a cursor takes microseconds, too long for each item.
+// A mark is a cursor of a source that is only compared, by a digest. A stage that kept it whole, beside Source, would double the
+// size of its own cursor, and twelve such stages would make half a megabyte.
 type mark struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
 	By     string `json:"by"` // the first source of all, which names a shard or a data set
-	at     Cursor // if the mark is not from JSON; the other fields are then empty
 }
 
-// markOf returns a mark without the cursor.
+// markOf returns the mark of a cursor.
 func markOf(c Cursor) mark {
 	h := fnv.New64a()
 	io.WriteString(h, c.String())
@@ -789,13 +791,14 @@ func markOf(c Cursor) mark {
 	return m
 }
 
-// MarshalJSON makes the digest.
-func (m mark) MarshalJSON() ([]byte, error) {
-	type fields mark // without this method
-	if m.Digest == "" {
-		m = markOf(m.at)
+// MarshalJSON makes After. A digest takes microseconds, too long to make one for each item.
+func (s stageState) MarshalJSON() ([]byte, error) {
+	type fields stageState // without this method
+	if s.Again > 0 && s.After == nil && s.End == nil {
+		after := markOf(s.after)
+		s.After = &after
 	}
-	return json.Marshal(fields(m))
+	return json.Marshal(fields(s))
 }
 
 // staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
