@@ -78,6 +78,9 @@ func (r Record) Get(field string) []byte {
 	return nil
 }
 
+// skippedFiles says which files belong to no record.
+const skippedFiles = "hidden files, files without a dot, and names like __meta__"
+
 // splitName splits the name of a file into key and field. ok is false for a name that belongs to no record.
 //
 // WebDataset splits with a regular expression, which makes the key "d/" of "d/.hidden" by backtracking. Hidden files
@@ -195,6 +198,10 @@ type tarState struct {
 // TarError, so a loop that skips failed items reads every sound record, except those behind the fault of a damaged shard.
 // No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
 // file would mean reading it.
+//
+// A shard that has files but no record is an error, and so are too many zeros after the end marker: the rest of the shard was
+// never written then. Up to 64 KiB of zeros pass. More pass, if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB and the
+// length of the archive is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
@@ -367,7 +374,11 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 // findNextFile reads the headers of the next file that belongs to a record. After the last file it reads the rest of the
 // shard and sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
 // been handed over. Too many zeros are an error of the last record too: they may have been one of its files.
+//
+// If it finds files but no record in the whole shard, it returns an error that names the first: a shard whose files have no
+// extensions would look empty.
 func (s *recordReader) findNextFile() error {
+	skipped, before := "", s.nextKey
 	err := s.nextEntry()
 	for ; err == nil; err = s.readHeaders() {
 		file := s.followLink()
@@ -377,6 +388,9 @@ func (s *recordReader) findNextFile() error {
 			s.next, s.nextKey, s.nextField = file, key, field
 			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
 			return s.compareIndex()
+		}
+		if file.kind != 0 {
+			skipped = cmp.Or(skipped, file.name)
 		}
 	}
 	if err != io.EOF {
@@ -388,6 +402,8 @@ func (s *recordReader) findNextFile() error {
 		return s.end
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
+	case s.end == io.EOF && before == "" && skipped != "":
+		return fmt.Errorf("the shard has files, but no record: %q is the first that is skipped, as are %s", skipped, skippedFiles)
 	}
 	return nil
 }
@@ -557,9 +573,9 @@ const (
 var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w",
 	io.ErrUnexpectedEOF)
 
-// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
-// tar fills up its last record with so many zeros; the default is 10 KiB.
-var errZeros = errors.New("there is more than 1 MiB of zeros after the end marker, so the shard was not written to its end")
+// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it.
+var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them, so " +
+	"the shard was not written to its end: write or copy it again")
 
 // openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
@@ -782,20 +798,24 @@ func (r *tarReader) skipBytes(n int64) error {
 	return nil
 }
 
-// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
-// with which tar fills up its last 10 KiB. An archive that was appended with cat is an error: archive/tar and the
-// peers leave its records out in silence.
+// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros. An
+// archive that was appended with cat is an error: archive/tar and the peers leave its records out in silence.
+//
+// tar fills up the last of its blocks of, by default, 10 KiB with zeros. Up to 64 KiB of them pass. So do those of larger
+// blocks, from tar -b 256 to -b 2048 and of dd bs=1M conv=sync: the archive's length is then a multiple of a power of two, up
+// to 1 MiB, and the zeros are fewer. The largest such power is the lowest bit of the length.
 //
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
 func (r *tarReader) drainShard() error {
-	for zeros := 0; ; {
+	for zeros := int64(0); ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
-		zeros += len(rest)
+		zeros += int64(len(rest))
+		length := r.pos + zeros
 		switch {
 		case !isZero(rest):
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
-		case zeros > 1<<20:
+		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= length&-length:
 			return errZeros
 		case err != nil:
 			return err
@@ -1316,8 +1336,9 @@ type tarIndex struct {
 // index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
 // those parts of the shard about which the index says nothing. WriteIndex writes such an index.
 //
-// OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
-// belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
+// OpenTar returns an error for a shard that is damaged, truncated or compressed, that has files but no record, or more zeros
+// after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB), and for an index that lacks records
+// or belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
 // that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxRecord of 0) has its index,
 // and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
@@ -1729,8 +1750,7 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 		case ok && dotted:
 			return fmt.Errorf("field %q must be %q", f.Name, short)
 		case !ok:
-			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like "+
-				"__meta__", name)
+			return fmt.Errorf("file %q would be skipped when it is read, as are %s", name, skippedFiles)
 		case k != key || field != f.Name:
 			return fmt.Errorf("file %q would be read as field %q of record %q", name, field, k)
 		case f.Name == "" || strings.Contains(name, "\x00"):
