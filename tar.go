@@ -109,6 +109,9 @@ func lowerField(field string) string {
 // uncompressed shard is resumed from a cursor. The reader is closed before the range over the stream ends. If the
 // reader is an io.Seeker too, large files that are not wanted are skipped with Seek. Ranges that run at the same time
 // call an Opener concurrently.
+//
+// ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
+// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order given.
@@ -120,6 +123,9 @@ type TarOptions struct {
 	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them. The ranks may
 	// have different numbers of records. If all must take the same number of steps, let an epoch be k records of each
 	// rank: records.Repeat(0).Take(k).
+	//
+	// Each rank saves its own cursor and is resumed from that, because only that rank knows where its shards stand.
+	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Shard Shard
 
 	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
@@ -154,21 +160,34 @@ type TarError struct {
 // Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
 func (e *TarError) Error() string {
 	if e.Offset < 0 {
-		return fmt.Sprintf("shard %q: %v", e.Shard, e.Err)
+		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
 	}
-	return fmt.Sprintf("shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
+	return fmt.Sprintf("shard %s, entry %s, offset %d: %v", quote(e.Shard), quote(e.Entry), e.Offset, e.Err)
 }
 
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
+// quote quotes a text for an error. A file or a name may have millions of bytes; quote leaves out what is more than 200.
+func quote[S ~string | ~[]byte](text S) string {
+	if n := len(text); n > 200 {
+		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
+	}
+	return fmt.Sprintf("%q", text)
+}
+
 // tarError returns err as a TarError at an entry. A pattern is a usual reason why a shard cannot be opened: Tar and OpenTar
 // take names as they are.
 func tarError(shard string, entry *tarEntry, err error) error {
-	if entry.head < 0 && strings.Contains(shard, "{") {
+	shard = redactURL(shard)
+	switch {
+	case entry.head >= 0: // it has been opened
+	case strings.Contains(shard, "{"):
 		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	case strings.ContainsAny(shard, "*?["):
+		err = fmt.Errorf("%w; if the name is a pattern, filepath.Glob lists its names", err)
 	}
-	return &TarError{Shard: redactURL(shard), Entry: entry.name, Offset: entry.head, Err: err}
+	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
 
 // A tarState is the State of Tar's cursors: the place where the next record begins.
@@ -235,10 +254,16 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	by := fmt.Sprintf("Tar(%d shards #%x, %s, shard %d of %d)", len(shards), digest(shards), describe(order), rank.Index, rank.Count)
+	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, shard ", len(shards), digest(shards), describe(order))
+	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
-		if err := from.fit(by, &state.By, &state); err != nil {
+		err := from.fit(by, &state.By, &state)
+		switch {
+		case err != nil && state.By != by && strings.HasPrefix(state.By, allRanks):
+			return from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, with as many ranks "+
+				"as then; ExampleTarOptions_elastic shows how their number may change", state.By, by)
+		case err != nil:
 			return err
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
@@ -403,7 +428,7 @@ func (s *recordReader) findNextFile() error {
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
 	case s.end == io.EOF && before == "" && skipped != "":
-		return fmt.Errorf("the shard has files, but no record: %q is the first that is skipped, as are %s", skipped, skippedFiles)
+		return fmt.Errorf("the shard has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
 	return nil
 }
@@ -477,7 +502,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	}
 	switch {
 	case err != nil:
-		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
+		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, is left out", err, quote(key))
 	case s.item.Err != nil:
 		return Item[Record]{Err: s.item.Err}, nil
 	}
@@ -496,12 +521,12 @@ func (s *recordReader) checkFile() error {
 	var err error
 	switch {
 	case s.fields[s.nextField]:
-		err = fmt.Errorf("record %q has another field %q", s.nextKey, s.nextField)
+		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
 	case size > s.max-s.memory:
 		err = s.tooLarge(size)
 	case link:
-		err = fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with "+
-			"--hard-dereference", s.next.stored)
+		err = fmt.Errorf("it is a hard link to %s: only OpenTar follows links, and only to files before them; or use tar with "+
+			"--hard-dereference", quote(s.next.stored))
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
@@ -1278,7 +1303,7 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.pos {
-			return never, fmt.Errorf("the server answers with the range %q", answer)
+			return never, fmt.Errorf("the server answers with the range %s", quote(answer))
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
 		return retryAfter(resp.Header.Get("Retry-After")), errors.New(resp.Status)
@@ -1450,7 +1475,7 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 	head, rest, _ := strings.Cut(string(text), "\n")
 	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
 	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
-		return nil, fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
+		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(head))
 	}
 	lines, end := 0, int64(0)
 	for line := range strings.Lines(rest) {
@@ -1468,8 +1493,8 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 			size, err2 := strconv.ParseInt(file[2], 10, 64)
 			aligned, fits := data%tarBlock == 0 && data >= end+tarBlock, size >= 0 && size <= info.Size()-data
 			if err1 != nil || err2 != nil || !aligned || !fits {
-				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
-					"after byte %d", lines+1, name, file[1], file[2], info.Size(), end)
+				return nil, fmt.Errorf("line %d: %s has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
+					"after byte %d", lines+1, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
 			}
 			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
 			end = wholeBlocks(data + size)
@@ -1651,7 +1676,7 @@ func (x *tarIndex) formatIndex() ([]byte, error) {
 			field := m.name[m.key+1:]
 			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
 			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
-				return nil, fmt.Errorf("entry %q is sparse, a hard link, without a field, or has white space in its name", m.name)
+				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
 			}
 			if j > 0 {
 				index = append(index, ' ')
@@ -1720,7 +1745,7 @@ func (w *TarWriter) Write(r Record) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
+		return fmt.Errorf("dataloader: TarWriter: record %s: %w", quote(r.Key), err)
 	}
 	w.keys[r.Key] = true
 	return nil
@@ -1745,18 +1770,18 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 		k, field, ok := splitName(name)
 		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
 		switch {
-		case len(name) > maxName: // the message leaves out the name
+		case len(name) > maxName:
 			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d", i, len(name), maxName)
 		case ok && dotted:
-			return fmt.Errorf("field %q must be %q", f.Name, short)
+			return fmt.Errorf("field %s must be %s", quote(f.Name), quote(short))
 		case !ok:
-			return fmt.Errorf("file %q would be skipped when it is read, as are %s", name, skippedFiles)
+			return fmt.Errorf("file %s would be skipped when it is read, as are %s", quote(name), skippedFiles)
 		case k != key || field != f.Name:
-			return fmt.Errorf("file %q would be read as field %q of record %q", name, field, k)
+			return fmt.Errorf("file %s would be read as field %s of record %s", quote(name), quote(field), quote(k))
 		case f.Name == "" || strings.Contains(name, "\x00"):
-			return fmt.Errorf("field %q must not be empty, and file %q must not have a NUL", f.Name, name)
+			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL", quote(f.Name), quote(name))
 		case i > 0 && f.Name == files[i-1].Name:
-			return fmt.Errorf("field %q comes twice", f.Name)
+			return fmt.Errorf("field %s comes twice", quote(f.Name))
 		}
 	}
 	return nil
@@ -1801,7 +1826,7 @@ func Expand(pattern string) ([]string, error) {
 			err = errTooMany
 		}
 		if err != nil {
-			return nil, fmt.Errorf("dataloader: Expand(%q): %w", pattern, err)
+			return nil, fmt.Errorf("dataloader: Expand(%s): %w", quote(pattern), err)
 		}
 		var longer []string
 		for _, name := range names {
@@ -1826,7 +1851,7 @@ func expandBraces(inside string) (all []string, err error) {
 	from, err1 := strconv.ParseInt(first, 10, 64)
 	to, err2 := strconv.ParseInt(last, 10, 64)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("{%s} must be a list such as {a,b}, or numbers such as {000..146}", inside)
+		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}", quote("{"+inside+"}"))
 	}
 	if uint64(max(from, to)-min(from, to)) >= maxExpand {
 		return nil, errTooMany
@@ -1865,7 +1890,7 @@ func expandBraces(inside string) (all []string, err error) {
 func Decode(name string, data []byte) (any, error) {
 	value, err := decode(strings.ToLower(name), data)
 	if err != nil {
-		return nil, fmt.Errorf("dataloader: Decode(%q): %w", name, err)
+		return nil, fmt.Errorf("dataloader: Decode(%s): %w", quote(name), err)
 	}
 	return value, nil
 }
@@ -1886,7 +1911,11 @@ func decode(name string, data []byte) (any, error) {
 	case "txt", "text", "transcript":
 		return string(data), nil
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
-		return strconv.Atoi(strings.TrimSpace(string(data)))
+		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil { // which names all of the data
+			return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err))
+		}
+		return n, nil
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
@@ -1959,12 +1988,12 @@ func decodeNumpy(data []byte) (any, error) {
 	m := npyHeader.FindSubmatch(header)
 	if m == nil {
 		const want = "descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False"
-		return nil, fmt.Errorf("the header %.200q is truncated or not supported: %s", header, want)
+		return nil, fmt.Errorf("the header %s is truncated or not supported: %s", quote(header), want)
 	}
 	var shape []int
 	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
 	if size := int(m[2][1] - '0'); err != nil || elements(shape) != len(rest)/size || len(rest)%size != 0 {
-		return nil, fmt.Errorf("the shape (%s) of %s does not fit %d bytes of data", m[3], m[2], len(rest))
+		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data", quote(m[3]), m[2], len(rest))
 	}
 	var order binary.ByteOrder = binary.LittleEndian
 	if m[1][0] == '>' {
