@@ -8376,7 +8376,7 @@ func TestTarCursors(t *testing.T) {
 		same(t, what, got, "error it was made by Tar( … this is Tar(")
 	}
 	other := from(after(3, TarOptions{Shard: Shard{0, 2}}, names...), TarOptions{Shard: Shard{1, 2}}, names...)
-	same(t, "of another rank", other, "error shard 0 of 2), this is Tar( … shard 1 of 2): each rank needs the cursor that it saved itself")
+	same(t, "of another rank", other, "error shard 0 of 2), this is Tar( … shard 1 of 2): each rank needs the cursor that it saved")
 	equal(t, "no advice to begin anew", strings.Contains(other[0], "start at"), false)
 
 	// After a last shard that failed comes nothing. A shard after the last, or before the first, is an error.
@@ -8451,7 +8451,8 @@ func TestTarFiles(t *testing.T) {
 	shard := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.idx=3")
 	must(0, os.WriteFile(name, shard, 0o666))
 	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{idx:3}"
-	got := checkStream(t, briefly(must(Tar([]string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}, TarOptions{}))), 0)
+	all := []string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}
+	got := checkStream(t, briefly(must(Tar(all, TarOptions{}))), 0)
 	same(t, "streamed", got, "error missing.tar … no such file; error is a directory; error Expand lists its names"+
 		strings.Repeat("; error filepath.Glob lists its names", 3)+"; "+records)
 	must(0, writeIndex(name))
@@ -8461,7 +8462,7 @@ func TestTarFiles(t *testing.T) {
 
 	_, err := OpenTar(pattern)
 	saysAll(t, err, "Expand lists its names")
-	same(t, "a query is no pattern", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
+	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)
 	}
@@ -8989,6 +8990,15 @@ func status(code int, headers ...string) answer {
 // redirects is an answer that names another URL.
 func redirects(url string) answer { return status(http.StatusFound, "Location", url) }
 
+// says is an answer in these words, and the end of the connection.
+func says(words string) answer {
+	return func(_ int, w http.ResponseWriter, r *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		must(io.WriteString(must(conn, err), words+"\r\n\r\n"))
+		conn.Close()
+	}
+}
+
 // asking is an answer to a request in which a header has another value, or is missing.
 func asking(header, value string, answer answer) answer {
 	return func(n int, w http.ResponseWriter, r *http.Request) {
@@ -9041,6 +9051,7 @@ func TestWeb(t *testing.T) {
 		w.Write(data)
 	}))
 	defer target.Close()
+	const refuses = "redirects to something other than an http or https URL"
 	for _, c := range []struct {
 		name   string
 		answer answer
@@ -9093,10 +9104,14 @@ func TestWeb(t *testing.T) {
 			sends(gzipped(data), tag, -1)(n, w, r)
 		}, 1, ""},
 		{"redirects", redirects(target.URL + "/x.tar?sig=2"), 1, ""},
-		{"redirects in a circle", redirects("/again"), 10, "10 redirects"},
-		{"redirects to another protocol", redirects("ftp://host/x.tar?sig=secret"), 1, "redirects to ftp"},
-		{"redirects to no host", redirects("http://user:secret@host:bad/x?sig=secret"), 1, "something that is not a URL"},
-		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, "something that is not a URL"},
+		{"redirects in a circle", redirects("/again"), 10, "stopped after 10 redirects"},
+		{"redirects to another protocol", redirects("ftp://host/x.tar?sig=secret"), 1, refuses},
+		{"redirects to no port", redirects("http://user:secret@host:bad/x?sig=secret"), 1, refuses},
+		{"redirects to no host", redirects("http:///x?sig=secret"), 1, refuses},
+		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, refuses},
+		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6, "attempt 6: the request has failed"},
+		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 Not Found"},
+		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
@@ -9245,6 +9260,7 @@ func TestWebStall(t *testing.T) {
 		{[]string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
 			briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
 		{make([]string, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
+		{slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := tarServer{asked: make(chan string, 10)}
@@ -9710,14 +9726,14 @@ func TestExpand(t *testing.T) {
 		equal(t, pattern, strings.Join(must(Expand(pattern)), " "), want)
 	}
 	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
+	const pairs = "braces must come in pairs, and must not be nested"
 	for pattern, says := range map[string]string{
-		"a{b": "a { has no }", "a}b": "a } has no {", "{a,b}}": "a } has no {", "{{a,b}": "nested", "x{a,b}{": "a { has no }",
-		"{a,b}{1,2": "a { has no }", "p{a,{b,c}d,}s": "nested", "x{{a,b}}y": "nested", "{1..{2,3}}": "nested",
-		"{a}": "{a} " + allowed, "{}": "{} " + allowed, "{000...146}": "{000...146} " + allowed, "{000-146}": allowed,
-		"{a..c}": allowed, "{a..3}": allowed, "{1..3..x}": allowed, "{0..10..5}": allowed, "{1..}": allowed,
-		"{1..2}{a}": "{a} " + allowed, "{1..99999999999999999999}": allowed, "{1..9223372036854775807}": many,
-		"{0..1048576}": many, "{-9223372036854775808..0}": many, "{1..2}{1..1024}{1..513}{1..2}": many,
-		"{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
+		"a{b": pairs, "a}b": pairs, "{a,b}}": pairs, "{{a,b}": pairs, "x{a,b}{": pairs, "{a,b}{1,2": pairs, "p{a,{b,c}d,}s": pairs,
+		"x{{a,b}}y": pairs, "{1..{2,3}}": pairs, "}": pairs, "{": pairs, "{a}": `"{a}" ` + allowed, "{}": `"{}" ` + allowed,
+		"{000...146}": `"{000...146}" ` + allowed, "{000-146}": allowed, "{a..c}": allowed, "{a..3}": allowed, "{1..3..x}": allowed,
+		"{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": `"{a}" ` + allowed, "{1..99999999999999999999}": allowed,
+		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many,
+		"{1..2}{1..1024}{1..513}{1..2}": many, "{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
 	} {
 		_, err := Expand(pattern)
 		saysAll(t, err, "dataloader: Expand", says)

@@ -1019,7 +1019,8 @@ func checksum(b []byte) int64 {
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
 // range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
 // between them are an error, and so is an object that is not as long as was promised, or that has changed between two
-// requests.
+// requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the same
+// length: its records may be of both then.
 //
 // Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
 // seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
@@ -1039,12 +1040,16 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
 		return openFile(ctx, filepath.FromSlash(u.Path), offset)
-	case err == nil && (u.Scheme == "http" || u.Scheme == "https"):
+	case err == nil && isWeb(u):
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
 	}
-	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers", redactURL(name))
+	const reads = "OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers"
+	return nil, fmt.Errorf("%s: %s", quote(redactURL(name)), reads)
 }
+
+// isWeb reports whether the web reader can read a URL.
+func isWeb(u *url.URL) bool { return u.Scheme == "http" || u.Scheme == "https" }
 
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -1172,7 +1177,7 @@ func (o *webObject) readAnswer(p []byte) (int, error) {
 	if err == nil || err == io.EOF && o.size < 0 { // if the length is unknown, this must be the end
 		return 0, err
 	}
-	return 0, o.waitToRetry(unexpected(err), 0)
+	return 0, o.waitToRetry(safeError(unexpected(err)), 0)
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1238,7 +1243,6 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	if err != nil {
 		return never, errors.New("this is not a URL")
 	}
-	req.Close = true                              // no connection outlives the range over the stream
 	req.Header.Set("Accept-Encoding", "identity") // or offsets would count other bytes
 	if o.pos > 0 {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.pos))
@@ -1249,53 +1253,68 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 		}
 	}
 	client := *o.client
-	client.CheckRedirect = o.checkRedirect
+	client.Transport = o
 	resp, err := client.Do(req)
-	if err != nil {
-		return requestError(err, resp != nil)
-	}
-	o.body = resp.Body
-	return o.checkAnswer(resp)
-}
-
-// checkRedirect is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
-// target would outlive the range, nor this package's care for the query, which it sends to the target as Referer.
-func (o *webObject) checkRedirect(req *http.Request, via []*http.Request) error {
-	req.Close = true
-	req.Header.Del("Referer")
-	switch scheme := req.URL.Scheme; {
-	case scheme != "http" && scheme != "https":
-		return fmt.Errorf("the server redirects to %s, which cannot be read", scheme)
-	case o.client.CheckRedirect != nil:
-		return o.client.CheckRedirect(req, via)
-	case len(via) >= 10:
-		return errors.New("the server has sent 10 redirects")
-	}
-	return nil
-}
-
-// requestError returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
-// refused, the certificate is not accepted, the server does not speak TLS, or the port makes no sense.
-func requestError(err error, refused bool) (after time.Duration, _ error) {
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err
 	}
-	switch text := err.Error(); {
-	case strings.Contains(text, "://"), strings.Contains(text, "Location header"):
-		return never, errors.New("the server redirects to something that is not a URL")
-	case refused, errors.Is(err, http.ErrSchemeMismatch),
+	switch {
+	case err == nil:
+		o.body = resp.Body
+		return o.checkAnswer(resp)
+	case resp != nil, // CheckRedirect has refused a redirect
+		errors.Is(err, errRedirect), errors.Is(err, http.ErrSchemeMismatch),
 		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
 		return never, err
 	}
 	return 0, err
 }
 
+// errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
+var errRedirect = errors.New("the server redirects to something other than an http or https URL")
+
+// RoundTrip sends a request for http.Client, also those to the target of a redirect. http.Client carries over neither Close,
+// without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
+// the target as Referer. Of a target that it cannot parse it tells all.
+func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Close = true // no connection outlives the range over the stream
+	req.Header.Del("Referer")
+	resp, err := cmp.Or(o.client.Transport, http.DefaultTransport).RoundTrip(req)
+	if err != nil {
+		return nil, safeError(err)
+	}
+	to, err := resp.Location()
+	if resp.StatusCode/100 == 3 && err != http.ErrNoLocation && (err != nil || to.Host == "" || !isWeb(to)) {
+		resp.Body.Close()
+		return nil, errRedirect
+	}
+	return resp, nil
+}
+
+// safeError returns the part of a transport's error that has no text of the server's, such as a header with a signature. The
+// texts of net/http may change, so that only types and values are looked at, and an unknown error is named by its type.
+func safeError(err error) error {
+	last := err
+	for ; err != nil; err = errors.Unwrap(err) {
+		switch last = err; err.(type) {
+		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
+			return err
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+			return err
+		}
+	}
+	return fmt.Errorf("the request has failed with a %T", last)
+}
+
 // checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
 // cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
 // case the answer shows that the object has changed, and what was read of it so far does not fit.
 func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
-	from, size := int64(0), resp.ContentLength
-	switch code := resp.StatusCode; {
+	from, size, code := int64(0), resp.ContentLength, resp.StatusCode
+	status := fmt.Errorf("%d %s", code, http.StatusText(code)) // the server's own words may tell a secret
+	switch {
 	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.pos > 0:
 		to, answer := int64(0), resp.Header.Get("Content-Range")
@@ -1306,9 +1325,9 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 			return never, fmt.Errorf("the server answers with the range %s", quote(answer))
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
-		return retryAfter(resp.Header.Get("Retry-After")), errors.New(resp.Status)
+		return retryAfter(resp.Header.Get("Retry-After")), status
 	default:
-		return never, errors.New(resp.Status)
+		return never, status
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
@@ -1809,17 +1828,12 @@ const maxExpand = 1 << 20
 func Expand(pattern string) ([]string, error) {
 	names := []string{""} // what the pattern stands for, up to rest
 	for rest := pattern; rest != ""; {
-		before, after, found := strings.Cut(rest, "{")
+		before, after, opened := strings.Cut(rest, "{")
 		inside, after, closed := strings.Cut(after, "}")
 		choices, err := []string{""}, error(nil)
-		switch {
-		case strings.Contains(before, "}"):
-			err = errors.New("a } has no {")
-		case found && !closed:
-			err = errors.New("a { has no }")
-		case strings.Contains(inside, "{"):
-			err = errors.New("braces must not be nested")
-		case found:
+		if opened != closed || strings.ContainsAny(before+inside, "{}") {
+			err = errors.New("braces must come in pairs, and must not be nested")
+		} else if opened {
 			choices, err = expandBraces(inside)
 		}
 		if err == nil && len(choices) > maxExpand/len(names) {
