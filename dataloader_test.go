@@ -8753,7 +8753,7 @@ func headerCases() (cases []headerCase) {
 		add("a.txt 600", headers)
 	}
 	file := h("0", "b.txt", "")
-	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x",
+	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "8", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x",
 		508: "tar\x00"} {
 		add("", withHeader(file, 0, at, bytes))
 	}
@@ -8771,7 +8771,7 @@ func headerCases() (cases []headerCase) {
 	}
 	// These are left to archive/tar, which reads some of them: PAX records, here without spaces; texts that are none; others.
 	for _, records := range strings.Fields("path=b.txt|path= mtime= path=b\x00.txt uname=b\x00 xattr=b\x00 xattr\x00=b " +
-		"mtime=-1.5 mtime=.5 mtime=1.x mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
+		"mtime=-1.5 mtime=.5 mtime=1.x mtime=1.: mtime=1a.5 mtime=1:.5 mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
 		"mtime=36893488147419103233 uid=18446744073709551617 uid=-1 uid=: mtime=: gid=1.5 uid=x|uid=1 size=-1 " +
 		"size=0x10 size=100 size=7|size=0 size=9223372036854775808 size=9223372036854775807 =b a " +
 		"GNU.sparse.major=1|GNU.sparse.minor=0 GNU.sparse.name=b.txt GNU.sparse.map=0,1|GNU.sparse.size=100 " +
@@ -8806,6 +8806,10 @@ func TestTarHeaders(t *testing.T) {
 	step := 99
 	if testing.Short() {
 		step = 555
+	}
+	for text, want := range map[string]int64{"": 0, "0": 0, "07": 7, "8": -1, "/": -1, "1 ": -1, "1a": -1, "-1": -1,
+		strings.Repeat("7", 18): 1<<54 - 1, strings.Repeat("0", 19): -1} {
+		equal(t, text, parseDigits([]byte(text), 8), want)
 	}
 	for _, c := range headerCases() {
 		got := ""
@@ -9440,6 +9444,17 @@ func TestTarIndex(t *testing.T) {
 		must(0, os.WriteFile(name, tarEntries(prefix+"3.txt=3", prefix+"1.txt=1", prefix+"2.txt=2"), 0o666))
 		same(t, "another order", indexed(t, name), "error OpenTar: shard … the shard is not the one that was indexed … x.idx")
 	}
+	// The indexes of x.tar and x have the same name. With that of the other shard one cannot be opened, or not be read.
+	for _, entries := range []string{"a.txt=1", "a.txt=11 b.txt=2", "a.txt=1 a.cls=2", "b.txt=1 a.txt=2", "a.txt=1 b.txt=2 c.txt=3"} {
+		tarred := onDisk(t, "x.tar", shard("a.txt=1 b.txt=2"))
+		bare := strings.TrimSuffix(tarred, ".tar")
+		must(0, os.WriteFile(bare, shard(entries), 0o666))
+		one, two := must(OpenTar(tarred)), must(OpenTar(bare))
+		must(0, errors.Join(one.WriteIndex(), one.Close()))
+		equal(t, entries, slices.ContainsFunc(indexed(t, bare), isError), true)
+		must(0, errors.Join(two.WriteIndex(), two.Close()))
+		equal(t, entries, slices.ContainsFunc(indexed(t, tarred), isError), true)
+	}
 	data := must(OpenTar(onDisk(t, "x.tar", shard("a.txt=1 b.txt=2 c.txt=3"))))
 	defer data.Close()
 	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard("a.txt=1")[:512]} {
@@ -9783,6 +9798,11 @@ func TestDecode(t *testing.T) {
 		binary.BigEndian.PutUint32(data[29:], crc32.ChecksumIEEE(data[12:29]))
 		return string(data)
 	}
+	jpegHeader := func(sof byte, side uint16) string {
+		size := binary.BigEndian.AppendUint16(nil, side)
+		return "\xff\xd8\xff\xe0\x00\x10JFIF" + string(make([]byte, 10)) + "\xff" + string([]byte{sof}) +
+			"\x00\x0b\x08" + string(size) + string(size) + "\x01\x01\x11\x00"
+	}
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
 	gz := func(data string) string { return string(gzipped([]byte(data))) }
@@ -9798,8 +9818,13 @@ func TestDecode(t *testing.T) {
 		{"cls cls2 class index inx id", " 12\n", "int 12"}, {"count", "-1", "int -1"},
 		{"bin README", "12", "[]uint8 [49 50]"}, {"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
-		{"png", hugePNG(1 << 20), "error 1048576 × 1048576 pixels, may have at most 134217728"},
-		{"png", hugePNG(11586), "error pixels"}, {"a.png", "no image", "error unknown format"},
+		{"png", hugePNG(1 << 20), "error 1048576 × 1048576 pixels, must have 1 to 134217728"},
+		{"png", hugePNG(11586), "error pixels"}, {"png", hugePNG(11585), "error unexpected EOF"}, // that the header promises
+		{"jpg", jpegHeader(0xc0, 11586), "error pixels"}, {"jpg", jpegHeader(0xc0, 11585), "error unexpected EOF"},
+		{"jpg", jpegHeader(0xc2, 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
+		{"jpg", jpegHeader(0xc2, 6688), "error unexpected EOF"}, {"png", pngs + "\xff\xc2", gray},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1), "error 3 × 0 pixels, must have 1"},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1), "error 0 × 2 pixels, must have 1"}, {"a.png", "no image", "error unknown format"},
 		{"gif", "", "error unknown format"}, {"cls", "one", "error invalid syntax"},
 		{"json", "{", "error unexpected EOF"}, {"json", "", "error there are 0 JSON values"},
 		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: invalid"},
@@ -9816,6 +9841,13 @@ func TestDecode(t *testing.T) {
 	bomb := []byte(gz(strings.Repeat("0", 1000)))
 	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
 	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
+	bomb = []byte(gz(strings.Repeat("0", 16<<20)))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	saysAll(t, errorOf(gunzip(bomb, 8<<20)), "more than 8388608 bytes")
+	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 8<<20*13/10 {
+		t.Errorf("a bomb takes %d bytes, of which 8 MiB are allowed", after.TotalAlloc-before.TotalAlloc)
+	}
 }
 
 // npy is an array file as NumPy writes it.

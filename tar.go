@@ -1897,8 +1897,12 @@ func expandBraces(inside string) (all []string, err error) {
 // may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord, and images
-// of more than 2^27 pixels: a small file can claim as much.
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord. So are images
+// without pixels, and images that take more than 1 GiB: of more than 2^27 pixels or, if they are progressive JPEGs, 2^30/24. A
+// small file can claim as much.
+//
+// The image of a GIF is its first frame, which may be smaller than the screen: its Bounds say where on the screen it is. Pillow
+// gives the whole screen.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
@@ -1942,14 +1946,19 @@ func decode(name string, data []byte) (any, error) {
 	return data, nil
 }
 
-// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel.
+// decodeImage decodes an image, unless its header claims more memory than a file may take: 8 bytes a pixel and, if it is a
+// progressive JPEG, whose second kind of header is 0xff 0xc2, 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
-	c, _, err := image.DecodeConfig(bytes.NewReader(data))
+	c, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
-	if most := int64(defaultMaxRecord / 8); int64(c.Width)*int64(c.Height) > most {
-		return nil, fmt.Errorf("the image has %d × %d pixels, may have at most %d", c.Width, c.Height, most)
+	most := int64(defaultMaxRecord / 8)
+	if format == "jpeg" && bytes.Contains(data, []byte{0xff, 0xc2}) {
+		most = defaultMaxRecord / (8 + 4*4)
+	}
+	if pixels := int64(c.Width) * int64(c.Height); pixels < 1 || pixels > most {
+		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d", c.Width, c.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
@@ -1970,17 +1979,29 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data, up to max bytes.
-func gunzip(data []byte, max int64) ([]byte, error) {
+// gunzip decompresses data, up to max bytes. It reads parts that grow with what there is already, and allocates their whole
+// only when it knows how long it is: io.ReadAll would take two and a half times max before data is refused.
+func gunzip(data []byte, max int) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, unexpected(err)
 	}
-	data, err = io.ReadAll(io.LimitReader(r, max+1))
-	if err == nil && int64(len(data)) > max {
-		err = fmt.Errorf("it decompresses to more than %d bytes", max)
+	var parts [][]byte // all but the last, which is part
+	part := make([]byte, 0, 512)
+	for total := 0; ; {
+		n, err := r.Read(part[len(part):cap(part)])
+		part, total = part[:len(part)+n], total+n
+		switch {
+		case total > max:
+			return nil, fmt.Errorf("it decompresses to more than %d bytes", max)
+		case err == io.EOF:
+			return slices.Concat(append(parts, part)...), nil
+		case err != nil:
+			return nil, err
+		case len(part) == cap(part):
+			parts, part = append(parts, part), make([]byte, 0, total/4)
+		}
 	}
-	return data, err
 }
 
 // npyHeader is the header of an npy file of the types that Decode knows, as NumPy and others write it.
