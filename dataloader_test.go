@@ -5125,6 +5125,11 @@ func TestFiles(t *testing.T) {
 	for _, pattern := range []string{"*.png", "cat/*.png", "c*/*.png"} {
 		must(Files(closedFS{tree(), "dog"}, pattern))
 	}
+	mixed, disk := fstest.MapFS{"a/x/y/1": {}, "b/x": {}}, t.TempDir() // x is a folder, and a file
+	must(0, os.CopyFS(disk, mixed))
+	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
+		equal(t, pattern, must(Files(mixed, pattern)).Len()+must(Files(os.DirFS(disk), pattern)).Len(), 2)
+	}
 }
 
 // TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, and that no file
@@ -9047,7 +9052,7 @@ func writeIndex(name string) error {
 func isError(outcome string) bool { return strings.HasPrefix(outcome, "error") }
 
 // same compares outcomes with those that are wanted, between semicolons. Of an error only what stands between dots is
-// wanted, and no secret.
+// wanted, no secret, and nothing long.
 func same(t testing.TB, what string, got []string, want string) {
 	t.Helper()
 	all := strings.Split(want, "; ")
@@ -9064,8 +9069,8 @@ func same(t testing.TB, what string, got []string, want string) {
 			continue
 		}
 		saysAll(t, errors.New(g), strings.Split(says, " … ")...)
-		if strings.Contains(g, "secret") || strings.Contains(g, "sec%") {
-			t.Errorf("%s tells a secret: %s", what, g)
+		if strings.Contains(g, "secret") || strings.Contains(g, "sec%") || len(g) > 2000 {
+			t.Errorf("%s tells a secret, or too much: %s", what, g)
 		}
 	}
 }
@@ -9114,7 +9119,8 @@ func makeShard(line string) (data []byte, opts TarOptions, index []string) {
 		steps[i] = must(strconv.Unquote(`"` + strings.TrimSpace(step) + `"`))
 	}
 	sound := "a.txt=first a.cls=1 b.txt=" + strings.Repeat("second", 200) + " b.cls=2 c.txt=third c.cls=3"
-	data = tarEntries(strings.Fields(strings.Replace(steps[0], "sound", sound, 1))...)
+	large := "a.txt=" + strings.Repeat("x", 256<<10-3*tarBlock)
+	data = tarEntries(strings.Fields(strings.NewReplacer("sound", sound, "large", large).Replace(steps[0]))...)
 	for _, step := range steps[1:] {
 		words := append(strings.SplitN(step, " ", 4), "", "", "")
 		n, _ := strconv.Atoi(words[1])
@@ -9284,9 +9290,9 @@ func TestTarShards(t *testing.T) {
 			}
 		}
 	}
-	shards["README"] = tarEntries("README=") // a shard without records
+	shards["empty"] = tarEntries("d/") // a shard without records
 	opts := TarOptions{Shuffle: true, Seed: 1, Shard: Shard{1, 2}, Open: inMemory(shards)}
-	checkStream(t, briefly(must(Tar(append(names[:5:5], "README"), opts))), 5)
+	checkStream(t, briefly(must(Tar(append(names[:5:5], "empty"), opts))), 5)
 
 	var parts []Stream[Record]
 	for i := range 3 {
@@ -9327,11 +9333,13 @@ func TestTarCursors(t *testing.T) {
 		"fewer shards":          from(at, TarOptions{}, names[:9]...),
 		"in another order":      from(at, TarOptions{}, append(names[1:10:10], names[0])...),
 		"shuffled":              from(at, TarOptions{Shuffle: true}, names...),
-		"of another rank":       from(at, TarOptions{Shard: Shard{0, 2}}, names...),
 		"with the same letters": from(after(1, TarOptions{}, "ab", "c"), TarOptions{}, "a", "bc"),
 	} {
 		same(t, what, got, "error it was made by Tar( … this is Tar(")
 	}
+	other := from(after(3, TarOptions{Shard: Shard{0, 2}}, names...), TarOptions{Shard: Shard{1, 2}}, names...)
+	same(t, "of another rank", other, "error shard 0 of 2), this is Tar( … shard 1 of 2): each rank needs the cursor that it saved")
+	equal(t, "no advice to begin anew", strings.Contains(other[0], "start at"), false)
 
 	// After a last shard that failed comes nothing. A shard after the last, or before the first, is an error.
 	opts, missing := TarOptions{Shard: Shard{1, 4}}, strings.Fields("0 1 2 3 4 5 6 7 8 9")
@@ -9395,17 +9403,20 @@ func TestTarOpeners(t *testing.T) {
 	}
 }
 
-// TestTarFiles shows how shards in files are opened: a missing one is an error of its own, which names Expand if it looks
-// like a pattern, and a resume seeks. No entry is written to where its name says, and no file but the index is written.
+// TestTarFiles shows how shards in files are opened: a missing one is an error of its own, which names Expand or filepath.Glob
+// if it looks like a pattern, and a resume seeks. No entry is written to where its name says, and no file but the index is written.
 func TestTarFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "in")
-	name, missing, pattern := filepath.Join(dir, "x.tar"), filepath.Join(dir, "missing.tar"), filepath.Join(dir, "{0..3}.tar")
+	in := func(name string) string { return filepath.Join(dir, name) }
+	name, pattern := in("x.tar"), in("{0..3}.tar")
 	must(0, os.Mkdir(dir, 0o777))
 	shard := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.idx=3")
 	must(0, os.WriteFile(name, shard, 0o666))
 	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{idx:3}"
-	got := checkStream(t, briefly(must(Tar([]string{missing, dir, pattern, name}, TarOptions{}))), 0)
-	same(t, "streamed", got, "error missing.tar … no such file; error is a directory; error Expand lists its names; "+records)
+	all := []string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}
+	got := checkStream(t, briefly(must(Tar(all, TarOptions{}))), 0)
+	same(t, "streamed", got, "error missing.tar … no such file; error is a directory; error Expand lists its names"+
+		strings.Repeat("; error filepath.Glob lists its names", 3)+"; "+records)
 	must(0, writeIndex(name))
 	same(t, "indexed", indexed(t, name), records)
 	found := slices.Concat(must(filepath.Glob(filepath.Dir(dir)+"/*")), must(filepath.Glob(dir+"/*")))
@@ -9413,6 +9424,7 @@ func TestTarFiles(t *testing.T) {
 
 	_, err := OpenTar(pattern)
 	saysAll(t, err, "Expand lists its names")
+	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)
 	}
@@ -9703,7 +9715,7 @@ func headerCases() (cases []headerCase) {
 		add("a.txt 600", headers)
 	}
 	file := h("0", "b.txt", "")
-	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "9", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x",
+	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "8", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x",
 		508: "tar\x00"} {
 		add("", withHeader(file, 0, at, bytes))
 	}
@@ -9721,7 +9733,7 @@ func headerCases() (cases []headerCase) {
 	}
 	// These are left to archive/tar, which reads some of them: PAX records, here without spaces; texts that are none; others.
 	for _, records := range strings.Fields("path=b.txt|path= mtime= path=b\x00.txt uname=b\x00 xattr=b\x00 xattr\x00=b " +
-		"mtime=-1.5 mtime=.5 mtime=1.x mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
+		"mtime=-1.5 mtime=.5 mtime=1.x mtime=1.: mtime=1a.5 mtime=1:.5 mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
 		"mtime=36893488147419103233 uid=18446744073709551617 uid=-1 uid=: mtime=: gid=1.5 uid=x|uid=1 size=-1 " +
 		"size=0x10 size=100 size=7|size=0 size=9223372036854775808 size=9223372036854775807 =b a " +
 		"GNU.sparse.major=1|GNU.sparse.minor=0 GNU.sparse.name=b.txt GNU.sparse.map=0,1|GNU.sparse.size=100 " +
@@ -9756,6 +9768,10 @@ func TestTarHeaders(t *testing.T) {
 	step := 99
 	if testing.Short() {
 		step = 555
+	}
+	for text, want := range map[string]int64{"": 0, "0": 0, "07": 7, "8": -1, "/": -1, "1 ": -1, "1a": -1, "-1": -1,
+		strings.Repeat("7", 18): 1<<54 - 1, strings.Repeat("0", 19): -1} {
+		equal(t, text, parseDigits([]byte(text), 8), want)
 	}
 	for _, c := range headerCases() {
 		got := ""
@@ -9940,6 +9956,15 @@ func status(code int, headers ...string) answer {
 // redirects is an answer that names another URL.
 func redirects(url string) answer { return status(http.StatusFound, "Location", url) }
 
+// says is an answer in these words, and the end of the connection.
+func says(words string) answer {
+	return func(_ int, w http.ResponseWriter, r *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		must(io.WriteString(must(conn, err), words+"\r\n\r\n"))
+		conn.Close()
+	}
+}
+
 // asking is an answer to a request in which a header has another value, or is missing.
 func asking(header, value string, answer answer) answer {
 	return func(n int, w http.ResponseWriter, r *http.Request) {
@@ -9992,6 +10017,7 @@ func TestWeb(t *testing.T) {
 		w.Write(data)
 	}))
 	defer target.Close()
+	const refuses = "redirects to something other than an http or https URL"
 	for _, c := range []struct {
 		name   string
 		answer answer
@@ -10044,10 +10070,14 @@ func TestWeb(t *testing.T) {
 			sends(gzipped(data), tag, -1)(n, w, r)
 		}, 1, ""},
 		{"redirects", redirects(target.URL + "/x.tar?sig=2"), 1, ""},
-		{"redirects in a circle", redirects("/again"), 10, "10 redirects"},
-		{"redirects to another protocol", redirects("ftp://host/x.tar?sig=secret"), 1, "redirects to ftp"},
-		{"redirects to no host", redirects("http://user:secret@host:bad/x?sig=secret"), 1, "something that is not a URL"},
-		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, "something that is not a URL"},
+		{"redirects in a circle", redirects("/again"), 10, "stopped after 10 redirects"},
+		{"redirects to another protocol", redirects("ftp://host/x.tar?sig=secret"), 1, refuses},
+		{"redirects to no port", redirects("http://user:secret@host:bad/x?sig=secret"), 1, refuses},
+		{"redirects to no host", redirects("http:///x?sig=secret"), 1, refuses},
+		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, refuses},
+		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6, "attempt 6: the request has failed"},
+		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 Not Found"},
+		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
@@ -10196,6 +10226,7 @@ func TestWebStall(t *testing.T) {
 		{[]string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
 			briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
 		{make([]string, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
+		{slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := tarServer{asked: make(chan string, 10)}
@@ -10375,6 +10406,17 @@ func TestTarIndex(t *testing.T) {
 		must(0, os.WriteFile(name, tarEntries(prefix+"3.txt=3", prefix+"1.txt=1", prefix+"2.txt=2"), 0o666))
 		same(t, "another order", indexed(t, name), "error OpenTar: shard … the shard is not the one that was indexed … x.idx")
 	}
+	// The indexes of x.tar and x have the same name. With that of the other shard one cannot be opened, or not be read.
+	for _, entries := range []string{"a.txt=1", "a.txt=11 b.txt=2", "a.txt=1 a.cls=2", "b.txt=1 a.txt=2", "a.txt=1 b.txt=2 c.txt=3"} {
+		tarred := onDisk(t, "x.tar", shard("a.txt=1 b.txt=2"))
+		bare := strings.TrimSuffix(tarred, ".tar")
+		must(0, os.WriteFile(bare, shard(entries), 0o666))
+		one, two := must(OpenTar(tarred)), must(OpenTar(bare))
+		must(0, errors.Join(one.WriteIndex(), one.Close()))
+		equal(t, entries, slices.ContainsFunc(indexed(t, bare), isError), true)
+		must(0, errors.Join(two.WriteIndex(), two.Close()))
+		equal(t, entries, slices.ContainsFunc(indexed(t, tarred), isError), true)
+	}
 	data := must(OpenTar(onDisk(t, "x.tar", shard("a.txt=1 b.txt=2 c.txt=3"))))
 	defer data.Close()
 	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard("a.txt=1")[:512]} {
@@ -10387,7 +10429,7 @@ func TestTarIndex(t *testing.T) {
 func TestTarWriteIndex(t *testing.T) {
 	for says, entries := range map[string][]string{
 		`"a b.txt"`: {"a b.txt=1"}, `" a.txt"`: {" a.txt=1"}, `"a.cls"`: {"a.txt=1", "a.cls>a.txt"}, `"a."`: {"a.=1"},
-		"no records": {"README=1"}, "another field": {"a.txt=1", "a.txt=2"},
+		"no records": {"d/"}, "another field": {"a.txt=1", "a.txt=2"},
 	} {
 		saysAll(t, writeIndex(onDisk(t, "x.tar", tarEntries(entries...))), "dataloader: WriteIndex", "x.idx", says)
 	}
@@ -10661,14 +10703,14 @@ func TestExpand(t *testing.T) {
 		equal(t, pattern, strings.Join(must(Expand(pattern)), " "), want)
 	}
 	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
+	const pairs = "braces must come in pairs, and must not be nested"
 	for pattern, says := range map[string]string{
-		"a{b": "a { has no }", "a}b": "a } has no {", "{a,b}}": "a } has no {", "{{a,b}": "nested", "x{a,b}{": "a { has no }",
-		"{a,b}{1,2": "a { has no }", "p{a,{b,c}d,}s": "nested", "x{{a,b}}y": "nested", "{1..{2,3}}": "nested",
-		"{a}": "{a} " + allowed, "{}": "{} " + allowed, "{000...146}": "{000...146} " + allowed, "{000-146}": allowed,
-		"{a..c}": allowed, "{a..3}": allowed, "{1..3..x}": allowed, "{0..10..5}": allowed, "{1..}": allowed,
-		"{1..2}{a}": "{a} " + allowed, "{1..99999999999999999999}": allowed, "{1..9223372036854775807}": many,
-		"{0..1048576}": many, "{-9223372036854775808..0}": many, "{1..2}{1..1024}{1..513}{1..2}": many,
-		"{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
+		"a{b": pairs, "a}b": pairs, "{a,b}}": pairs, "{{a,b}": pairs, "x{a,b}{": pairs, "{a,b}{1,2": pairs, "p{a,{b,c}d,}s": pairs,
+		"x{{a,b}}y": pairs, "{1..{2,3}}": pairs, "}": pairs, "{": pairs, "{a}": `"{a}" ` + allowed, "{}": `"{}" ` + allowed,
+		"{000...146}": `"{000...146}" ` + allowed, "{000-146}": allowed, "{a..c}": allowed, "{a..3}": allowed, "{1..3..x}": allowed,
+		"{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": `"{a}" ` + allowed, "{1..99999999999999999999}": allowed,
+		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many,
+		"{1..2}{1..1024}{1..513}{1..2}": many, "{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
 	} {
 		_, err := Expand(pattern)
 		saysAll(t, err, "dataloader: Expand", says)
@@ -10697,8 +10739,10 @@ func checkDecoded(t *testing.T, name, data, want string) {
 		got = fmt.Sprintf("%T %v", v, img.Bounds())
 	}
 	if fails {
-		saysAll(t, err, fmt.Sprintf("Decode(%q)", name), says)
-		want = "<nil> <nil>"
+		saysAll(t, err, fmt.Sprintf("Decode(%.100q", name), says)
+		if want = "<nil> <nil>"; len(err.Error()) > 1000 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
 	}
 	if got = strings.TrimPrefix(got, "dataloader."); got != want || !fails && err != nil {
 		t.Errorf("%s %.100q: %s and %v, want %s", name, data, got, err, want)
@@ -10716,11 +10760,17 @@ func TestDecode(t *testing.T) {
 		binary.BigEndian.PutUint32(data[29:], crc32.ChecksumIEEE(data[12:29]))
 		return string(data)
 	}
+	jpegHeader := func(sof byte, side uint16) string {
+		size := binary.BigEndian.AppendUint16(nil, side)
+		return "\xff\xd8\xff\xe0\x00\x10JFIF" + string(make([]byte, 10)) + "\xff" + string([]byte{sof}) +
+			"\x00\x0b\x08" + string(size) + string(size) + "\x01\x01\x11\x00"
+	}
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
 	gz := func(data string) string { return string(gzipped([]byte(data))) }
 	pngs, jpegs, gifs := b.String(), unBase64(jpegData), unBase64(gifData)
 	const gray = "*image.Gray (0,0)-(3,2)"
+	many := strings.Repeat("x", 1000)
 	for _, c := range []struct{ names, data, want string }{
 		{"png d.x/a.seg.PNG jpg", pngs, gray}, {"jpg JPEG", jpegs, gray}, {"gif", gifs, "*image.Paletted (0,0)-(3,2)"},
 		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
@@ -10730,14 +10780,20 @@ func TestDecode(t *testing.T) {
 		{"cls cls2 class index inx id", " 12\n", "int 12"}, {"count", "-1", "int -1"},
 		{"bin README", "12", "[]uint8 [49 50]"}, {"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
-		{"png", hugePNG(1 << 20), "error 1048576 × 1048576 pixels, may have at most 134217728"},
-		{"png", hugePNG(11586), "error pixels"}, {"a.png", "no image", "error unknown format"},
+		{"png", hugePNG(1 << 20), "error 1048576 × 1048576 pixels, must have 1 to 134217728"},
+		{"png", hugePNG(11586), "error pixels"}, {"png", hugePNG(11585), "error unexpected EOF"}, // that the header promises
+		{"jpg", jpegHeader(0xc0, 11586), "error pixels"}, {"jpg", jpegHeader(0xc0, 11585), "error unexpected EOF"},
+		{"jpg", jpegHeader(0xc2, 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
+		{"jpg", jpegHeader(0xc2, 6688), "error unexpected EOF"}, {"png", pngs + "\xff\xc2", gray},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1), "error 3 × 0 pixels, must have 1"},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1), "error 0 × 2 pixels, must have 1"}, {"a.png", "no image", "error unknown format"},
 		{"gif", "", "error unknown format"}, {"cls", "one", "error invalid syntax"},
 		{"json", "{", "error unexpected EOF"}, {"json", "", "error there are 0 JSON values"},
 		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: invalid"},
 		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"}, {"txt.gz", "text, not compressed", "error gzip: invalid header"},
 		{"gz", "", "error unexpected EOF"}, {"txt.gz", gz("text")[:20], "error unexpected EOF"},
 		{"cls.gz", gz("one"), "error invalid syntax"}, {"txt.gz", gz("text") + "x", "error EOF"},
+		{"faiss.index x" + many + ".class", " \xca\xfe" + many, `error it must be an integer, is " \xca\xfexxx`},
 	} {
 		for _, name := range strings.Fields(c.names) {
 			checkDecoded(t, name, c.data, c.want)
@@ -10747,6 +10803,13 @@ func TestDecode(t *testing.T) {
 	bomb := []byte(gz(strings.Repeat("0", 1000)))
 	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
 	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
+	bomb = []byte(gz(strings.Repeat("0", 16<<20)))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	saysAll(t, errorOf(gunzip(bomb, 8<<20)), "more than 8388608 bytes")
+	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 8<<20*13/10 {
+		t.Errorf("a bomb takes %d bytes, of which 8 MiB are allowed", after.TotalAlloc-before.TotalAlloc)
+	}
 }
 
 // npy is an array file as NumPy writes it.
@@ -10790,6 +10853,7 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "<f4", "(4294967296, 4294967296)", ""), "error does not fit"},
 		{plain(1, "<f8", "(2305843009213693952,)", ""), "error 0 bytes"}, {plain(1, "<f4", "(-1, -1)", "1234"), "error not supported"},
 		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error does not fit"},
+		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "9,9,`},
 	} {
 		checkDecoded(t, "x.npy", c.data, c.want)
 	}

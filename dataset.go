@@ -492,9 +492,12 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
 	element, rest := pattern[0], pattern[1:]
 	if len(rest) > 0 && !strings.ContainsAny(element, `*?[\`) { // a name spelled out: dir is not listed
-		names, err = glob(fsys, path.Join(dir, element), rest)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
+		name := path.Join(dir, element)
+		if names, err = glob(fsys, name, rest); err != nil {
+			info, missing := fs.Stat(fsys, name)
+			if errors.Is(err, fs.ErrNotExist) || missing == nil && !info.IsDir() { // a file has nothing below it
+				err = nil
+			}
 		}
 		return names, err
 	}

@@ -78,6 +78,9 @@ func (r Record) Get(field string) []byte {
 	return nil
 }
 
+// skippedFiles says which files belong to no record.
+const skippedFiles = "hidden files, files without a dot, and names like __meta__"
+
 // splitName splits the name of a file into key and field. ok is false for a name that belongs to no record.
 //
 // WebDataset splits with a regular expression, which makes the key "d/" of "d/.hidden" by backtracking. Hidden files
@@ -106,6 +109,9 @@ func lowerField(field string) string {
 // uncompressed shard is resumed from a cursor. The reader is closed before the range over the stream ends. If the
 // reader is an io.Seeker too, large files that are not wanted are skipped with Seek. Ranges that run at the same time
 // call an Opener concurrently.
+//
+// ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
+// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order given.
@@ -117,6 +123,9 @@ type TarOptions struct {
 	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them. The ranks may
 	// have different numbers of records. If all must take the same number of steps, let an epoch be k records of each
 	// rank: records.Repeat(0).Take(k).
+	//
+	// Each rank saves its own cursor and is resumed from that, because only that rank knows where its shards stand.
+	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Shard Shard
 
 	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
@@ -151,21 +160,34 @@ type TarError struct {
 // Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
 func (e *TarError) Error() string {
 	if e.Offset < 0 {
-		return fmt.Sprintf("shard %q: %v", e.Shard, e.Err)
+		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
 	}
-	return fmt.Sprintf("shard %q, entry %q, offset %d: %v", e.Shard, e.Entry, e.Offset, e.Err)
+	return fmt.Sprintf("shard %s, entry %s, offset %d: %v", quote(e.Shard), quote(e.Entry), e.Offset, e.Err)
 }
 
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
+// quote quotes a text for an error. A file or a name may have millions of bytes; quote leaves out what is more than 200.
+func quote[S ~string | ~[]byte](text S) string {
+	if n := len(text); n > 200 {
+		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
+	}
+	return fmt.Sprintf("%q", text)
+}
+
 // tarError returns err as a TarError at an entry. A pattern is a usual reason why a shard cannot be opened: Tar and OpenTar
 // take names as they are.
 func tarError(shard string, entry *tarEntry, err error) error {
-	if entry.head < 0 && strings.Contains(shard, "{") {
+	shard = redactURL(shard)
+	switch {
+	case entry.head >= 0: // it has been opened
+	case strings.Contains(shard, "{"):
 		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
+	case strings.ContainsAny(shard, "*?["):
+		err = fmt.Errorf("%w; if the name is a pattern, filepath.Glob lists its names", err)
 	}
-	return &TarError{Shard: redactURL(shard), Entry: entry.name, Offset: entry.head, Err: err}
+	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
 
 // A tarState is the State of Tar's cursors: the place where the next record begins.
@@ -195,6 +217,10 @@ type tarState struct {
 // TarError, so a loop that skips failed items reads every sound record, except those behind the fault of a damaged shard.
 // No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
 // file would mean reading it.
+//
+// A shard that has files but no record is an error, and so are too many zeros after the end marker: the rest of the shard was
+// never written then. Up to 64 KiB of zeros pass. More pass, if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB and the
+// length of the archive is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
@@ -228,10 +254,16 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	by := fmt.Sprintf("Tar(%d shards #%x, %s, shard %d of %d)", len(shards), digest(shards), describe(order), rank.Index, rank.Count)
+	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, shard ", len(shards), digest(shards), describe(order))
+	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
-		if err := from.fit(by, &state.By, &state); err != nil {
+		err := from.fit(by, &state.By, &state)
+		switch {
+		case err != nil && state.By != by && strings.HasPrefix(state.By, allRanks):
+			return from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, with as many ranks "+
+				"as then; ExampleTarOptions_elastic shows how their number may change", state.By, by)
+		case err != nil:
 			return err
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
@@ -367,7 +399,11 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 // findNextFile reads the headers of the next file that belongs to a record. After the last file it reads the rest of the
 // shard and sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
 // been handed over. Too many zeros are an error of the last record too: they may have been one of its files.
+//
+// If it finds files but no record in the whole shard, it returns an error that names the first: a shard whose files have no
+// extensions would look empty.
 func (s *recordReader) findNextFile() error {
+	skipped, before := "", s.nextKey
 	err := s.nextEntry()
 	for ; err == nil; err = s.readHeaders() {
 		file := s.followLink()
@@ -377,6 +413,9 @@ func (s *recordReader) findNextFile() error {
 			s.next, s.nextKey, s.nextField = file, key, field
 			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
 			return s.compareIndex()
+		}
+		if file.kind != 0 {
+			skipped = cmp.Or(skipped, file.name)
 		}
 	}
 	if err != io.EOF {
@@ -388,6 +427,8 @@ func (s *recordReader) findNextFile() error {
 		return s.end
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
+	case s.end == io.EOF && before == "" && skipped != "":
+		return fmt.Errorf("the shard has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
 	return nil
 }
@@ -461,7 +502,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	}
 	switch {
 	case err != nil:
-		return Item[Record]{}, fmt.Errorf("%w; record %q, which may lack files, is left out", err, key)
+		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, is left out", err, quote(key))
 	case s.item.Err != nil:
 		return Item[Record]{Err: s.item.Err}, nil
 	}
@@ -480,12 +521,12 @@ func (s *recordReader) checkFile() error {
 	var err error
 	switch {
 	case s.fields[s.nextField]:
-		err = fmt.Errorf("record %q has another field %q", s.nextKey, s.nextField)
+		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
 	case size > s.max-s.memory:
 		err = s.tooLarge(size)
 	case link:
-		err = fmt.Errorf("it is a hard link to %q: only OpenTar follows links, and only to files before them; or use tar with "+
-			"--hard-dereference", s.next.stored)
+		err = fmt.Errorf("it is a hard link to %s: only OpenTar follows links, and only to files before them; or use tar with "+
+			"--hard-dereference", quote(s.next.stored))
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
@@ -557,9 +598,9 @@ const (
 var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w",
 	io.ErrUnexpectedEOF)
 
-// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it. No
-// tar fills up its last record with so many zeros; the default is 10 KiB.
-var errZeros = errors.New("there is more than 1 MiB of zeros after the end marker, so the shard was not written to its end")
+// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it.
+var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them, so " +
+	"the shard was not written to its end: write or copy it again")
 
 // openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
@@ -782,20 +823,24 @@ func (r *tarReader) skipBytes(n int64) error {
 	return nil
 }
 
-// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros,
-// with which tar fills up its last 10 KiB. An archive that was appended with cat is an error: archive/tar and the
-// peers leave its records out in silence.
+// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros. An
+// archive that was appended with cat is an error: archive/tar and the peers leave its records out in silence.
+//
+// tar fills up the last of its blocks of, by default, 10 KiB with zeros. Up to 64 KiB of them pass. So do those of larger
+// blocks, from tar -b 256 to -b 2048 and of dd bs=1M conv=sync: the archive's length is then a multiple of a power of two, up
+// to 1 MiB, and the zeros are fewer. The largest such power is the lowest bit of the length.
 //
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
 func (r *tarReader) drainShard() error {
-	for zeros := 0; ; {
+	for zeros := int64(0); ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
-		zeros += len(rest)
+		zeros += int64(len(rest))
+		length := r.pos + zeros
 		switch {
 		case !isZero(rest):
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
-		case zeros > 1<<20:
+		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= length&-length:
 			return errZeros
 		case err != nil:
 			return err
@@ -974,7 +1019,8 @@ func checksum(b []byte) int64 {
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
 // range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
 // between them are an error, and so is an object that is not as long as was promised, or that has changed between two
-// requests.
+// requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the same
+// length: its records may be of both then.
 //
 // Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
 // seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
@@ -994,12 +1040,16 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
 		return openFile(ctx, filepath.FromSlash(u.Path), offset)
-	case err == nil && (u.Scheme == "http" || u.Scheme == "https"):
+	case err == nil && isWeb(u):
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
 	}
-	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers", redactURL(name))
+	const reads = "OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers"
+	return nil, fmt.Errorf("%s: %s", quote(redactURL(name)), reads)
 }
+
+// isWeb reports whether the web reader can read a URL.
+func isWeb(u *url.URL) bool { return u.Scheme == "http" || u.Scheme == "https" }
 
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -1127,7 +1177,7 @@ func (o *webObject) readAnswer(p []byte) (int, error) {
 	if err == nil || err == io.EOF && o.size < 0 { // if the length is unknown, this must be the end
 		return 0, err
 	}
-	return 0, o.waitToRetry(unexpected(err), 0)
+	return 0, o.waitToRetry(safeError(unexpected(err)), 0)
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1193,7 +1243,6 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	if err != nil {
 		return never, errors.New("this is not a URL")
 	}
-	req.Close = true                              // no connection outlives the range over the stream
 	req.Header.Set("Accept-Encoding", "identity") // or offsets would count other bytes
 	if o.pos > 0 {
 		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.pos))
@@ -1204,53 +1253,68 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 		}
 	}
 	client := *o.client
-	client.CheckRedirect = o.checkRedirect
+	client.Transport = o
 	resp, err := client.Do(req)
-	if err != nil {
-		return requestError(err, resp != nil)
-	}
-	o.body = resp.Body
-	return o.checkAnswer(resp)
-}
-
-// checkRedirect is the CheckRedirect of a request. http.Client carries over neither Close, without which the connection to the
-// target would outlive the range, nor this package's care for the query, which it sends to the target as Referer.
-func (o *webObject) checkRedirect(req *http.Request, via []*http.Request) error {
-	req.Close = true
-	req.Header.Del("Referer")
-	switch scheme := req.URL.Scheme; {
-	case scheme != "http" && scheme != "https":
-		return fmt.Errorf("the server redirects to %s, which cannot be read", scheme)
-	case o.client.CheckRedirect != nil:
-		return o.client.CheckRedirect(req, via)
-	case len(via) >= 10:
-		return errors.New("the server has sent 10 redirects")
-	}
-	return nil
-}
-
-// requestError returns an error of http.Client without the URL, and never if there is no use in asking again: the redirect was
-// refused, the certificate is not accepted, the server does not speak TLS, or the port makes no sense.
-func requestError(err error, refused bool) (after time.Duration, _ error) {
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err
 	}
-	switch text := err.Error(); {
-	case strings.Contains(text, "://"), strings.Contains(text, "Location header"):
-		return never, errors.New("the server redirects to something that is not a URL")
-	case refused, errors.Is(err, http.ErrSchemeMismatch),
+	switch {
+	case err == nil:
+		o.body = resp.Body
+		return o.checkAnswer(resp)
+	case resp != nil, // CheckRedirect has refused a redirect
+		errors.Is(err, errRedirect), errors.Is(err, http.ErrSchemeMismatch),
 		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
 		return never, err
 	}
 	return 0, err
 }
 
+// errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
+var errRedirect = errors.New("the server redirects to something other than an http or https URL")
+
+// RoundTrip sends a request for http.Client, also those to the target of a redirect. http.Client carries over neither Close,
+// without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
+// the target as Referer. Of a target that it cannot parse it tells all.
+func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Close = true // no connection outlives the range over the stream
+	req.Header.Del("Referer")
+	resp, err := cmp.Or(o.client.Transport, http.DefaultTransport).RoundTrip(req)
+	if err != nil {
+		return nil, safeError(err)
+	}
+	to, err := resp.Location()
+	if resp.StatusCode/100 == 3 && err != http.ErrNoLocation && (err != nil || to.Host == "" || !isWeb(to)) {
+		resp.Body.Close()
+		return nil, errRedirect
+	}
+	return resp, nil
+}
+
+// safeError returns the part of a transport's error that has no text of the server's, such as a header with a signature. The
+// texts of net/http may change, so that only types and values are looked at, and an unknown error is named by its type.
+func safeError(err error) error {
+	last := err
+	for ; err != nil; err = errors.Unwrap(err) {
+		switch last = err; err.(type) {
+		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
+			return err
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+			return err
+		}
+	}
+	return fmt.Errorf("the request has failed with a %T", last)
+}
+
 // checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
 // cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
 // case the answer shows that the object has changed, and what was read of it so far does not fit.
 func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
-	from, size := int64(0), resp.ContentLength
-	switch code := resp.StatusCode; {
+	from, size, code := int64(0), resp.ContentLength, resp.StatusCode
+	status := fmt.Errorf("%d %s", code, http.StatusText(code)) // the server's own words may tell a secret
+	switch {
 	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.pos > 0:
 		to, answer := int64(0), resp.Header.Get("Content-Range")
@@ -1258,12 +1322,12 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.pos {
-			return never, fmt.Errorf("the server answers with the range %q", answer)
+			return never, fmt.Errorf("the server answers with the range %s", quote(answer))
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
-		return retryAfter(resp.Header.Get("Retry-After")), errors.New(resp.Status)
+		return retryAfter(resp.Header.Get("Retry-After")), status
 	default:
-		return never, errors.New(resp.Status)
+		return never, status
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
@@ -1316,8 +1380,9 @@ type tarIndex struct {
 // index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
 // those parts of the shard about which the index says nothing. WriteIndex writes such an index.
 //
-// OpenTar returns an error for a shard that is damaged, truncated or compressed, and for an index that lacks records or
-// belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
+// OpenTar returns an error for a shard that is damaged, truncated or compressed, that has files but no record, or more zeros
+// after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB), and for an index that lacks records
+// or belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
 // that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxRecord of 0) has its index,
 // and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
@@ -1429,7 +1494,7 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 	head, rest, _ := strings.Cut(string(text), "\n")
 	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
 	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
-		return nil, fmt.Errorf("it begins with %.40q, must begin with \"v1.2\" and the number of records", head)
+		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(head))
 	}
 	lines, end := 0, int64(0)
 	for line := range strings.Lines(rest) {
@@ -1447,8 +1512,8 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 			size, err2 := strconv.ParseInt(file[2], 10, 64)
 			aligned, fits := data%tarBlock == 0 && data >= end+tarBlock, size >= 0 && size <= info.Size()-data
 			if err1 != nil || err2 != nil || !aligned || !fits {
-				return nil, fmt.Errorf("line %d: %q has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
-					"after byte %d", lines+1, name, file[1], file[2], info.Size(), end)
+				return nil, fmt.Errorf("line %d: %s has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
+					"after byte %d", lines+1, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
 			}
 			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
 			end = wholeBlocks(data + size)
@@ -1630,7 +1695,7 @@ func (x *tarIndex) formatIndex() ([]byte, error) {
 			field := m.name[m.key+1:]
 			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
 			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
-				return nil, fmt.Errorf("entry %q is sparse, a hard link, without a field, or has white space in its name", m.name)
+				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
 			}
 			if j > 0 {
 				index = append(index, ' ')
@@ -1699,7 +1764,7 @@ func (w *TarWriter) Write(r Record) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %.200q: %w", r.Key, err)
+		return fmt.Errorf("dataloader: TarWriter: record %s: %w", quote(r.Key), err)
 	}
 	w.keys[r.Key] = true
 	return nil
@@ -1724,19 +1789,18 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 		k, field, ok := splitName(name)
 		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
 		switch {
-		case len(name) > maxName: // the message leaves out the name
+		case len(name) > maxName:
 			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d", i, len(name), maxName)
 		case ok && dotted:
-			return fmt.Errorf("field %q must be %q", f.Name, short)
+			return fmt.Errorf("field %s must be %s", quote(f.Name), quote(short))
 		case !ok:
-			return fmt.Errorf("file %q would be skipped when it is read, as are hidden files, files without a dot, and names like "+
-				"__meta__", name)
+			return fmt.Errorf("file %s would be skipped when it is read, as are %s", quote(name), skippedFiles)
 		case k != key || field != f.Name:
-			return fmt.Errorf("file %q would be read as field %q of record %q", name, field, k)
+			return fmt.Errorf("file %s would be read as field %s of record %s", quote(name), quote(field), quote(k))
 		case f.Name == "" || strings.Contains(name, "\x00"):
-			return fmt.Errorf("field %q must not be empty, and file %q must not have a NUL", f.Name, name)
+			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL", quote(f.Name), quote(name))
 		case i > 0 && f.Name == files[i-1].Name:
-			return fmt.Errorf("field %q comes twice", f.Name)
+			return fmt.Errorf("field %s comes twice", quote(f.Name))
 		}
 	}
 	return nil
@@ -1764,24 +1828,19 @@ const maxExpand = 1 << 20
 func Expand(pattern string) ([]string, error) {
 	names := []string{""} // what the pattern stands for, up to rest
 	for rest := pattern; rest != ""; {
-		before, after, found := strings.Cut(rest, "{")
+		before, after, opened := strings.Cut(rest, "{")
 		inside, after, closed := strings.Cut(after, "}")
 		choices, err := []string{""}, error(nil)
-		switch {
-		case strings.Contains(before, "}"):
-			err = errors.New("a } has no {")
-		case found && !closed:
-			err = errors.New("a { has no }")
-		case strings.Contains(inside, "{"):
-			err = errors.New("braces must not be nested")
-		case found:
+		if opened != closed || strings.ContainsAny(before+inside, "{}") {
+			err = errors.New("braces must come in pairs, and must not be nested")
+		} else if opened {
 			choices, err = expandBraces(inside)
 		}
 		if err == nil && len(choices) > maxExpand/len(names) {
 			err = errTooMany
 		}
 		if err != nil {
-			return nil, fmt.Errorf("dataloader: Expand(%q): %w", pattern, err)
+			return nil, fmt.Errorf("dataloader: Expand(%s): %w", quote(pattern), err)
 		}
 		var longer []string
 		for _, name := range names {
@@ -1806,7 +1865,7 @@ func expandBraces(inside string) (all []string, err error) {
 	from, err1 := strconv.ParseInt(first, 10, 64)
 	to, err2 := strconv.ParseInt(last, 10, 64)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("{%s} must be a list such as {a,b}, or numbers such as {000..146}", inside)
+		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}", quote("{"+inside+"}"))
 	}
 	if uint64(max(from, to)-min(from, to)) >= maxExpand {
 		return nil, errTooMany
@@ -1838,14 +1897,18 @@ func expandBraces(inside string) (all []string, err error) {
 // may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord, and images
-// of more than 2^27 pixels: a small file can claim as much.
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord. So are images
+// without pixels, and images that take more than 1 GiB: of more than 2^27 pixels or, if they are progressive JPEGs, 2^30/24. A
+// small file can claim as much.
+//
+// The image of a GIF is its first frame, which may be smaller than the screen: its Bounds say where on the screen it is. Pillow
+// gives the whole screen.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
 	value, err := decode(strings.ToLower(name), data)
 	if err != nil {
-		return nil, fmt.Errorf("dataloader: Decode(%q): %w", name, err)
+		return nil, fmt.Errorf("dataloader: Decode(%s): %w", quote(name), err)
 	}
 	return value, nil
 }
@@ -1866,7 +1929,11 @@ func decode(name string, data []byte) (any, error) {
 	case "txt", "text", "transcript":
 		return string(data), nil
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
-		return strconv.Atoi(strings.TrimSpace(string(data)))
+		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil { // which names all of the data
+			return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err))
+		}
+		return n, nil
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
@@ -1879,14 +1946,19 @@ func decode(name string, data []byte) (any, error) {
 	return data, nil
 }
 
-// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel.
+// decodeImage decodes an image, unless its header claims more memory than a file may take: 8 bytes a pixel and, if it is a
+// progressive JPEG, whose second kind of header is 0xff 0xc2, 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
-	c, _, err := image.DecodeConfig(bytes.NewReader(data))
+	c, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
-	if most := int64(defaultMaxRecord / 8); int64(c.Width)*int64(c.Height) > most {
-		return nil, fmt.Errorf("the image has %d × %d pixels, may have at most %d", c.Width, c.Height, most)
+	most := int64(defaultMaxRecord / 8)
+	if format == "jpeg" && bytes.Contains(data, []byte{0xff, 0xc2}) {
+		most = defaultMaxRecord / (8 + 4*4)
+	}
+	if pixels := int64(c.Width) * int64(c.Height); pixels < 1 || pixels > most {
+		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d", c.Width, c.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
@@ -1907,17 +1979,29 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data, up to max bytes.
-func gunzip(data []byte, max int64) ([]byte, error) {
+// gunzip decompresses data, up to max bytes. It reads parts that grow with what there is already, and allocates their whole
+// only when it knows how long it is: io.ReadAll would take two and a half times max before data is refused.
+func gunzip(data []byte, max int) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, unexpected(err)
 	}
-	data, err = io.ReadAll(io.LimitReader(r, max+1))
-	if err == nil && int64(len(data)) > max {
-		err = fmt.Errorf("it decompresses to more than %d bytes", max)
+	var parts [][]byte // all but the last, which is part
+	part := make([]byte, 0, 512)
+	for total := 0; ; {
+		n, err := r.Read(part[len(part):cap(part)])
+		part, total = part[:len(part)+n], total+n
+		switch {
+		case total > max:
+			return nil, fmt.Errorf("it decompresses to more than %d bytes", max)
+		case err == io.EOF:
+			return slices.Concat(append(parts, part)...), nil
+		case err != nil:
+			return nil, err
+		case len(part) == cap(part):
+			parts, part = append(parts, part), make([]byte, 0, total/4)
+		}
 	}
-	return data, err
 }
 
 // npyHeader is the header of an npy file of the types that Decode knows, as NumPy and others write it.
@@ -1939,12 +2023,12 @@ func decodeNumpy(data []byte) (any, error) {
 	m := npyHeader.FindSubmatch(header)
 	if m == nil {
 		const want = "descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False"
-		return nil, fmt.Errorf("the header %.200q is truncated or not supported: %s", header, want)
+		return nil, fmt.Errorf("the header %s is truncated or not supported: %s", quote(header), want)
 	}
 	var shape []int
 	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
 	if size := int(m[2][1] - '0'); err != nil || elements(shape) != len(rest)/size || len(rest)%size != 0 {
-		return nil, fmt.Errorf("the shape (%s) of %s does not fit %d bytes of data", m[3], m[2], len(rest))
+		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data", quote(m[3]), m[2], len(rest))
 	}
 	var order binary.ByteOrder = binary.LittleEndian
 	if m[1][0] == '>' {
