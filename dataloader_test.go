@@ -517,7 +517,8 @@ func undo(f *feistel, x uint64) uint64 {
 //	see what happens   ExampleStats, ExampleProgress, ExampleProgress_slowStage, ExampleTiming, ExampleOptions_onError,
 //	                   ExampleStream_OnError, ExamplePanicError
 //	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleUnbatch_packing,
-//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source
+//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStream_Shuffle_cursor,
+//	                   ExampleStreamOf; with a source
 //	                   or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
@@ -2180,6 +2181,60 @@ func ExampleStream_Filter() {
 	// 7
 	// dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
 	// 10
+}
+
+// The cursor of a pipeline, with what each field says. Batch and Prefetch pass the cursor of Shuffle on, so pos counts samples,
+// not batches.
+func ExampleStream_Shuffle_cursor() {
+	batches := Batch(Indices(Sequential(1000)).Shuffle(8, 42), 4, List[int]).Prefetch(2)
+	var at Cursor
+	for batch, err := range batches.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		if at.Pos == 40 {
+			fmt.Println("batch", batch)
+			break
+		}
+	}
+	text, err := json.MarshalIndent(at, "", " ")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(string(text))
+	// epoch    the epoch that is being read
+	// pos      items that have left Shuffle
+	// by       the stage that made the cursor; another one refuses it
+	// n        items that have left since the place in the source from which a resume reads again
+	// source   that place, which is absent at the start of the epoch
+	// again    items that a resume reads again
+	// after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
+
+	// Output:
+	// batch [37 40 35 43]
+	// {
+	//  "epoch": 0,
+	//  "pos": 40,
+	//  "state": {
+	//   "by": "Shuffle(8, seed 42), version 2",
+	//   "n": 19,
+	//   "source": {
+	//    "epoch": 0,
+	//    "pos": 21,
+	//    "state": {
+	//     "by": "Indices(Sequential(1000))"
+	//    }
+	//   },
+	//   "again": 25,
+	//   "after": {
+	//    "pos": 46,
+	//    "digest": "dc2f5245cf9f4391",
+	//    "by": "Indices(Sequential(1000))"
+	//   }
+	//  }
+	// }
 }
 
 // Shard deals a source out to ranks, and Prefetch reads it in its own goroutine. Only the loop opens the source.
