@@ -659,6 +659,7 @@ type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
 	// of positions that all shards together have consumed. If Unordered, it stops at the first batch not yet handed over.
+	// Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor, so that another one refuses it, and may hold more. The
 	// description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In a cursor
