@@ -180,12 +180,8 @@ func quote[S ~string | ~[]byte](text S) string {
 // take names as they are.
 func tarError(shard string, entry *tarEntry, err error) error {
 	shard = redactURL(shard)
-	switch {
-	case entry.head >= 0: // it has been opened
-	case strings.Contains(shard, "{"):
-		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
-	case strings.ContainsAny(shard, "*?["):
-		err = fmt.Errorf("%w; if the name is a pattern, filepath.Glob lists its names", err)
+	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
+		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names, or filepath.Glob, if it has no braces", err)
 	}
 	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
@@ -259,11 +255,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
-		switch {
-		case err != nil && state.By != by && strings.HasPrefix(state.By, allRanks):
-			return from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, with as many ranks "+
-				"as then; ExampleTarOptions_elastic shows how their number may change", state.By, by)
-		case err != nil:
+		if state.By != by && strings.HasPrefix(state.By, allRanks) {
+			err = from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, of as many ranks; "+
+				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
+		}
+		if err != nil {
 			return err
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
@@ -363,10 +359,8 @@ type recordReader struct {
 	// lastCount is the number of files in the last record, which is a good guess for the next.
 	lastCount int
 
-	// These are for OpenTar. If indexed is true, the shard has an index, and expected are the files that the index names
-	// after the next file. links are the files that a hard link may name. It is nil with an index, and for a stream, which
-	// does not follow links.
-	indexed  bool
+	// These are for OpenTar. expected are the files that the index names after the next file; it is nil without an index.
+	// links are the files that a hard link may name. It is nil with an index, and for a stream, which does not follow links.
 	expected []tarEntry
 	links    map[string]tarEntry
 }
@@ -460,15 +454,14 @@ func (s *recordReader) followLink() tarEntry {
 
 // compareIndex checks that the entry is the file that the index expects, if there is an index.
 func (s *recordReader) compareIndex() error {
-	if !s.indexed {
+	if s.expected == nil {
 		return nil
 	}
-	if len(s.expected) == 0 {
-		return staleIndex(s.name)
+	got := s.entry
+	if len(s.expected) > 0 {
+		got.head = s.expected[0].head // no index says how many headers a file has
 	}
-	want := s.expected[0]
-	want.head = s.entry.head // no index says how many headers a file has
-	if s.entry != want {
+	if len(s.expected) == 0 || got != s.expected[0] {
 		return staleIndex(s.name)
 	}
 	s.expected = s.expected[1:]
@@ -607,10 +600,8 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
 	r.src, r.entry.head = source{src, ctx}, r.pos
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
-	if r.pos == 0 {
-		if err := r.decompress(); err != nil {
-			return err
-		}
+	if err := r.decompress(); err != nil {
+		return err
 	}
 	return r.skipBytes(to - r.pos)
 }
@@ -642,7 +633,7 @@ func (s source) Read(p []byte) (n int, err error) {
 // The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.in.Peek(10)
-	if err != nil && err != io.EOF {
+	if r.pos > 0 || err != nil && err != io.EOF {
 		return err
 	}
 	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
@@ -652,10 +643,8 @@ func (r *tarReader) decompress() error {
 		from, err = gzip.NewReader(r.in)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
 		from, err = bzip2.NewReader(r.in), nil
-	case begins("\xfd7zXZ\x00"):
-		return errors.New("it is compressed with xz, which cannot be read: use gzip, bzip2 or an uncompressed tar")
-	case begins("\x28\xb5\x2f\xfd"):
-		return errors.New("it is compressed with zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
+	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
+		return errors.New("it is compressed with xz or zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
 	default:
 		return nil
 	}
@@ -693,11 +682,8 @@ func (r *tarReader) readHeaders() error {
 		return r.readHeadersSlowly(isZero(b[:tarBlock]))
 	case r.pos > 0:
 		return errTruncated
-	case len(b) == 0:
-		return errors.New("the archive is empty")
-	default:
-		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 	}
+	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 }
 
 // readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that
@@ -883,7 +869,12 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 		case kind == tar.TypeReg && paxName != nil:
 			return paxName, length, n
 		case kind == tar.TypeReg:
-			return parseName(header), length, n
+			name, _, _ = bytes.Cut(header[:100], []byte{0})
+			if string(header[257:263]) == posixMagic && header[345] != 0 {
+				prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
+				name = slices.Concat(prefix, []byte{'/'}, name)
+			}
+			return name, length, n
 		case strings.IndexByte("xLK", kind) < 0, length > tarBuffer:
 			return nil, 0, 0
 		}
@@ -903,16 +894,6 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 		}
 	}
 	return nil, 0, n + tarBlock
-}
-
-// parseName reads the name in a header.
-func parseName(header []byte) []byte {
-	name, _, _ := bytes.Cut(header[:100], []byte{0})
-	if string(header[257:263]) == posixMagic && header[345] != 0 {
-		prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
-		name = slices.Concat(prefix, []byte{'/'}, name)
-	}
-	return name
 }
 
 // posixMagic marks the headers whose names have a prefix.
@@ -1116,8 +1097,8 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 
 // A webObject is an object in the web as one sequence of bytes, however many requests that takes:
 //
-//	Read → readAnswer → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which readAnswer reads
-//	            └────────────┴──→ waitToRetry                     ends a request that has failed, and waits
+//	Read → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which Read reads
+//	  └─────────┴──→ waitToRetry                     ends a request that has failed, and waits
 type webObject struct {
 	web
 	url string
@@ -1147,37 +1128,31 @@ type webObject struct {
 var errStalled = errors.New("the server has stalled")
 
 // Read reads from the object, with as many requests as that takes.
-func (o *webObject) Read(p []byte) (n int, err error) {
-	for n == 0 && err == nil && len(p) > 0 {
-		if o.pos == o.size {
-			return 0, io.EOF
+func (o *webObject) Read(p []byte) (int, error) {
+	for o.pos != o.size {
+		if err := o.awaitAnswer(); err != nil {
+			return 0, err
 		}
-		n, err = o.readAnswer(p)
+		o.stallTimer.Reset(o.stall)
+		n, err := o.body.Read(p)
+		o.stallTimer.Stop()
+		before := min(int64(n), o.surplus)
+		o.surplus -= before
+		n = copy(p, p[before:n])
+		o.pos += int64(n)
+		switch {
+		case n > 0, len(p) == 0:
+			o.failures = 0
+			return n, nil
+		case err == io.EOF && o.size < 0: // if the length is unknown, this must be the end
+			return 0, err
+		case err != nil:
+			if err = o.waitToRetry(safeError(unexpected(err)), 0); err != nil {
+				return 0, err
+			}
+		}
 	}
-	return n, err
-}
-
-// readAnswer reads once from the answer. If that fails and there is use in asking again, it returns neither bytes nor an
-// error.
-func (o *webObject) readAnswer(p []byte) (int, error) {
-	if err := o.awaitAnswer(); err != nil {
-		return 0, err
-	}
-	o.stallTimer.Reset(o.stall)
-	n, err := o.body.Read(p)
-	o.stallTimer.Stop()
-	before := min(int64(n), o.surplus)
-	o.surplus -= before
-	n = copy(p, p[before:n])
-	o.pos += int64(n)
-	if n > 0 {
-		o.failures = 0
-		return n, nil
-	}
-	if err == nil || err == io.EOF && o.size < 0 { // if the length is unknown, this must be the end
-		return 0, err
-	}
-	return 0, o.waitToRetry(safeError(unexpected(err)), 0)
+	return 0, io.EOF
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1295,17 +1270,19 @@ func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 // safeError returns the part of a transport's error that has no text of the server's, such as a header with a signature. The
 // texts of net/http may change, so that only types and values are looked at, and an unknown error is named by its type.
 func safeError(err error) error {
-	last := err
-	for ; err != nil; err = errors.Unwrap(err) {
-		switch last = err; err.(type) {
+	for {
+		switch inner := errors.Unwrap(err); err.(type) {
 		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
 			return err
-		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
-			return err
+		default:
+			if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+				return err
+			} else if inner == nil {
+				return fmt.Errorf("the request has failed with a %T", err)
+			}
+			err = inner
 		}
 	}
-	return fmt.Errorf("the request has failed with a %T", last)
 }
 
 // checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
@@ -1421,8 +1398,7 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 	if s.expected, err = readIndex(x.file); err != nil {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
 	}
-	s.indexed = len(s.expected) > 0
-	if err = x.scanShard(s); s.indexed {
+	if err = x.scanShard(s); s.expected != nil {
 		x.checked = make([]atomic.Bool, x.Len())
 	}
 	return err
@@ -1432,7 +1408,7 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 // them. With an index, only what lies between its files and after the last is read. An index has no hard links, so links
 // need not be kept.
 func (x *tarIndex) scanShard(s *recordReader) error {
-	if !s.indexed {
+	if s.expected == nil {
 		s.links = map[string]tarEntry{}
 	}
 	x.members = s.expected[:0] // the same memory: a member is written after its place in expected has been read
@@ -1440,22 +1416,20 @@ func (x *tarIndex) scanShard(s *recordReader) error {
 		x.members = append(x.members, s.next)
 		return nil
 	}
-	if err := s.findNextFile(); err != nil {
-		return err
-	}
-	for {
-		item, err := s.readRecord()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if item.Err != nil {
+	err := s.findNextFile()
+	for err == nil {
+		var item Item[Record]
+		if item, err = s.readRecord(); item.Err != nil {
 			x.faults[x.Len()] = item.Err
 		}
-		x.ends = append(x.ends, len(x.members))
+		if err == nil {
+			x.ends = append(x.ends, len(x.members))
+		}
 	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
 }
 
 // indexName is the name of a shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
@@ -1481,7 +1455,7 @@ func staleIndex(shard string) error {
 //
 // An index may be of another shard, or of an older one with the same name. So scan reads those parts of the shard about
 // which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
-// in most cases.
+// in most cases. So the number of records need not be read either.
 func readIndex(shard *os.File) (files []tarEntry, err error) {
 	text, err := os.ReadFile(indexName(shard.Name()))
 	if errors.Is(err, os.ErrNotExist) {
@@ -1492,16 +1466,15 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 		return nil, err
 	}
 	head, rest, _ := strings.Cut(string(text), "\n")
-	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
-	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
+	if !strings.HasPrefix(head, "v1.2 ") {
 		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(head))
 	}
-	lines, end := 0, int64(0)
+	number, end := 1, int64(0)
 	for line := range strings.Lines(rest) {
-		lines++
+		number++
 		words := strings.Fields(line)
 		if len(words) == 0 || len(words)%4 != 0 {
-			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
+			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", number, len(words))
 		}
 		for file := range slices.Chunk(words, 4) {
 			name := file[3]
@@ -1510,17 +1483,14 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 			}
 			data, err1 := strconv.ParseInt(file[1], 10, 64)
 			size, err2 := strconv.ParseInt(file[2], 10, 64)
-			aligned, fits := data%tarBlock == 0 && data >= end+tarBlock, size >= 0 && size <= info.Size()-data
-			if err1 != nil || err2 != nil || !aligned || !fits {
+			fits := data%tarBlock == 0 && data >= end+tarBlock && size >= 0 && size <= info.Size()-data
+			if err1 != nil || err2 != nil || !fits {
 				return nil, fmt.Errorf("line %d: %s has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
-					"after byte %d", lines+1, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
+					"after byte %d", number, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
 			}
 			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
 			end = wholeBlocks(data + size)
 		}
-	}
-	if lines != count {
-		return nil, fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
 	}
 	return files, nil
 }
@@ -1535,26 +1505,73 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.
 // Len returns the number of records in the shard.
 func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 
-// Get reads record i of the shard.
+// Get reads record i of the shard. If its files lie close together, it reads them at once, from the headers of the first to the
+// data of the last:
+//
+//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
+//
+// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
+// nothing, and stale indexes are common. openMember decides about headers that parseHeaders does not know.
+//
+// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
+// next.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := cmp.Or(x.faults[i], x.checkNeighbors(i)); err != nil {
 		return Record{}, err
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
+	from, data := members[0].head, make([]byte, adjacentBytes(members))
+	_, err := x.file.ReadAt(data, from)
+	if err == io.EOF {
+		err = staleIndex(x.name)
+	}
+	if err != nil {
+		return Record{}, tarError(x.name, &members[0], err)
+	}
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
-		m := &members[j]
-		rec.Key, rec.Files[j].Name = m.name[:m.key], lowerField(m.name[m.key+1:])
-	}
-	spare := spareBytes(members)
-	for files := rec.Files; len(members) > 0; {
-		n := countAdjacent(members, &spare)
-		if err := x.readMembers(files[:n], members[:n]); err != nil {
+		m, file := &members[j], &rec.Files[j]
+		rec.Key, file.Name = m.name[:m.key], lowerField(m.name[m.key+1:])
+		if len(data) > 0 {
+			headers, end := data[m.head-from:m.data-from], m.data-from+m.size
+			name, size, n := parseHeaders(headers, true)
+			if n == len(headers) && size == m.size && string(name) == m.stored {
+				file.Data = data[m.data-from : end : end]
+				continue
+			}
+		}
+		r, err := x.openMember(m)
+		if err != nil {
 			return Record{}, err
 		}
-		files, members = files[n:], members[n:]
+		if file.Data, err = r.readData(); err != nil {
+			return Record{}, tarError(x.name, m, err)
+		}
 	}
 	return rec, nil
+}
+
+// adjacentBytes returns how many bytes a read of all members of a record has, or 0 if they should be read one by one.
+//
+// They are read at once if at most 256 KiB lie between the data of one and the next: where a read has to wait for a disk or a
+// network, it costs more than these. In all it may be as much as their data, 4 KiB for the headers of each, and 256 KiB, so
+// that damaged or hostile shards do not make a Get take any amount of memory. The same bound keeps long headers out of the
+// memory of a file; archive/tar limits one header to 1 MiB, but not how many there are. The target of a hard link may lie
+// anywhere, also before the member before it.
+func adjacentBytes(members []tarEntry) int64 {
+	end, most := members[0].head, int64(tarBuffer)
+	for i := range members {
+		m := &members[i]
+		if m.sparse || m.head < end || m.data-end > tarBuffer {
+			return 0
+		}
+		end = m.data + m.size
+		most += 2*m.size + 4096
+	}
+	if length := end - members[0].head; length <= most {
+		return length
+	}
+	return 0
 }
 
 // checkNeighbors compares the members before and after record i with their headers, once, if an index has named them. A wrong
@@ -1570,85 +1587,6 @@ func (x *tarIndex) checkNeighbors(i int) error {
 		}
 	}
 	x.checked[i].Store(true)
-	return nil
-}
-
-// spareBytes returns how much may be read with the members of a record that is not their data: as much again, for headers
-// 4 KiB a member, and 256 KiB.
-func spareBytes(members []tarEntry) int64 {
-	spare := int64(tarBuffer)
-	for j := range members {
-		spare += members[j].size + 4096
-	}
-	return spare
-}
-
-// countAdjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
-// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. What
-// lies between is taken from spare, so that damaged or hostile shards do not make a Get take any amount of memory. The
-// target of a hard link may lie anywhere, also before that member.
-func countAdjacent(members []tarEntry, spare *int64) int {
-	n := 1
-	for ; n < len(members); n++ {
-		m, next := &members[n-1], &members[n]
-		end := m.data + m.size
-		between := next.data - end
-		if m.isAlone() || next.isAlone() || next.head < end || between > min(tarBuffer, *spare) {
-			break
-		}
-		*spare -= between
-	}
-	return n
-}
-
-// isAlone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
-// stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
-func (m *tarEntry) isAlone() bool { return m.sparse || m.data-m.head > tarBuffer }
-
-// readMembers reads adjacent members into files, with one read, from the headers of the first to the data of the last:
-//
-//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
-//
-// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
-// nothing, and stale indexes are common. readMember decides about headers that parseHeaders does not know.
-//
-// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
-// next.
-func (x *tarIndex) readMembers(files []File, members []tarEntry) error {
-	first, last := &members[0], &members[len(members)-1]
-	if first.isAlone() {
-		return x.readMember(&files[0], first)
-	}
-	from := first.head
-	data := make([]byte, last.data+last.size-from)
-	_, err := x.file.ReadAt(data, from)
-	if err == io.EOF {
-		err = staleIndex(x.name)
-	}
-	if err != nil {
-		return tarError(x.name, first, err)
-	}
-	for j := range members {
-		m := &members[j]
-		headers, end := data[m.head-from:m.data-from], m.data-from+m.size
-		if name, size, n := parseHeaders(headers, true); n == len(headers) && size == m.size && string(name) == m.stored {
-			files[j].Data = data[m.data-from : end : end]
-		} else if err := x.readMember(&files[j], m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readMember reads a member with a tarReader, because the file is sparse or its headers are unusual.
-func (x *tarIndex) readMember(file *File, m *tarEntry) error {
-	r, err := x.openMember(m)
-	if err != nil {
-		return err
-	}
-	if file.Data, err = r.readData(); err != nil {
-		return tarError(x.name, m, err)
-	}
 	return nil
 }
 
@@ -1691,18 +1629,16 @@ func (x *tarIndex) formatIndex() ([]byte, error) {
 	}
 	index := fmt.Appendf(nil, "v1.2 %d\n", x.Len())
 	for i := range x.Len() {
-		for j, m := range x.members[x.ends[i]:x.ends[i+1]] {
+		var words []string
+		for _, m := range x.members[x.ends[i]:x.ends[i+1]] {
 			field := m.name[m.key+1:]
 			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
 			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
 				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
 			}
-			if j > 0 {
-				index = append(index, ' ')
-			}
-			index = fmt.Appendf(index, "%s %d %d %s", field, m.data, m.size, m.name)
+			words = append(words, field, fmt.Sprint(m.data), fmt.Sprint(m.size), m.name)
 		}
-		index = append(index, '\n')
+		index = fmt.Appendln(index, strings.Join(words, " "))
 	}
 	return index, nil
 }
@@ -1930,10 +1866,10 @@ func decode(name string, data []byte) (any, error) {
 		return string(data), nil
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
 		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
-		if err != nil { // which names all of the data
-			return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err))
+		if err == nil {
+			return n, nil
 		}
-		return n, nil
+		return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err)) // err names all of the data
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
