@@ -422,7 +422,7 @@ func (s *recordReader) findNextFile() error {
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
 	case s.end == io.EOF && before == "" && skipped != "":
-		return fmt.Errorf("the shard has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
+		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
 	return nil
 }
@@ -592,8 +592,8 @@ var errTruncated = fmt.Errorf("the archive has no end marker, it has been trunca
 	io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written: the file system or the download had made room for it.
-var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them, so " +
-	"the shard was not written to its end: write or copy it again")
+var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them: " +
+	"it was not written to its end, so write or copy it again")
 
 // openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
