@@ -1098,7 +1098,7 @@ func TestMine(t *testing.T) {
 		}
 	}
 	for pattern, want := range map[string]string{
-		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "a { has no }", "[": "syntax error in pattern",
+		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "braces must come in pairs", "[": "syntax error in pattern",
 		t.TempDir(): "no file", filepath.Join(dir, "a", "*.txt"): "1.txt",
 	} {
 		_, _, err := openMine(t, pattern, false)

@@ -8445,6 +8445,8 @@ func TestTarFiles(t *testing.T) {
 
 	_, err := OpenTar(pattern)
 	saysAll(t, err, "Expand lists its names")
+	equal(t, "a shard that was opened", tarOutcomes(t, opening(strings.NewReader("")), "{a}"),
+		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated`})
 	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)

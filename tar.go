@@ -111,7 +111,7 @@ func lowerField(field string) string {
 // call an Opener concurrently.
 //
 // ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
-// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards.
+// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order given.
@@ -168,7 +168,7 @@ func (e *TarError) Error() string {
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
-// quote quotes a text for an error. A file or a name may have millions of bytes; quote leaves out what is more than 200.
+// quote quotes a text for an error. A text of more than 200 bytes loses its middle, because files and names may have millions.
 func quote[S ~string | ~[]byte](text S) string {
 	if n := len(text); n > 200 {
 		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
@@ -214,13 +214,14 @@ type tarState struct {
 // No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
 // file would mean reading it.
 //
-// A shard that has files but no record is an error, and so are too many zeros after the end marker: the rest of the shard was
-// never written then. Up to 64 KiB of zeros pass. More pass, if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB and the
-// length of the archive is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
+// A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
+// shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
+// and the archive's length is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
 // shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
+// ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -812,9 +813,8 @@ func (r *tarReader) skipBytes(n int64) error {
 // drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros. An
 // archive that was appended with cat is an error: archive/tar and the peers leave its records out in silence.
 //
-// tar fills up the last of its blocks of, by default, 10 KiB with zeros. Up to 64 KiB of them pass. So do those of larger
-// blocks, from tar -b 256 to -b 2048 and of dd bs=1M conv=sync: the archive's length is then a multiple of a power of two, up
-// to 1 MiB, and the zeros are fewer. The largest such power is the lowest bit of the length.
+// tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of zeros pass. More pass only if they are fewer than a
+// power of two, up to 1 MiB, of which the archive's length is a multiple. The largest such power is the lowest bit of the length.
 //
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
@@ -1248,9 +1248,9 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 // errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
 var errRedirect = errors.New("the server redirects to something other than an http or https URL")
 
-// RoundTrip sends a request for http.Client, also those to the target of a redirect. http.Client carries over neither Close,
+// RoundTrip sends a request for http.Client, which may be to the target of a redirect. http.Client carries over neither Close,
 // without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
-// the target as Referer. Of a target that it cannot parse it tells all.
+// the target as Referer. Its error for a target that is not a URL quotes the target, so RoundTrip checks the target first.
 func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Close = true // no connection outlives the range over the stream
@@ -1267,22 +1267,20 @@ func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// safeError returns the part of a transport's error that has no text of the server's, such as a header with a signature. The
-// texts of net/http may change, so that only types and values are looked at, and an unknown error is named by its type.
+// safeError returns the part of a transport's error that quotes nothing of what the server has sent, such as the Location of a
+// redirect with a signature. The texts of net/http may change, so it looks at types and values only, and tells no more than the
+// type of an error that it does not know.
 func safeError(err error) error {
-	for {
-		switch inner := errors.Unwrap(err); err.(type) {
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+		switch err = cause; err.(type) {
 		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
 			return err
-		default:
-			if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
-				return err
-			} else if inner == nil {
-				return fmt.Errorf("the request has failed with a %T", err)
-			}
-			err = inner
 		}
 	}
+	if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+		return err
+	}
+	return fmt.Errorf("the request has failed with a %T", err)
 }
 
 // checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
@@ -1510,11 +1508,10 @@ func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 //
 //	│ header │ a.txt ···· 000 │ header │ a.cls ·│
 //
-// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
-// nothing, and stale indexes are common. openMember decides about headers that parseHeaders does not know.
+// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly nothing,
+// and stale indexes are common. openMember decides about headers that parseHeaders does not know.
 //
-// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
-// next.
+// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the next.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := cmp.Or(x.faults[i], x.checkNeighbors(i)); err != nil {
 		return Record{}, err
@@ -1551,13 +1548,13 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	return rec, nil
 }
 
-// adjacentBytes returns how many bytes a read of all members of a record has, or 0 if they should be read one by one.
+// adjacentBytes returns the length of one read for all members of a record, or 0 if each should be read by itself.
 //
-// They are read at once if at most 256 KiB lie between the data of one and the next: where a read has to wait for a disk or a
-// network, it costs more than these. In all it may be as much as their data, 4 KiB for the headers of each, and 256 KiB, so
-// that damaged or hostile shards do not make a Get take any amount of memory. The same bound keeps long headers out of the
+// One read is better if at most 256 KiB lie before the data of each member: a read that has to wait for a disk or a network
+// costs more than these. Between all members there may be as much as their data, 4 KiB for the headers of each, and 256 KiB, so
+// that damaged or hostile shards do not make Get take any amount of memory. These bounds also keep long headers out of the
 // memory of a file; archive/tar limits one header to 1 MiB, but not how many there are. The target of a hard link may lie
-// anywhere, also before the member before it.
+// anywhere, also before another member.
 func adjacentBytes(members []tarEntry) int64 {
 	end, most := members[0].head, int64(tarBuffer)
 	for i := range members {
@@ -1662,9 +1659,7 @@ func writeFile(name string, data []byte) error {
 func (d *TarDataset) Close() error {
 	var err error
 	for _, x := range d.shards {
-		if x.file != nil {
-			err = errors.Join(err, x.file.Close())
-		}
+		err = errors.Join(err, x.file.Close()) // which may be nil, if OpenTar has failed
 	}
 	return err
 }
@@ -1882,8 +1877,8 @@ func decode(name string, data []byte) (any, error) {
 	return data, nil
 }
 
-// decodeImage decodes an image, unless its header claims more memory than a file may take: 8 bytes a pixel and, if it is a
-// progressive JPEG, whose second kind of header is 0xff 0xc2, 4 bytes more for each of up to four components.
+// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel. A progressive
+// JPEG, which has the marker 0xff 0xc2, takes 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	c, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
@@ -1915,8 +1910,8 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data, up to max bytes. It reads parts that grow with what there is already, and allocates their whole
-// only when it knows how long it is: io.ReadAll would take two and a half times max before data is refused.
+// gunzip decompresses data, up to max bytes. It joins the parts at the end, so that data which is refused takes 1¼ × max;
+// io.ReadAll would take 2½ × max.
 func gunzip(data []byte, max int) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
