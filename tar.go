@@ -111,7 +111,7 @@ func lowerField(field string) string {
 // call an Opener concurrently.
 //
 // ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
-// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards.
+// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order given.
@@ -168,7 +168,7 @@ func (e *TarError) Error() string {
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
-// quote quotes a text for an error. A file or a name may have millions of bytes; quote leaves out what is more than 200.
+// quote quotes a text for an error. A text of more than 200 bytes loses its middle, because files and names may have millions.
 func quote[S ~string | ~[]byte](text S) string {
 	if n := len(text); n > 200 {
 		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
@@ -180,12 +180,8 @@ func quote[S ~string | ~[]byte](text S) string {
 // take names as they are.
 func tarError(shard string, entry *tarEntry, err error) error {
 	shard = redactURL(shard)
-	switch {
-	case entry.head >= 0: // it has been opened
-	case strings.Contains(shard, "{"):
-		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names", err)
-	case strings.ContainsAny(shard, "*?["):
-		err = fmt.Errorf("%w; if the name is a pattern, filepath.Glob lists its names", err)
+	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
+		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names, or filepath.Glob, if it has no braces", err)
 	}
 	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
@@ -218,13 +214,14 @@ type tarState struct {
 // No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
 // file would mean reading it.
 //
-// A shard that has files but no record is an error, and so are too many zeros after the end marker: the rest of the shard was
-// never written then. Up to 64 KiB of zeros pass. More pass, if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB and the
-// length of the archive is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
+// A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
+// shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
+// and the archive's length is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
 // To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
 // with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
 // shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
+// ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -259,11 +256,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
-		switch {
-		case err != nil && state.By != by && strings.HasPrefix(state.By, allRanks):
-			return from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, with as many ranks "+
-				"as then; ExampleTarOptions_elastic shows how their number may change", state.By, by)
-		case err != nil:
+		if state.By != by && strings.HasPrefix(state.By, allRanks) {
+			err = from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, of as many ranks; "+
+				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
+		}
+		if err != nil {
 			return err
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
@@ -363,10 +360,8 @@ type recordReader struct {
 	// lastCount is the number of files in the last record, which is a good guess for the next.
 	lastCount int
 
-	// These are for OpenTar. If indexed is true, the shard has an index, and expected are the files that the index names
-	// after the next file. links are the files that a hard link may name. It is nil with an index, and for a stream, which
-	// does not follow links.
-	indexed  bool
+	// These are for OpenTar. expected are the files that the index names after the next file; it is nil without an index.
+	// links are the files that a hard link may name. It is nil with an index, and for a stream, which does not follow links.
 	expected []tarEntry
 	links    map[string]tarEntry
 }
@@ -428,7 +423,7 @@ func (s *recordReader) findNextFile() error {
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
 	case s.end == io.EOF && before == "" && skipped != "":
-		return fmt.Errorf("the shard has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
+		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
 	return nil
 }
@@ -460,15 +455,14 @@ func (s *recordReader) followLink() tarEntry {
 
 // compareIndex checks that the entry is the file that the index expects, if there is an index.
 func (s *recordReader) compareIndex() error {
-	if !s.indexed {
+	if s.expected == nil {
 		return nil
 	}
-	if len(s.expected) == 0 {
-		return staleIndex(s.name)
+	got := s.entry
+	if len(s.expected) > 0 {
+		got.head = s.expected[0].head // no index says how many headers a file has
 	}
-	want := s.expected[0]
-	want.head = s.entry.head // no index says how many headers a file has
-	if s.entry != want {
+	if len(s.expected) == 0 || got != s.expected[0] {
 		return staleIndex(s.name)
 	}
 	s.expected = s.expected[1:]
@@ -599,18 +593,16 @@ var errTruncated = fmt.Errorf("the archive has no end marker, it has been trunca
 	io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written: the file system or the download had made room for it.
-var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them, so " +
-	"the shard was not written to its end: write or copy it again")
+var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them: " +
+	"it was not written to its end, so write or copy it again")
 
 // openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
 	r.src, r.entry.head = source{src, ctx}, r.pos
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
-	if r.pos == 0 {
-		if err := r.decompress(); err != nil {
-			return err
-		}
+	if err := r.decompress(); err != nil {
+		return err
 	}
 	return r.skipBytes(to - r.pos)
 }
@@ -642,7 +634,7 @@ func (s source) Read(p []byte) (n int, err error) {
 // The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.in.Peek(10)
-	if err != nil && err != io.EOF {
+	if r.pos > 0 || err != nil && err != io.EOF {
 		return err
 	}
 	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
@@ -652,10 +644,8 @@ func (r *tarReader) decompress() error {
 		from, err = gzip.NewReader(r.in)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
 		from, err = bzip2.NewReader(r.in), nil
-	case begins("\xfd7zXZ\x00"):
-		return errors.New("it is compressed with xz, which cannot be read: use gzip, bzip2 or an uncompressed tar")
-	case begins("\x28\xb5\x2f\xfd"):
-		return errors.New("it is compressed with zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
+	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
+		return errors.New("it is compressed with xz or zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
 	default:
 		return nil
 	}
@@ -693,11 +683,8 @@ func (r *tarReader) readHeaders() error {
 		return r.readHeadersSlowly(isZero(b[:tarBlock]))
 	case r.pos > 0:
 		return errTruncated
-	case len(b) == 0:
-		return errors.New("the archive is empty")
-	default:
-		return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 	}
+	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 }
 
 // readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that
@@ -826,9 +813,8 @@ func (r *tarReader) skipBytes(n int64) error {
 // drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros. An
 // archive that was appended with cat is an error: archive/tar and the peers leave its records out in silence.
 //
-// tar fills up the last of its blocks of, by default, 10 KiB with zeros. Up to 64 KiB of them pass. So do those of larger
-// blocks, from tar -b 256 to -b 2048 and of dd bs=1M conv=sync: the archive's length is then a multiple of a power of two, up
-// to 1 MiB, and the zeros are fewer. The largest such power is the lowest bit of the length.
+// tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of zeros pass. More pass only if they are fewer than a
+// power of two, up to 1 MiB, of which the archive's length is a multiple. The largest such power is the lowest bit of the length.
 //
 // The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
 // object.
@@ -883,7 +869,12 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 		case kind == tar.TypeReg && paxName != nil:
 			return paxName, length, n
 		case kind == tar.TypeReg:
-			return parseName(header), length, n
+			name, _, _ = bytes.Cut(header[:100], []byte{0})
+			if string(header[257:263]) == posixMagic && header[345] != 0 {
+				prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
+				name = slices.Concat(prefix, []byte{'/'}, name)
+			}
+			return name, length, n
 		case strings.IndexByte("xLK", kind) < 0, length > tarBuffer:
 			return nil, 0, 0
 		}
@@ -903,16 +894,6 @@ func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
 		}
 	}
 	return nil, 0, n + tarBlock
-}
-
-// parseName reads the name in a header.
-func parseName(header []byte) []byte {
-	name, _, _ := bytes.Cut(header[:100], []byte{0})
-	if string(header[257:263]) == posixMagic && header[345] != 0 {
-		prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
-		name = slices.Concat(prefix, []byte{'/'}, name)
-	}
-	return name
 }
 
 // posixMagic marks the headers whose names have a prefix.
@@ -1116,8 +1097,8 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 
 // A webObject is an object in the web as one sequence of bytes, however many requests that takes:
 //
-//	Read → readAnswer → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which readAnswer reads
-//	            └────────────┴──→ waitToRetry                     ends a request that has failed, and waits
+//	Read → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which Read reads
+//	  └─────────┴──→ waitToRetry                     ends a request that has failed, and waits
 type webObject struct {
 	web
 	url string
@@ -1147,37 +1128,31 @@ type webObject struct {
 var errStalled = errors.New("the server has stalled")
 
 // Read reads from the object, with as many requests as that takes.
-func (o *webObject) Read(p []byte) (n int, err error) {
-	for n == 0 && err == nil && len(p) > 0 {
-		if o.pos == o.size {
-			return 0, io.EOF
+func (o *webObject) Read(p []byte) (int, error) {
+	for o.pos != o.size {
+		if err := o.awaitAnswer(); err != nil {
+			return 0, err
 		}
-		n, err = o.readAnswer(p)
+		o.stallTimer.Reset(o.stall)
+		n, err := o.body.Read(p)
+		o.stallTimer.Stop()
+		before := min(int64(n), o.surplus)
+		o.surplus -= before
+		n = copy(p, p[before:n])
+		o.pos += int64(n)
+		switch {
+		case n > 0, len(p) == 0:
+			o.failures = 0
+			return n, nil
+		case err == io.EOF && o.size < 0: // if the length is unknown, this must be the end
+			return 0, err
+		case err != nil:
+			if err = o.waitToRetry(safeError(unexpected(err)), 0); err != nil {
+				return 0, err
+			}
+		}
 	}
-	return n, err
-}
-
-// readAnswer reads once from the answer. If that fails and there is use in asking again, it returns neither bytes nor an
-// error.
-func (o *webObject) readAnswer(p []byte) (int, error) {
-	if err := o.awaitAnswer(); err != nil {
-		return 0, err
-	}
-	o.stallTimer.Reset(o.stall)
-	n, err := o.body.Read(p)
-	o.stallTimer.Stop()
-	before := min(int64(n), o.surplus)
-	o.surplus -= before
-	n = copy(p, p[before:n])
-	o.pos += int64(n)
-	if n > 0 {
-		o.failures = 0
-		return n, nil
-	}
-	if err == nil || err == io.EOF && o.size < 0 { // if the length is unknown, this must be the end
-		return 0, err
-	}
-	return 0, o.waitToRetry(safeError(unexpected(err)), 0)
+	return 0, io.EOF
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1273,9 +1248,9 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 // errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
 var errRedirect = errors.New("the server redirects to something other than an http or https URL")
 
-// RoundTrip sends a request for http.Client, also those to the target of a redirect. http.Client carries over neither Close,
+// RoundTrip sends a request for http.Client, which may be to the target of a redirect. http.Client carries over neither Close,
 // without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
-// the target as Referer. Of a target that it cannot parse it tells all.
+// the target as Referer. Its error for a target that is not a URL quotes the target, so RoundTrip checks the target first.
 func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Close = true // no connection outlives the range over the stream
@@ -1292,20 +1267,20 @@ func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// safeError returns the part of a transport's error that has no text of the server's, such as a header with a signature. The
-// texts of net/http may change, so that only types and values are looked at, and an unknown error is named by its type.
+// safeError returns the part of a transport's error that quotes nothing of what the server has sent, such as the Location of a
+// redirect with a signature. The texts of net/http may change, so it looks at types and values only, and tells no more than the
+// type of an error that it does not know.
 func safeError(err error) error {
-	last := err
-	for ; err != nil; err = errors.Unwrap(err) {
-		switch last = err; err.(type) {
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+		switch err = cause; err.(type) {
 		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
 			return err
 		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
-			return err
-		}
 	}
-	return fmt.Errorf("the request has failed with a %T", last)
+	if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+		return err
+	}
+	return fmt.Errorf("the request has failed with a %T", err)
 }
 
 // checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
@@ -1421,8 +1396,7 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 	if s.expected, err = readIndex(x.file); err != nil {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
 	}
-	s.indexed = len(s.expected) > 0
-	if err = x.scanShard(s); s.indexed {
+	if err = x.scanShard(s); s.expected != nil {
 		x.checked = make([]atomic.Bool, x.Len())
 	}
 	return err
@@ -1432,7 +1406,7 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 // them. With an index, only what lies between its files and after the last is read. An index has no hard links, so links
 // need not be kept.
 func (x *tarIndex) scanShard(s *recordReader) error {
-	if !s.indexed {
+	if s.expected == nil {
 		s.links = map[string]tarEntry{}
 	}
 	x.members = s.expected[:0] // the same memory: a member is written after its place in expected has been read
@@ -1440,22 +1414,20 @@ func (x *tarIndex) scanShard(s *recordReader) error {
 		x.members = append(x.members, s.next)
 		return nil
 	}
-	if err := s.findNextFile(); err != nil {
-		return err
-	}
-	for {
-		item, err := s.readRecord()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if item.Err != nil {
+	err := s.findNextFile()
+	for err == nil {
+		var item Item[Record]
+		if item, err = s.readRecord(); item.Err != nil {
 			x.faults[x.Len()] = item.Err
 		}
-		x.ends = append(x.ends, len(x.members))
+		if err == nil {
+			x.ends = append(x.ends, len(x.members))
+		}
 	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
 }
 
 // indexName is the name of a shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
@@ -1481,7 +1453,7 @@ func staleIndex(shard string) error {
 //
 // An index may be of another shard, or of an older one with the same name. So scan reads those parts of the shard about
 // which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
-// in most cases.
+// in most cases. So the number of records need not be read either.
 func readIndex(shard *os.File) (files []tarEntry, err error) {
 	text, err := os.ReadFile(indexName(shard.Name()))
 	if errors.Is(err, os.ErrNotExist) {
@@ -1492,16 +1464,15 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 		return nil, err
 	}
 	head, rest, _ := strings.Cut(string(text), "\n")
-	count, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(head, "v1.2 ")))
-	if err != nil || !strings.HasPrefix(head, "v1.2 ") {
+	if !strings.HasPrefix(head, "v1.2 ") {
 		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(head))
 	}
-	lines, end := 0, int64(0)
+	number, end := 1, int64(0)
 	for line := range strings.Lines(rest) {
-		lines++
+		number++
 		words := strings.Fields(line)
 		if len(words) == 0 || len(words)%4 != 0 {
-			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", lines+1, len(words))
+			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", number, len(words))
 		}
 		for file := range slices.Chunk(words, 4) {
 			name := file[3]
@@ -1510,17 +1481,14 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 			}
 			data, err1 := strconv.ParseInt(file[1], 10, 64)
 			size, err2 := strconv.ParseInt(file[2], 10, 64)
-			aligned, fits := data%tarBlock == 0 && data >= end+tarBlock, size >= 0 && size <= info.Size()-data
-			if err1 != nil || err2 != nil || !aligned || !fits {
+			fits := data%tarBlock == 0 && data >= end+tarBlock && size >= 0 && size <= info.Size()-data
+			if err1 != nil || err2 != nil || !fits {
 				return nil, fmt.Errorf("line %d: %s has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
-					"after byte %d", lines+1, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
+					"after byte %d", number, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
 			}
 			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
 			end = wholeBlocks(data + size)
 		}
-	}
-	if lines != count {
-		return nil, fmt.Errorf("it has %d lines of records, its first line says %d", lines, count)
 	}
 	return files, nil
 }
@@ -1535,26 +1503,72 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.
 // Len returns the number of records in the shard.
 func (x *tarIndex) Len() int { return len(x.ends) - 1 }
 
-// Get reads record i of the shard.
+// Get reads record i of the shard. If its files lie close together, it reads them at once, from the headers of the first to the
+// data of the last:
+//
+//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
+//
+// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly nothing,
+// and stale indexes are common. openMember decides about headers that parseHeaders does not know.
+//
+// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the next.
 func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	if err := cmp.Or(x.faults[i], x.checkNeighbors(i)); err != nil {
 		return Record{}, err
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
+	from, data := members[0].head, make([]byte, adjacentBytes(members))
+	_, err := x.file.ReadAt(data, from)
+	if err == io.EOF {
+		err = staleIndex(x.name)
+	}
+	if err != nil {
+		return Record{}, tarError(x.name, &members[0], err)
+	}
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
-		m := &members[j]
-		rec.Key, rec.Files[j].Name = m.name[:m.key], lowerField(m.name[m.key+1:])
-	}
-	spare := spareBytes(members)
-	for files := rec.Files; len(members) > 0; {
-		n := countAdjacent(members, &spare)
-		if err := x.readMembers(files[:n], members[:n]); err != nil {
+		m, file := &members[j], &rec.Files[j]
+		rec.Key, file.Name = m.name[:m.key], lowerField(m.name[m.key+1:])
+		if len(data) > 0 {
+			headers, end := data[m.head-from:m.data-from], m.data-from+m.size
+			name, size, n := parseHeaders(headers, true)
+			if n == len(headers) && size == m.size && string(name) == m.stored {
+				file.Data = data[m.data-from : end : end]
+				continue
+			}
+		}
+		r, err := x.openMember(m)
+		if err != nil {
 			return Record{}, err
 		}
-		files, members = files[n:], members[n:]
+		if file.Data, err = r.readData(); err != nil {
+			return Record{}, tarError(x.name, m, err)
+		}
 	}
 	return rec, nil
+}
+
+// adjacentBytes returns the length of one read for all members of a record, or 0 if each should be read by itself.
+//
+// One read is better if at most 256 KiB lie before the data of each member: a read that has to wait for a disk or a network
+// costs more than these. Between all members there may be as much as their data, 4 KiB for the headers of each, and 256 KiB, so
+// that damaged or hostile shards do not make Get take any amount of memory. These bounds also keep long headers out of the
+// memory of a file; archive/tar limits one header to 1 MiB, but not how many there are. The target of a hard link may lie
+// anywhere, also before another member.
+func adjacentBytes(members []tarEntry) int64 {
+	end, most := members[0].head, int64(tarBuffer)
+	for i := range members {
+		m := &members[i]
+		if m.sparse || m.head < end || m.data-end > tarBuffer {
+			return 0
+		}
+		end = m.data + m.size
+		most += 2*m.size + 4096
+	}
+	if length := end - members[0].head; length <= most {
+		return length
+	}
+	return 0
 }
 
 // checkNeighbors compares the members before and after record i with their headers, once, if an index has named them. A wrong
@@ -1570,85 +1584,6 @@ func (x *tarIndex) checkNeighbors(i int) error {
 		}
 	}
 	x.checked[i].Store(true)
-	return nil
-}
-
-// spareBytes returns how much may be read with the members of a record that is not their data: as much again, for headers
-// 4 KiB a member, and 256 KiB.
-func spareBytes(members []tarEntry) int64 {
-	spare := int64(tarBuffer)
-	for j := range members {
-		spare += members[j].size + 4096
-	}
-	return spare
-}
-
-// countAdjacent returns how many members, from the first on, should be read at once. A member is read with the one before it
-// if at most 256 KiB lie between them: where a read has to wait for a disk or a network, it costs more than these. What
-// lies between is taken from spare, so that damaged or hostile shards do not make a Get take any amount of memory. The
-// target of a hard link may lie anywhere, also before that member.
-func countAdjacent(members []tarEntry, spare *int64) int {
-	n := 1
-	for ; n < len(members); n++ {
-		m, next := &members[n-1], &members[n]
-		end := m.data + m.size
-		between := next.data - end
-		if m.isAlone() || next.isAlone() || next.head < end || between > min(tarBuffer, *spare) {
-			break
-		}
-		*spare -= between
-	}
-	return n
-}
-
-// isAlone reports whether a file must be read by itself: it is sparse, or its headers are so long that they should not
-// stay in memory with it. archive/tar limits one header to 1 MiB, but not how many there are.
-func (m *tarEntry) isAlone() bool { return m.sparse || m.data-m.head > tarBuffer }
-
-// readMembers reads adjacent members into files, with one read, from the headers of the first to the data of the last:
-//
-//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
-//
-// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly
-// nothing, and stale indexes are common. readMember decides about headers that parseHeaders does not know.
-//
-// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the
-// next.
-func (x *tarIndex) readMembers(files []File, members []tarEntry) error {
-	first, last := &members[0], &members[len(members)-1]
-	if first.isAlone() {
-		return x.readMember(&files[0], first)
-	}
-	from := first.head
-	data := make([]byte, last.data+last.size-from)
-	_, err := x.file.ReadAt(data, from)
-	if err == io.EOF {
-		err = staleIndex(x.name)
-	}
-	if err != nil {
-		return tarError(x.name, first, err)
-	}
-	for j := range members {
-		m := &members[j]
-		headers, end := data[m.head-from:m.data-from], m.data-from+m.size
-		if name, size, n := parseHeaders(headers, true); n == len(headers) && size == m.size && string(name) == m.stored {
-			files[j].Data = data[m.data-from : end : end]
-		} else if err := x.readMember(&files[j], m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readMember reads a member with a tarReader, because the file is sparse or its headers are unusual.
-func (x *tarIndex) readMember(file *File, m *tarEntry) error {
-	r, err := x.openMember(m)
-	if err != nil {
-		return err
-	}
-	if file.Data, err = r.readData(); err != nil {
-		return tarError(x.name, m, err)
-	}
 	return nil
 }
 
@@ -1691,18 +1626,16 @@ func (x *tarIndex) formatIndex() ([]byte, error) {
 	}
 	index := fmt.Appendf(nil, "v1.2 %d\n", x.Len())
 	for i := range x.Len() {
-		for j, m := range x.members[x.ends[i]:x.ends[i+1]] {
+		var words []string
+		for _, m := range x.members[x.ends[i]:x.ends[i+1]] {
 			field := m.name[m.key+1:]
 			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
 			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
 				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
 			}
-			if j > 0 {
-				index = append(index, ' ')
-			}
-			index = fmt.Appendf(index, "%s %d %d %s", field, m.data, m.size, m.name)
+			words = append(words, field, fmt.Sprint(m.data), fmt.Sprint(m.size), m.name)
 		}
-		index = append(index, '\n')
+		index = fmt.Appendln(index, strings.Join(words, " "))
 	}
 	return index, nil
 }
@@ -1726,9 +1659,7 @@ func writeFile(name string, data []byte) error {
 func (d *TarDataset) Close() error {
 	var err error
 	for _, x := range d.shards {
-		if x.file != nil {
-			err = errors.Join(err, x.file.Close())
-		}
+		err = errors.Join(err, x.file.Close()) // which may be nil, if OpenTar has failed
 	}
 	return err
 }
@@ -1930,10 +1861,10 @@ func decode(name string, data []byte) (any, error) {
 		return string(data), nil
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
 		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
-		if err != nil { // which names all of the data
-			return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err))
+		if err == nil {
+			return n, nil
 		}
-		return n, nil
+		return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err)) // err names all of the data
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
@@ -1946,8 +1877,8 @@ func decode(name string, data []byte) (any, error) {
 	return data, nil
 }
 
-// decodeImage decodes an image, unless its header claims more memory than a file may take: 8 bytes a pixel and, if it is a
-// progressive JPEG, whose second kind of header is 0xff 0xc2, 4 bytes more for each of up to four components.
+// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel. A progressive
+// JPEG, which has the marker 0xff 0xc2, takes 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	c, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
@@ -1979,8 +1910,8 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data, up to max bytes. It reads parts that grow with what there is already, and allocates their whole
-// only when it knows how long it is: io.ReadAll would take two and a half times max before data is refused.
+// gunzip decompresses data, up to max bytes. It joins the parts at the end, so that data which is refused takes 1¼ × max;
+// io.ReadAll would take 2½ × max.
 func gunzip(data []byte, max int) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
