@@ -283,13 +283,17 @@ func fromJSON(t testing.TB, text string) (c Cursor) {
 	return c
 }
 
-// saysAll checks that err is there and names everything that it should.
+// saysAll checks that err is there and names everything that it should: the parts, between which " … " may stand too, or,
+// after "= ", the whole text.
 func saysAll(t testing.TB, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatalf("no error, want one that says %q", parts)
 	}
-	for _, part := range parts {
+	if all, exact := strings.CutPrefix(parts[0], "= "); exact {
+		equal(t, "error", err.Error(), all)
+	}
+	for _, part := range strings.Split(strings.TrimPrefix(strings.Join(parts, " … "), "= "), " … ") {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("error %q does not say %q", err, part)
 		}
@@ -336,7 +340,11 @@ type refusal struct {
 func refused(t *testing.T, all []refusal) {
 	t.Helper()
 	for _, r := range all {
-		saysAll(t, r.err, strings.Split(r.want, " … ")...)
+		if r.want == "" {
+			equal(t, "error", r.err, nil)
+			continue
+		}
+		saysAll(t, r.err, r.want)
 		equal(t, fmt.Sprint("prefixes of ", r.err), strings.Count(r.err.Error(), "dataloader: "), 1)
 	}
 }
@@ -4693,8 +4701,6 @@ func ExampleTarWriter_rollingShards() {
 	// train-000002.tar 00000006 cow
 }
 
-type stage = stageState
-
 // The files that the Examples and the README need.
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
@@ -5225,6 +5231,7 @@ func TestBadDatasets(t *testing.T) {
 		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
 		{rows(5, wraps), "Rows … 3 elements … [5 "},
 		{errorOf(Files(nil)), "Files … nil"},
+		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
 		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
 		{files(""), `Files: … pattern "": it matches no file`},
 		{files("a/["), "Files: … syntax error in pattern"},
@@ -5235,6 +5242,52 @@ func TestBadDatasets(t *testing.T) {
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
 		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
 	})
+}
+
+// TestCheckDataset: checkDataset names the sample that differs, and lets pass what only looks as if it did.
+func TestCheckDataset(t *testing.T) {
+	type record struct {
+		label  int // not exported
+		image  image.Image
+		tags   map[string]*int
+		weight float64
+	}
+	var fetched atomic.Int64
+	buffer := make([]int, 1)
+	reused := func(i int) Dataset[any] {
+		return Func(i, func(_ context.Context, i int) (any, error) { buffer[0] = i; return &buffer, nil })
+	}
+	own := func(at int, value func() any) error { // sample at is the value, or, if that is an error, fails with it
+		return checkDataset(Func(9, func(ctx context.Context, i int) (any, error) {
+			if i != at {
+				label, weight := ptr(i), math.NaN()*Rand(ctx).Float64()
+				return record{i, image.NewGray(image.Rect(0, 0, i, 1)), map[string]*int{"a": label, "b": ptr(3)}, weight}, nil
+			}
+			v := value()
+			err, _ := v.(error)
+			return v, err
+		}))
+	}
+	both := func(data Dataset[any], atOnce func(i int) any) error { // a GetBatch that is not like Get
+		getBatch := func(_ context.Context, indices []int) ([]any, error) { return []any{atOnce(indices[0])}, nil }
+		return checkDataset[any](struct {
+			Dataset[any]
+			BatchGetter[any]
+		}{data, batchGetter[any]{0, getBatch}})
+	}
+	fresh := Func(3, func(_ context.Context, i int) (any, error) { return i, nil })
+	for _, c := range []refusal{
+		{own(4, func() any { return errBad }), "none"},
+		{checkDataset(reused(9)), "sample 0 has changed … reuses memory"},
+		{own(5, func() any { return record{label: int(fetched.Add(1))} }), "sample 5 differs"},
+		{own(6, func() any { return map[int]*int64{1: ptr(fetched.Add(1))} }), "sample 6 differs"},
+		{own(7, func() any { return []any{ptr(rand.Float64())} }), "sample 7 differs"},
+		{own(8, func() any { return []any{errBad, nil}[fetched.Add(1)%2] }), "sample 8 differs"},
+		{both(fresh, func(int) any { return 0 }), "sample 1 differs … GetBatch"},
+		{both(reused(1), func(i int) any { buffer[0] = 9; return []int{i} }), "sample 0 has changed"},
+	} {
+		saysAll(t, cmp.Or(c.err, errors.New("none")), c.want)
+	}
 }
 
 // sampler.go: orders, draws, batches of similar length, shards.
@@ -5972,7 +6025,8 @@ func TestBreakWaits(t *testing.T) {
 
 // TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
 func TestUserCodeThatDies(t *testing.T) {
-	goexit := "runtime.Goexit was called"
+	const goexit = "runtime.Goexit was called"
+	_, _, line, _ := runtime.Caller(0)
 	ouch, eof := func() { panic("ouch") }, func() { panic(io.EOF) }
 	for name, die := range map[string]func(){"panic: ouch": ouch, "panic: EOF": eof, goexit: runtime.Goexit} {
 		at := func(bad int) func(int) int {
@@ -5988,49 +6042,86 @@ func TestUserCodeThatDies(t *testing.T) {
 			at(2)(samples[0])
 			return List(dst, samples)
 		}
+		load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
 		order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
 		batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
 			return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
 		}}
-		inBatch1 := "[[0 1] #1: " + name + " [4 5]]"
-		inSample2 := "[[0 1] #1, sample 2: " + name + " [4 5]]"
-		dropped := "[[0 1] [3] [4 5]]"
-		if name == goexit { // OnError does not decide about a sample that ends the goroutine
-			dropped = inSample2
+		inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
+		least, dropped := 0, "[[0 1] [3] [4 5]]"
+		if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
+			least, dropped = 1, inSample2
 		}
-		batchOf2 := func(_ context.Context, dst, indices []int) ([]int, error) {
-			at(2)(indices[0])
-			return append(dst[:0], indices...), nil
-		}
+		dying := func(*SampleError) error { die(); return nil }
+		inOnError := strings.ReplaceAll(inSample2, name, "OnError: "+name)
 		all := []loading{
 			{"Get", get, nil, Options{BatchSize: 2}, inSample2},
 			{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
-			{"load", atOnce{n: 6, load: batchOf2}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
+			{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
 			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
 			{"sampler", numbers(6), nil, Options{BatchSize: 2, Sampler: order}, inBatch1},
 			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
+			{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, inOnError},
 		}
-		least := 1 // without workers a Goexit ends the caller
-		if name != goexit {
-			least = 0
-			dying := func(*SampleError) error { die(); return nil }
-			all = append(all, []loading{ // OnError runs in the loop's goroutine
-				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, "[[0 1] #1, sample 2: OnError: " + name + " [4 5]]"},
-			}...)
-		}
-		for _, l := range all {
+		for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
 			l.check(t, least)
 			for _, err := range l.loader(3, 0).Epoch(t.Context(), 0) {
-				var p *PanicError
-				if errors.As(err, &p) && !bytes.Contains(p.Stack, []byte("TestUserCodeThatDies")) {
-					t.Errorf("%s: the stack does not show where: %s", l.name, p.Stack)
-				}
-				if err != nil && errors.Is(err, io.EOF) != (name == "panic: EOF") {
-					t.Errorf("%s: %v is not the value of the panic", l.name, err)
+				if p := new(PanicError); errors.As(err, &p) {
+					saysPlace(t, err, line+1)
+					equal(t, "whether the panic's value is in the chain", errors.Is(err, io.EOF), name == "panic: EOF")
 				}
 			}
 		}
 	}
+}
+
+// saysPlace checks that err is a panic with its stack, and in one line says that it comes from a line of this file.
+func saysPlace(t *testing.T, err error, line int) {
+	t.Helper()
+	saysAll(t, err, "panic: ", fmt.Sprintf(" (dataloader_test.go:%d)", line))
+	var p *PanicError
+	equal(t, "whether it is a panic", errors.As(err, &p), true)
+	equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
+	saysAll(t, errors.New(string(p.Stack)), t.Name())
+}
+
+// TestPanicPlace: the text of a panic names the first frame in the user's code, not one in the standard library or in this
+// package, in whatever user code it happens. Without a frame of the user's it names none.
+func TestPanicPlace(t *testing.T) {
+	_, file, line, _ := runtime.Caller(0)
+	for k, die := range []func(){
+		func() { panic("boom") },
+		func() { panic(fmt.Sprint(1 / (line - line))) },
+		func() { Rand(context.Background()) },
+		func() { strings.Repeat("x", line-2*line) },
+	} {
+		if k == 3 && !filepath.IsAbs(file) {
+			break // with -trimpath the files of the standard library have no common path
+		}
+		get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
+		order := OrderFunc(1, func(int) []int { die(); return nil })
+		for workers := range 2 {
+			ordered := Options{Workers: workers, Sampler: order}
+			traced := Options{Workers: workers, Trace: func(Timing) { die() }}
+			for _, err := range []error{
+				ending(newLoader(t, Func(1, get), Options{Workers: workers}).Epoch(t.Context(), 0)),
+				ending(newLoader(t, numbers(1), ordered).Epoch(t.Context(), 0)),
+				ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
+				ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
+				ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
+			} {
+				saysAll(t, err, []string{"boom", "integer divide by zero", "Rand: the context is from no loader", "strings: negative"}[k])
+				saysPlace(t, err, line+2+k)
+			}
+		}
+	}
+	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
+	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
+	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
+		"= dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
+	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
+		"= dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
 }
 
 // TestAllocations checks that with Recycle a batch of an epoch under way costs no allocation.
@@ -6200,7 +6291,8 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 // The loader's errors.
 
 // TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. GetBatch is
-// never asked for no samples, or for an index outside.
+// never asked for no samples, or for an index outside, and may change the indices: errors still name the right samples. Where
+// ranks must take equal steps, a batch whose samples are all dropped fails.
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	dies := sampler{n: 3, name: "dying", order: func(int) func(int) int {
@@ -6227,7 +6319,20 @@ func TestFailures(t *testing.T) {
 	twice := func(data Dataset[int]) Dataset[int] {
 		return Transform(data, func(_ context.Context, i int) (int, error) { return 2 * i, nil })
 	}
-	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
+	sixteen := fmt.Sprint(upTo(16))                                                                   // indices, and no more
+	spoil := Dataset[int](batchGetter[int]{6, func(_ context.Context, indices []int) ([]int, error) { // which are its own
+		samples := slices.Clone(indices)
+		clear(indices)
+		return samples, nil
+	}})
+	collateOdd := func(dst, samples []int) ([]int, error) { return dst, []error{errBad, nil}[samples[0]%2] }
+	fiveFails := func(_ context.Context, i int) (int, error) { return i, []error{errBad, nil}[min(i%5, 1)] } // 0 and 5
+	inSpoiled := "[#0: collating 2 samples [4 5]: bad sample [] #2: collating 2 samples [0 2]: bad sample]"
+	spoiled := Options{BatchSize: 2, Sampler: fixed(4, 5, 3, 1, 0, 2)}
+	ranks := func(count int, tail Tail) Options {
+		return Options{Shard: Shard{0, count}, Tail: tail, OnError: dropBad}
+	}
+	unequal := "[[0] #1: all samples were dropped, and ranks must take equal steps: take this one with weight 0, or use UnevenTail [4] [6]]"
 	loadFails := func(_ context.Context, dst, _ []int) ([]int, error) { return dst, errBad }
 	two, drop := Options{BatchSize: 2}, Options{BatchSize: 3, OnError: dropBad}
 	for _, l := range []loading{
@@ -6256,9 +6361,53 @@ func TestFailures(t *testing.T) {
 		{"GetBatch of a part fails", Concat(numbers(3), twice(getBatch(errBad))), nil, drop, "[[0 1 2] #1: bad sample]"},
 		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
 		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, drop, "[#0: GetBatch returned 4 samples for 3 indices]"},
+		{"GetBatch clears its indices", spoil, collateOdd, spoiled, inSpoiled},
+		{"in a part", Concat(spoil), collateOdd, spoiled, inSpoiled},
+		{"in a part, and a sample fails", Transform(must(Subset(Concat(spoil), upTo(6))), fiveFails), nil, spoiled,
+			"[#0, sample 5: bad sample [3 1] #2, sample 0: bad sample]"},
+		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
+		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
+		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
+		{"all dropped, DropTail", failing(8, 2), nil, ranks(2, DropTail), unequal},
 	} {
 		l.check(t, 0)
 	}
+}
+
+// TestNoOrder: a sampler that yields no order is the last error of the loop, for a loop that skips every *SampleError, too.
+// An epoch without batches needs no order. A cancelled Batch is no *SampleError either, whatever the cause.
+func TestNoOrder(t *testing.T) {
+	bad, die := &SampleError{Err: errBad}, func(int) func(int) int { panic("ouch") }
+	own := func(order func(int) func(int) int) Options {
+		return Options{Sampler: sampler{n: 4, name: "own", order: order}}
+	}
+	last := func(err error, want string) {
+		t.Helper()
+		saysAll(t, err, want)
+		equal(t, want+": a *SampleError", errors.As(err, new(*SampleError)), false)
+	}
+	noBatches := batchSampler{n: 4, name: "own", batches: func(int) func(int) []int { return nil }}
+	for what, opts := range map[string]Options{
+		"panic: ouch":             own(die),
+		"panic: " + bad.Error():   own(func(int) func(int) int { panic(bad) }),
+		"the order is nil":        own(func(int) func(int) int { return nil }),
+		"panic: the order is nil": {BatchSampler: noBatches},
+		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
+	} {
+		for opts.Workers = range 2 {
+			l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
+			last(ending(l.Run(t.Context(), &at)), "dataloader: epoch 2: … "+what)
+			last(errorOf(l.Batch(t.Context(), 2, 1)), "dataloader: epoch 2: … "+what)
+			equal(t, "the cursor", at, Cursor{Epoch: 2})
+		}
+	}
+	empty := newLoader(t, numbers(0), Options{Sampler: sampler{name: "own", order: die}})
+	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(bad)
+	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
+	last(err, "bad sample")
+	equal(t, "errors.Is finds the cause", errors.Is(err, errBad), true)
 }
 
 // TestGetBatch checks that the adapters which pass GetBatch on give the same samples, errors and random numbers as if they
@@ -6465,55 +6614,59 @@ func TestUnorderedResume(t *testing.T) {
 // TestCursorRefused checks that a cursor of another order, or a damaged one, is refused with the reason, before and after
 // JSON, and left alone. A cursor made out of order fits only its own shard and batch size, also if nothing was ahead.
 func TestCursorRefused(t *testing.T) {
-	base := Options{Shuffle: true, Seed: 1, BatchSize: 2}
+	base, two := Options{Shuffle: true, Seed: 1, BatchSize: 2}, func(s Sampler) BatchSampler { return Batches(s, 2, false) }
 	own := Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}
 	at, ordered, ownAt := newLoader(t, numbers(20), base).At(0, 1), own, newLoader(t, numbers(20), own).At(0, 1)
 	ordered.Unordered = false
-	done := func(spans string) Cursor { // of an unordered loop, with these steps done ahead
-		state := `{"by":"Random(20, seed 1)","seed":1,"done":` + spans + `,"shard":{"Index":0,"Count":1},"size":2}`
-		return Cursor{Pos: 2, State: json.RawMessage(state)}
+	atBatch := newLoader(t, numbers(20), Options{BatchSampler: two(Random(20, 1))}).At(0, 1)
+	with := func(fields string) Cursor {
+		return fromJSON(t, `{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,`+fields+`}}`)
 	}
+	const shard, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
+	done := func(spans string) Cursor { return with(`"done":` + spans + "," + shard + "," + size) } // steps done ahead
+	const isDamaged = "= error dataloader: cursor {epoch 0, pos 2}: its state is damaged: steps that are done need a shard and a size"
 	for _, c := range []struct {
-		n    int
 		opts Options
 		at   Cursor
-		want string // "" if the cursor fits
+		want string // of a cursor that fits, the number of batches
 	}{
-		{20, base, done("[[1,3],[5,9]]"), ""},
-		{20, own, ownAt, ""},
-		{20, ordered, ownAt, ""},
-		{20, Options{Shuffle: true, Seed: 2, BatchSize: 2}, at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
-		{21, base, at, "Random(20, seed 1) … this is Random(21, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
-		{20, Options{Seed: 1, BatchSize: 2}, at, "Random(20, seed 1) … Sequential(20)"},
-		{20, Options{BatchSampler: make(fixedBatches, 20)}, at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // has no String
-		{20, Options{BatchSampler: Batches(Random(20, 1), 2, false)}, at, "Batches(Random(20, seed 1), 2)"},
-		{20, Options{BatchSampler: Batches(Random(20, 1), 3, true)},
-			newLoader(t, numbers(20), Options{BatchSampler: Batches(Random(20, 1), 3, false)}).At(0, 1), "Batches … Batches"},
-		{20, Options{BatchSize: 2, Sampler: Random(20, 1)}, at, "Options.Seed 1 … Options.Seed 0"},
-		{20, base, Cursor{Pos: 4}, "pos 4 … it has no State … At"},
-		{20, base, Cursor{Pos: 4, State: map[string]int{}}, "another stream … pos 4"},
-		{20, base, Cursor{Pos: 4, State: "here"}, "does not fit … pos 4"},
-		{20, base, Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
-		{20, base, Cursor{Epoch: -1}, "epoch -1 … must not be negative"},
-		{20, base, Cursor{Pos: -1, State: at.State}, "pos -1 … must not be negative"},
-		{20, Options{Shuffle: true, Seed: 1, BatchSize: 2, Shard: Shard{0, 2}}, done("[[1,2]]"), "out of order … {0 1} … {0 2}"},
-		{20, Options{Shuffle: true, Seed: 1, BatchSize: 3}, done("[[1,2]]"), "out of order … batches of 2 … batches of 3"},
-		{20, Options{BatchSize: 2, Shard: Shard{1, 2}}, ownAt, "made out of order by shard {0 2} with batches of 2"},
-		{20, Options{BatchSize: 4, Unordered: true, Shard: Shard{0, 2}}, ownAt, "made out of order by shard {0 2} with batches of 2"},
-		{20, base, done("[[5,10]]"), "damaged … steps of 9"},
-		{20, base, done("[[0,2]]"), "damaged … [0 2]"}, // touches the mark
-		{20, base, done("[[1,2],[2,3]]"), "damaged … [1 2] [2 3]"},
-		{20, base, done("[[5,4]]"), "damaged … [5 4]"},
+		{base, done("[[1,3],[5,9]]"), "3 batches"},
+		{own, ownAt, "4 batches"},
+		{ordered, ownAt, "4 batches"},
+		{Options{Shuffle: true, Seed: 2, BatchSize: 2}, at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
+		{Options{Sampler: Random(21, 1), Seed: 1, BatchSize: 2}, at,
+			"Random(20, seed 1) … this is Random(21, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
+		{Options{Seed: 1, BatchSize: 2}, at, "Random(20, seed 1) … Sequential(20)"},
+		{Options{BatchSampler: make(fixedBatches, 20)}, at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // has no String
+		{Options{BatchSampler: two(Random(20, 1))}, at, "Batches(Random(20, seed 1), 2)"},
+		{Options{BatchSampler: Batches(Random(20, 1), 2, true)}, atBatch, "Batches … Batches"},
+		{Options{BatchSize: 2, Sampler: Random(20, 1)}, at, "Options.Seed 1 … Options.Seed 0"},
+		{base, Cursor{Pos: 4}, "pos 4 … it has no State … At"},
+		{base, Cursor{Pos: 4, State: map[string]int{}}, "another stream … pos 4"},
+		{base, Cursor{Pos: 4, State: "here"}, "does not fit … pos 4"},
+		{base, Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
+		{base, Cursor{Epoch: -1}, "epoch -1 … must not be negative"},
+		{base, Cursor{Pos: -1, State: at.State}, "pos -1 … must not be negative"},
+		{Options{Shuffle: true, Seed: 1, BatchSize: 2, Shard: Shard{0, 2}}, done("[[1,2]]"), "out of order … {0 1} … {0 2}"},
+		{Options{Shuffle: true, Seed: 1, BatchSize: 3}, done("[[1,2]]"), "out of order … batches of 2 … batches of 3"},
+		{Options{BatchSize: 2, Shard: Shard{1, 2}}, ownAt, "made out of order by shard {0 2} with batches of 2"},
+		{Options{BatchSize: 4, Unordered: true, Shard: Shard{0, 2}}, ownAt, "made out of order by shard {0 2} with batches of 2"},
+		{base, done("[[5,10]]"), "damaged … steps of 9"},
+		{base, done("[[0,2]]"), "damaged … [0 2]"}, // touches the mark
+		{base, done("[[1,2],[2,3]]"), "damaged … [1 2] [2 3]"},
+		{base, done("[[5,4]]"), "damaged … [5 4]"},
+		{base, with(`"done":[[1,2]]`), isDamaged},
+		{base, with(`"done":[[1,2]],` + size), isDamaged},
+		{base, with(`"done":[[1,2]],` + shard), isDamaged},
+		{base, with(shard), isDamaged},
 	} {
 		for _, at := range []Cursor{c.at, throughJSON(t, c.at)} {
-			before, loader := at, newLoader(t, numbers(c.n), c.opts)
-			got := outcomes(loader.Run(t.Context(), &at))
-			if c.want == "" {
-				equal(t, "a cursor that fits: batches", len(got), map[bool]int{true: 3, false: 4}[loader.Len() == 10])
+			before, got := at, outcomes(newLoader(t, numbers(20), c.opts).Run(t.Context(), &at))
+			if len(got) > 1 {
+				equal(t, "a cursor that fits", fmt.Sprint(len(got), " batches"), c.want)
 				continue
 			}
-			equal(t, c.want+": pairs", len(got), 1)
-			saysAll(t, errors.New(got[0]), strings.Split("error dataloader: … "+c.want, " … ")...)
+			refused(t, []refusal{{errors.New(got[0]), c.want}})
 			equal(t, c.want+": the cursor", at, before)
 		}
 	}
@@ -6548,9 +6701,9 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// TestCursorLoad checks that a State is the same before and after JSON, with every integer exact, and shares no memory. A
-// description that is not UTF-8 survives, too.
-func TestCursorLoad(t *testing.T) {
+// TestCursorJSON checks that a State is the same before and after JSON, with every integer exact, and shares no memory. A
+// description that is not UTF-8 survives, too. What is no cursor is refused, and is not taken for the start of epoch 0.
+func TestCursorJSON(t *testing.T) {
 	type state struct {
 		Big   int64
 		Huge  uint64
@@ -6568,27 +6721,61 @@ func TestCursorLoad(t *testing.T) {
 		got.Inner[1].Pos = 9
 		equal(t, "no memory is shared", made.Inner[1].Pos, 0)
 	}
+	saysAll(t, c.Load(new(int)), fmt.Sprint("epoch 1, pos ", c.Pos), "does not fit")
 	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
 	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
-	at := Cursor{Epoch: 1}
-	saysAll(t, json.Unmarshal([]byte(`{"epoch":4,"pos":"x"}`), &at), "pos")
-	equal(t, "after JSON that is no cursor", at, Cursor{Epoch: 1})
-	saysAll(t, Cursor{Epoch: 3, Pos: 4, State: "x"}.Load(new(int)), "epoch 3, pos 4", "does not fit")
-	loader := newLoader(t, numbers(4), Options{Sampler: sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}})
+	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
+
+	type embedding struct { // which is written whole, and is read by the method of its Cursor
+		Cursor
+		Weights []int
+		Loss    float64
+	}
+	start := embedding{Cursor: Cursor{Epoch: 5}}
+	const ownField, noEpoch = "keep the cursor in a field of its own … Cursor{…}", "dataloader: … no epoch"
+	for text, want := range map[string]string{
+		`null`:           "",
+		`{}`:             noEpoch,
+		`{"pos":3}`:      noEpoch,
+		`{"epoch":null}`: noEpoch,
+		`{"step":7}`:     `dataloader: … ["step"] … ` + ownField,
+		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: `["At" "Weights"] … ` + ownField,
+		string(must(json.Marshal(start))):          `["Loss" "Weights"] … ` + ownField,
+		`[]`:                                       "json: cannot unmarshal array",
+		`{"epoch":1.5}`:                            "json: cannot unmarshal number 1.5",
+		`{"epoch":4,"pos":"x"}`:                    "pos",
+	} {
+		e := start
+		if err := json.Unmarshal([]byte(text), &e); err != nil || want != "" {
+			saysAll(t, err, want)
+		}
+		equal(t, "the cursor after "+text, e.Cursor, start.Cursor)
+	}
+	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
+	loader := newLoader(t, numbers(4), Options{Sampler: names})
 	for range loader.Run(t.Context(), &at) {
-		before := at
-		equal(t, "a cursor can be compared with itself", before == at, true)
 		break
 	}
+	before := at
+	equal(t, "a cursor can be compared with itself", before == at, true)
 	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))), [][]int{{1}, {2}, {3}})
 }
 
-// TestBadOptions checks that options that make no sense are refused, with the field, its value and what is allowed.
+// TestBadOptions checks that options that make no sense are refused, with the field, its value, what is allowed, and no more.
+// So are options that leave no rank a batch although there are samples, and an order that knows how many samples the data
+// set must have, if the data set has another number.
 func TestBadOptions(t *testing.T) {
-	some, none := numbers(3), Dataset[int](nil)
-	loader, three := func(opts Options) error { return errorOf(New(some, List[int], opts)) }, newLoader(t, some, Options{})
+	some, three := numbers(3), newLoader(t, numbers(3), Options{})
+	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
+	loader := func(opts Options) error { return sized(3, opts) }
+	ranks := func(n, size, count int, tail Tail) error {
+		return sized(n, Options{BatchSize: size, DropLast: true, Shard: Shard{count - 1, count}, Tail: tail})
+	}
+	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
+	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
+	pairs, none := Batches(Resize(weighted, 4), 2, true), fixedBatches{}
 	refused(t, []refusal{
-		{errorOf(New(none, List[int], Options{})), "data set is nil"},
+		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
 		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
 		{errorOf(NewFunc[int](3, nil, Options{})), "NewFunc: load is nil"},
@@ -6603,22 +6790,42 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Prefetch: 4}), "Options.Prefetch is 4 without workers … set Workers"},
 		{loader(Options{Workers: math.MaxInt, Prefetch: 3}), "Options.Workers × Prefetch … × 3 … less than 2^31"},
 		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
-		{loader(Options{BatchSampler: fixedBatches{}, BatchSize: 1}), "Options.BatchSampler excludes BatchSize (1)"},
-		{loader(Options{BatchSampler: fixedBatches{}, Shuffle: true}), "Options.BatchSampler excludes … Shuffle (true)"},
-		{loader(Options{BatchSampler: fixedBatches{}, Sampler: Sequential(3)}), "Options.BatchSampler excludes … Sampler (Sequential(3))"},
-		{loader(Options{BatchSampler: fixedBatches{}, DropLast: true}), "Options.BatchSampler excludes … DropLast (true)"},
+		{loader(Options{BatchSampler: none, BatchSize: 2}), "= dataloader: Options.BatchSampler excludes BatchSize (2); leave it unset"},
+		{loader(Options{BatchSampler: none, Shuffle: true}), "= dataloader: Options.BatchSampler excludes Shuffle (true); leave it unset"},
+		{loader(Options{BatchSampler: none, DropLast: true}), "= dataloader: Options.BatchSampler excludes DropLast (true); leave it unset"},
+		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}),
+			"= dataloader: Options.BatchSampler excludes Sampler (Sequential(1)); leave it unset"},
 		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
 		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
 		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
-		{loader(Options{Shard: Shard{0, 1<<20 + 1}}), "Options.Shard … Count: 1048577 … must be 0 to 1048576"},
+		{loader(Options{Shard: Shard{0, 1<<20 + 1}}),
+			"= dataloader: Options.Shard is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
+		{loader(Options{Shard: Shard{1<<20 - 1, 1 << 20}}), ""},
 		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
-		{loader(Options{BatchSize: 4, DropLast: true}), "leave no batch of 3 samples … BatchSize 4"},
-		{loader(Options{Sampler: must(Weighted([]float64{1, 2}, 3, true, 1))}), "is for 2 samples … has 3"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
+		{sized(4, Options{Sampler: weighted}), "Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
+		{sized(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}), "Resize(Resize(Weighted( … for 5 samples … has 6"},
+		{sized(0, Options{Sampler: weighted}), "for 5 samples … has 0"},
+		{batched(6, pairs), "Batches(Resize(Weighted( … for 5 samples … has 6"},
+		{batched(5, pairs), ""},
+		{batched(5, buckets), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
+		{batched(2, buckets), "for 3 samples … has 2"},
+		{batched(3, buckets), ""},
+		{loader(Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
+		{ranks(10, 4, 4, PadTail), "no batch of 10 samples … BatchSize 4, DropLast true, Shard.Count 4, DropTail false … smaller batches"},
+		{ranks(10, 4, 4, UnevenTail), "no batch of 10 samples"},
+		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
+		{ranks(10, 3, 4, PadTail), ""},
+		{ranks(10, 3, 4, UnevenTail), ""}, // rank 0 has a batch
+		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer shards"},
+		{ranks(3, 1, 4, UnevenTail), ""},
+		{ranks(0, 1, 4, DropTail), ""},
+		{batched(10, Batches(Sequential(10), 64, true)), "no batch of 10 samples … Batches(Sequential(10), 64, dropLast)"},
+		{batched(0, Batches(Sequential(0), 2, true)), ""},
+		{sized(10, Options{Sampler: Sequential(0)}), "no batch of 10 samples … Sequential(0)"},
 	})
-	equal(t, "as many shards as there may be", loader(Options{Shard: Shard{0, 1 << 20}}), nil)
 }
 
 // TestForgotten checks that samples can be collected while the loop goes on: those of a batch that has failed, and what
@@ -6668,284 +6875,13 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// Nothing in silence: corners in which a user would train on less than they think, and errors that would hide their cause.
-
-// TestTooLittle: an order that knows how many samples the data set must have refuses another number, also inside Resize and
-// Batches. Options that leave no rank a batch are refused if there are samples. Files without a file is an error.
-func TestTooLittle(t *testing.T) {
-	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
-	loader := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
-	ranks := func(n, size, count int, tail Tail) error {
-		return loader(n, Options{BatchSize: size, DropLast: true, Shard: Shard{count - 1, count}, Tail: tail})
-	}
-	refused(t, []refusal{
-		{loader(4, Options{Sampler: weighted}), "Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
-		{loader(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}), "Resize(Resize(Weighted( … for 5 samples … has 6"},
-		{loader(0, Options{Sampler: weighted}), "for 5 samples … has 0"},
-		{loader(6, Options{BatchSampler: Batches(Resize(weighted, 4), 2, true)}), "Batches(Resize(Weighted( … for 5 samples … has 6"},
-		{loader(5, Options{BatchSampler: buckets}), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
-		{loader(2, Options{BatchSampler: buckets}), "for 3 samples … has 2"},
-		{loader(3, Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
-		{ranks(10, 4, 4, PadTail), "no batch of 10 samples … BatchSize 4, DropLast true, Shard.Count 4, DropTail false … smaller batches"},
-		{ranks(10, 4, 4, UnevenTail), "no batch of 10 samples"},
-		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
-		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer shards"},
-		{loader(10, Options{BatchSampler: Batches(Sequential(10), 64, true)}), "no batch of 10 samples … Batches(Sequential(10), 64, dropLast)"},
-		{loader(10, Options{Sampler: Sequential(0)}), "no batch of 10 samples … Sequential(0)"},
-		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
-	})
-	for _, err := range []error{
-		loader(5, Options{BatchSampler: Batches(Resize(weighted, 4), 2, true)}),
-		loader(3, Options{BatchSampler: buckets}),
-		ranks(10, 3, 4, PadTail),
-		ranks(10, 3, 4, UnevenTail), // rank 0 has a batch
-		ranks(3, 1, 4, UnevenTail),
-		ranks(0, 1, 4, DropTail),
-		loader(0, Options{BatchSampler: Batches(Sequential(0), 2, true)}),
-	} {
-		equal(t, "error", err, nil)
-	}
-}
-
-// TestAllDropped: where all ranks must take equal steps, a batch whose samples are all dropped fails. With UnevenTail, and
-// in one process, it is skipped.
-func TestAllDropped(t *testing.T) {
-	fails := "[[0] error dataloader: epoch 2, batch 1: all samples were dropped, and ranks must take equal steps: " +
-		"take this one with weight 0, or use UnevenTail [4] [6]]"
-	for _, l := range []loading{
-		{want: fails, opts: Options{Shard: Shard{0, 2}}},
-		{want: fails, opts: Options{Shard: Shard{0, 2}, Tail: DropTail}},
-		{want: "[[0] [4] [6]]", opts: Options{Shard: Shard{0, 2}, Tail: UnevenTail}},
-		{want: "[[0] [1] [3] [4] [5] [6] [7]]"},
-	} {
-		l.name, l.data, l.opts.OnError = "all dropped", failing(8, 2), dropBad
-		l.check(t, 0)
-	}
-}
-
-// TestCursorJSON: what is no cursor is refused, and is not taken for the start of epoch 0.
-func TestCursorJSON(t *testing.T) {
-	type embedding struct { // which is written whole, and is read by the method of its Cursor
-		Cursor
-		Weights []int
-		Loss    float64
-	}
-	const ownField, noEpoch = "keep the cursor in a field of its own … Cursor{…}", "dataloader: … no epoch"
-	for text, want := range map[string]string{
-		`{}`:             noEpoch,
-		`{"pos":3}`:      noEpoch,
-		`{"epoch":null}`: noEpoch,
-		`{"step":7}`:     `dataloader: … ["step"] … ` + ownField,
-		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: `["At" "Weights"] … ` + ownField,
-		string(must(json.Marshal(embedding{}))):    `["Loss" "Weights"] … ` + ownField,
-		`[]`:                                       "json: cannot unmarshal array",
-		`{"epoch":1.5}`:                            "json: cannot unmarshal number 1.5",
-	} {
-		e := embedding{Cursor: Cursor{Epoch: 5}}
-		saysAll(t, json.Unmarshal([]byte(text), &e), strings.Split(want, " … ")...)
-		equal(t, "the cursor after "+text, e.Cursor, Cursor{Epoch: 5})
-	}
-	at := Cursor{Epoch: 5, Pos: 6}
-	equal(t, "error of null", json.Unmarshal([]byte("null"), &at), nil)
-	equal(t, "after null", at, Cursor{Epoch: 5, Pos: 6})
-	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
-}
-
-// TestNoOrder: a sampler that yields no order is the last error of the loop, for a loop that skips every *SampleError, too.
-// An epoch without batches needs no order. A cancelled Batch is no *SampleError either, whatever the cause.
-func TestNoOrder(t *testing.T) {
-	bad := &SampleError{Err: errBad}
-	order := func(n int, order func(int) func(int) int) Options {
-		return Options{Sampler: sampler{n: n, name: "own", order: order}}
-	}
-	opts := map[string]Options{
-		"panic: ouch":             order(4, func(int) func(int) int { panic("ouch") }),
-		"panic: " + bad.Error():   order(4, func(int) func(int) int { panic(bad) }),
-		"the order is nil":        order(4, func(int) func(int) int { return nil }),
-		"panic: the order is nil": {BatchSampler: batchSampler{n: 4, name: "own", batches: func(int) func(int) []int { return nil }}},
-		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
-	}
-	last := func(what string, err error) {
-		t.Helper()
-		saysAll(t, err, strings.Split(what, " … ")...)
-		equal(t, what+": a *SampleError", errors.As(err, new(*SampleError)), false)
-	}
-	for what, opts := range opts {
-		for opts.Workers = range 2 {
-			l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
-			last("dataloader: epoch 2: … "+what, ending(l.Run(t.Context(), &at)))
-			last("dataloader: epoch 2: … "+what, errorOf(l.Batch(t.Context(), 2, 1)))
-			equal(t, "the cursor", at, Cursor{Epoch: 2})
-		}
-	}
-	empty := newLoader(t, numbers(0), order(0, func(int) func(int) int { panic("ouch") }))
-	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(bad)
-	_, err := newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0)
-	last("bad sample", err)
-	equal(t, "errors.Is finds the cause", errors.Is(err, errBad), true)
-}
-
-// TestGetBatchWithItsIndices: a GetBatch may sort or clear its indices. The errors still name the right samples.
-func TestGetBatchWithItsIndices(t *testing.T) {
-	spoil := batchGetter[int]{6, func(_ context.Context, indices []int) ([]int, error) {
-		samples := slices.Clone(indices)
-		clear(indices)
-		return samples, nil
-	}}
-	fail := func(_ context.Context, i int) (int, error) { return i, []error{errBad, nil}[min(i%5, 1)] } // 0 and 5
-	collate := func(dst, samples []int) ([]int, error) { return dst, []error{errBad, nil}[samples[0]%2] }
-	for _, data := range []Dataset[int]{spoil, Concat[int](spoil), must(Subset[int](Concat[int](spoil), upTo(6)))} {
-		opts, at := Options{BatchSize: 2, Sampler: fixed(4, 5, 3, 1, 0, 2)}, "error dataloader: epoch 2, batch "
-		loading{"collate", data, collate, opts, "[" + at + "0: collating 2 samples [4 5]: bad sample [] " + at + "2: collating 2 samples [0 2]: bad sample]"}.check(t, 0)
-		loading{"fail", Transform(data, fail), nil, opts, "[" + at + "0, sample 5: bad sample [3 1] " + at + "2, sample 0: bad sample]"}.check(t, 0)
-	}
-}
-
 // TestIndicesLen: a sampler that grows does not change a stream of its indices.
 func TestIndicesLen(t *testing.T) {
 	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
 	s := Indices(grows)
 	grows.n = 5
-	equal(t, "indices", outcomes(s.Epoch(t.Context(), 0)), []string{"0", "1", "2"})
+	equal(t, "indices", collect(t, s.Epoch(t.Context(), 0)), upTo(3))
 	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
-}
-
-// TestExactMessages: what the message of an error must not say is as important here as what it says.
-func TestExactMessages(t *testing.T) {
-	excludes := func(opts Options) string {
-		opts.BatchSampler = fixedBatches{}
-		return errorOf(New(numbers(0), List[int], opts)).Error()
-	}
-	damaged := func(fields string) string {
-		at := fromJSON(t, `{"epoch":0,"pos":2,"state":{"by":"Sequential(20)",`+fields+`}}`)
-		return outcomes(newLoader(t, numbers(20), Options{BatchSize: 2}).Run(t.Context(), &at))[0]
-	}
-	const isDamaged = "error dataloader: cursor {epoch 0, pos 2}: its state is damaged: steps that are done need a shard and a size"
-	stats := new(Stats)
-	stats.Observe(Timing{First: true})
-	for _, c := range [][2]string{
-		{excludes(Options{BatchSize: 2}), "dataloader: Options.BatchSampler excludes BatchSize (2); leave it unset"},
-		{excludes(Options{Shuffle: true}), "dataloader: Options.BatchSampler excludes Shuffle (true); leave it unset"},
-		{excludes(Options{Sampler: Sequential(1)}), "dataloader: Options.BatchSampler excludes Sampler (Sequential(1)); leave it unset"},
-		{excludes(Options{DropLast: true}), "dataloader: Options.BatchSampler excludes DropLast (true); leave it unset"},
-		{errorOf(New(numbers(3), List[int], Options{Shard: Shard{0, math.MaxInt32}})).Error(),
-			"dataloader: Options.Shard is {Index: 0, Count: 2147483647}; Count must be 0 to 1048576, and Index 0 to 1048575"},
-		{damaged(`"done":[[1,2]]`), isDamaged},
-		{damaged(`"done":[[1,2]],"size":2`), isDamaged},
-		{damaged(`"done":[[1,2]],"shard":{"Index":0,"Count":1}`), isDamaged},
-		{damaged(`"shard":{"Index":0,"Count":1}`), isDamaged},
-		{stats.String(), "batches: 1, loops: 1: too few to tell, since training is timed between two batches of a loop"},
-	} {
-		equal(t, "text", c[0], c[1])
-	}
-}
-
-// TestPanicPlace: the text of a panic is one line that names the first frame in the user's code, not one in the standard
-// library or in this package. Without a frame of the user's it names none.
-func TestPanicPlace(t *testing.T) {
-	_, file, line, _ := runtime.Caller(0)
-	dies := []func(){
-		func() { panic("boom") },
-		func() { panic(fmt.Sprint(1 / (line - line))) },
-		func() { Rand(context.Background()) },
-		func() { strings.Repeat("x", line-2*line) },
-	}
-	if !filepath.IsAbs(file) {
-		dies = dies[:3] // with -trimpath the files of the standard library have no common path
-	}
-	texts := []string{"boom", "runtime error: integer divide by zero", "Rand: the context is from no loader", "strings: negative Repeat count"}
-	for k, die := range dies {
-		place := fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k)
-		f := func(_ context.Context, i int) (int, error) { die(); return i, nil }
-		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
-		for workers := range 2 {
-			run := func(data Dataset[int], collate Collate[int, []int], opts Options) error {
-				opts.Workers = workers
-				return ending(must(New(data, collate, opts)).Epoch(t.Context(), 0))
-			}
-			for what, err := range map[string]error{
-				"Get":     run(Func(1, f), List[int], Options{}),
-				"Collate": run(numbers(1), func([]int, []int) ([]int, error) { die(); return nil, nil }, Options{}),
-				"Order":   run(numbers(1), List[int], Options{Sampler: OrderFunc(1, func(int) []int { die(); return nil })}),
-				"OnError": run(failing(1, 0), List[int], Options{OnError: func(*SampleError) error { die(); return nil }}),
-				"Trace":   run(numbers(1), List[int], Options{Trace: func(Timing) { die() }}),
-				"Map":     ending(Map(counting(1), workers, f).Epoch(t.Context(), 0)),
-				"source":  ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
-			} {
-				saysAll(t, err, "panic: ", texts[k], place)
-				var p *PanicError
-				equal(t, what+": a panic, in one line, with its stack", errors.As(err, &p) && !strings.Contains(err.Error(), "\n") &&
-					bytes.Contains(p.Stack, []byte("TestPanicPlace")), true)
-			}
-		}
-	}
-	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
-	equal(t, "no frame of the user's", errorOf(outside.Batch(t.Context(), 0, 11)).Error(),
-		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
-	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
-	equal(t, "nor here", errorOf(short.Batch(t.Context(), 0, 0)).Error(),
-		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
-}
-
-// TestCheckDataset: checkDataset names the sample that differs, and lets pass what only looks as if it did.
-func TestCheckDataset(t *testing.T) {
-	type record struct {
-		label  int // not exported
-		image  image.Image
-		tags   map[string]*int
-		weight float64
-	}
-	var fetched atomic.Int64
-	buffer := make([]int, 1)
-	reused := func(_ context.Context, i int) (any, error) { buffer[0] = i; return &buffer, nil }
-	fresh := func(_ context.Context, i int) (any, error) { return i, nil }
-	data := func(get func(ctx context.Context, i int) (any, error)) error { return checkDataset(Func(9, get)) }
-	both := func(data Dataset[any], atOnce func(i int) any) error { // a GetBatch that is not like Get
-		getBatch := func(_ context.Context, indices []int) ([]any, error) { return []any{atOnce(indices[0])}, nil }
-		return checkDataset[any](struct {
-			Dataset[any]
-			BatchGetter[any]
-		}{data, batchGetter[any]{0, getBatch}})
-	}
-	own := func(at int, value func() any) error {
-		return data(func(ctx context.Context, i int) (any, error) {
-			if i == at {
-				return value(), nil
-			}
-			return fresh(ctx, i)
-		})
-	}
-	for _, c := range []struct {
-		err  error
-		want string
-	}{
-		{data(func(ctx context.Context, i int) (any, error) {
-			if i == 4 {
-				return nil, errBad
-			}
-			return record{i, image.NewGray(image.Rect(0, 0, i, 1)), map[string]*int{"a": &i, "b": ptr(3)}, math.NaN() * Rand(ctx).Float64()}, nil
-		}), "no error"},
-		{checkDataset(failing(5, 3)), "no error"},
-		{data(reused), "sample 0 has changed … reuses memory"},
-		{own(5, func() any { return record{label: int(fetched.Add(1))} }), "sample 5 differs"},
-		{own(6, func() any { return map[int]*int64{1: ptr(fetched.Add(1))} }), "sample 6 differs"},
-		{own(7, func() any { return []any{ptr(rand.Float64())} }), "sample 7 differs"},
-		{data(func(_ context.Context, i int) (any, error) {
-			if i == 8 && fetched.Add(1)%2 == 0 {
-				return nil, errBad
-			}
-			return nil, nil
-		}), "sample 8 differs"},
-		{both(Func(3, fresh), func(int) any { return 0 }), "sample 1 differs … GetBatch"},
-		{both(Func(1, reused), func(i int) any { buffer[0] = 9; return []int{i} }), "sample 0 has changed"},
-	} {
-		if c.err == nil {
-			c.err = errors.New("no error")
-		}
-		saysAll(t, c.err, strings.Split(c.want, " … ")...)
-	}
 }
 
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
