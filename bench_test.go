@@ -1093,8 +1093,11 @@ func TestMine(t *testing.T) {
 		}
 	}
 	for pattern, want := range map[string]string{
-		filepath.Join(dir, "c"): "neither a folder nor a tar shard " + filepath.Join(dir, "c"), "x{1": "braces must come in pairs", "[": "syntax error in pattern",
-		t.TempDir(): "no file", filepath.Join(dir, "a", "*.txt"): "1.txt",
+		filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
+		"x{1":                            "braces must come in pairs",
+		"[":                              "syntax error in pattern",
+		t.TempDir():                      "no file",
+		filepath.Join(dir, "a", "*.txt"): "1.txt",
 	} {
 		_, _, err := openMine(t, pattern, false)
 		saysAll(t, err, want)
