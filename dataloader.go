@@ -130,7 +130,7 @@
 // other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
 // depends only on the seed, the epoch and the position.
 //
-//   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in five runs?
+//   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
 //   - Read: Rand and scope
 //

@@ -5882,8 +5882,8 @@ func TestNaivePool(t *testing.T) {
 // TestGeneratorPerWorker checks why Rand exists: with a generator for each worker and a shared queue, the number of a sample
 // depends on which worker takes it, and so on how long the others take. The numbers of Rand do not.
 func TestGeneratorPerWorker(t *testing.T) {
-	var theirs, ours []int // the numbers of sample 4 in five runs
-	for run := range uint64(5) {
+	var theirs, ours []int // the numbers of sample 4 in ten runs
+	for run := range uint64(10) {
 		var generators []*rand.Rand
 		for w := range uint64(3) {
 			generators = append(generators, rand.New(rand.NewPCG(w, 0)))
@@ -5900,7 +5900,7 @@ func TestGeneratorPerWorker(t *testing.T) {
 	}
 	differ := []bool{slices.Min(theirs) != slices.Max(theirs), slices.Min(ours) != slices.Max(ours)}
 	equal(t, "whether the numbers differ", differ, []bool{true, false})
-	t.Log("sample 4 in five runs, with a generator per worker:", theirs, "with Rand:", ours)
+	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
 }
 
 // TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, with any number of workers.
