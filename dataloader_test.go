@@ -5123,16 +5123,14 @@ func TestRand(t *testing.T) {
 
 // TestWorker checks that all workers load, that each knows its number, and that nobody else has one.
 func TestWorker(t *testing.T) {
-	for workers, want := range [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}} {
-		synctest.Test(t, func(t *testing.T) {
-			data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
-				return Worker(WithSeed(ctx, 1)), nil
-			})
-			loader := newLoader(t, data, Options{Workers: workers})
-			equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), want)
-			equal(t, "Batch", fmt.Sprint(must(loader.Batch(t.Context(), 0, 0))), "[-1]")
+	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
+		data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
+			return Worker(WithSeed(ctx, 1)), nil
 		})
-	}
+		loader := newLoader(t, data, Options{Workers: workers})
+		equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers])
+		equal(t, "Batch", must(loader.Batch(t.Context(), 0, 0)), []int{-1})
+	})
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
@@ -5599,11 +5597,10 @@ func TestBuckets(t *testing.T) {
 		for k := range s.Len() {
 			batch := sorted(s.Batches(epoch)(k))
 			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
+			all, longests, padded = append(all, batch), append(longests, longest), padded+longest*len(batch)
 			if longest*len(batch) > budget {
 				t.Fatalf("batch %d has %d samples of at most %d", k, len(batch), longest)
 			}
-			padded += longest * len(batch)
-			all, longests = append(all, batch), append(longests, longest)
 		}
 		equal(t, "all samples", sorted(slices.Concat(all...)), upTo(len(lengths)))
 		if waste := 1 - float64(total)/float64(padded); waste > .1 {
@@ -6269,15 +6266,16 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 // ranks must take equal steps, a batch whose samples are all dropped fails.
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
-	getBatch := func(err error, answer ...int) Dataset[int] { // if no answer, the indices
+	getBatch := func(err error, answer ...int) Dataset[int] { // if no answer, the indices, which it clears
 		return batchGetter[int]{3, func(_ context.Context, indices []int) ([]int, error) {
 			if len(indices) == 0 {
 				return nil, errors.New("asked for nothing")
 			}
-			if len(answer) > 0 {
-				return answer, err
+			samples := slices.Clone(indices)
+			if clear(indices); len(answer) > 0 {
+				samples = answer
 			}
-			return indices, err
+			return samples, err
 		}}
 	}
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
@@ -6285,16 +6283,11 @@ func TestFailures(t *testing.T) {
 	twice := func(data Dataset[int]) Dataset[int] {
 		return Transform(data, func(_ context.Context, i int) (int, error) { return 2 * i, nil })
 	}
-	sixteen := fmt.Sprint(upTo(16))                                                                   // indices, and no more
-	spoil := Dataset[int](batchGetter[int]{6, func(_ context.Context, indices []int) ([]int, error) { // which are its own
-		samples := slices.Clone(indices)
-		clear(indices)
-		return samples, nil
-	}})
-	collateOdd := func(dst, samples []int) ([]int, error) { return dst, []error{errBad, nil}[samples[0]%2] }
-	fiveFails := func(_ context.Context, i int) (int, error) { return i, []error{errBad, nil}[min(i%5, 1)] } // 0 and 5
-	inSpoiled := "[#0: collating 2 samples [4 5]: bad sample [] #2: collating 2 samples [0 2]: bad sample]"
-	spoiled := Options{BatchSize: 2, Sampler: fixed(4, 5, 3, 1, 0, 2)}
+	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
+	fail := map[int]error{1: errBad}
+	failsOne := func(dst, samples []int) ([]int, error) { return dst, fail[samples[0]] }
+	oneFails := func(_ context.Context, i int) (int, error) { return i, fail[i] }
+	order, inPart := Options{BatchSize: 2, Sampler: fixed(2, 1, 1, 2)}, Concat(getBatch(nil))
 	ranks := func(count int, tail Tail) Options {
 		return Options{Shard: Shard{0, count}, Tail: tail, OnError: dropBad}
 	}
@@ -6326,10 +6319,10 @@ func TestFailures(t *testing.T) {
 		{"GetBatch of a part fails", Concat(numbers(3), twice(getBatch(errBad))), nil, drop, "[[0 1 2] #1: bad sample]"},
 		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
 		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, drop, "[#0: GetBatch returned 4 samples for 3 indices]"},
-		{"GetBatch clears its indices", spoil, collateOdd, spoiled, inSpoiled},
-		{"in a part", Concat(spoil), collateOdd, spoiled, inSpoiled},
-		{"in a part, and a sample fails", Transform(must(Subset(Concat(spoil), upTo(6))), fiveFails), nil, spoiled,
-			"[#0, sample 5: bad sample [3 1] #2, sample 0: bad sample]"},
+		{"collate, after GetBatch", getBatch(nil), failsOne, order, "[[] #1: collating 2 samples [1 2]: bad sample]"},
+		{"collate, after GetBatch of a part", inPart, failsOne, order, "[[] #1: collating 2 samples [1 2]: bad sample]"},
+		{"after GetBatch", Transform(must(Subset(inPart, upTo(3))), oneFails), nil, order,
+			"[#0, sample 1: bad sample #1, sample 1: bad sample]"},
 		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
 		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
 		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
@@ -6534,9 +6527,7 @@ func TestUnorderedResume(t *testing.T) {
 			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
 			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
 			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Shard: Shard{random.IntN(2), 2}, Tail: UnevenTail}
-			if seed%2 == 1 {
-				opts.OnError = dropBad
-			}
+			opts.OnError = []func(*SampleError) error{nil, dropBad}[seed%2]
 			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
 			at := Cursor{Epoch: 1}
 			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
@@ -6548,11 +6539,8 @@ func TestUnorderedResume(t *testing.T) {
 					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
 						got = append(got, outcome)
 					}
-					if at.Pos < pos {
-						t.Fatalf("pos %d after %d", at.Pos, pos)
-					}
-					pos = at.Pos
-					if stop--; stop < 0 {
+					equal(t, "whether pos goes back", at.Pos < pos, false)
+					if pos, stop = at.Pos, stop-1; stop < 0 {
 						break
 					}
 				}
@@ -6560,9 +6548,7 @@ func TestUnorderedResume(t *testing.T) {
 					at = throughJSON(t, at)
 				}
 			}
-			slices.Sort(want)
-			slices.Sort(got)
-			equal(t, "outcomes", got, want)
+			equal(t, "outcomes", slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 		})
 	}
 	t.Logf("100 epochs were left and continued %d times, with 0 to 4 workers: nothing was lost, and nothing came twice", resumes)
