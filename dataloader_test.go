@@ -7838,9 +7838,9 @@ func TestStreamRanks(t *testing.T) {
 			return Mix(opts, kept.Shard(shard, UnevenTail), thousand.Shard(shard, UnevenTail))
 		}
 	}
-	one := func(shard Shard) ints { return Map(kept.Shard(shard, UnevenTail), 1, quick).Prefetch(2) }
+	alone := func(shard Shard) ints { return Map(kept.Shard(shard, UnevenTail), 1, quick).Prefetch(2) }
 	for k := range map[bool]int{false: 72, true: 24}[testing.Short()] {
-		part, before, steps := []func(Shard) ints{one, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
+		part, before, steps := []func(Shard) ints{alone, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
 		epoch := func(rank, ranks int) []string { return outcomes(part(Shard{rank, ranks}).Epoch(t.Context(), 0)) }
 		var given []string
 		gone = [][]int{nil, sick}[k/12%2]
