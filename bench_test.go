@@ -1347,7 +1347,8 @@ func BenchmarkStreams(b *testing.B) {
 	line("Chain", Chain(ints))
 	for _, size := range []int{1000, 10000} {
 		read := 0 // items, before the first one leaves
-		for range Map(ints, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil }).Shuffle(size, 1).Epoch(b.Context(), 0) {
+		counted := Map(ints, 0, func(_ context.Context, i int) (int, error) { read++; return i, nil })
+		for range counted.Shuffle(size, 1).Epoch(b.Context(), 0) {
 			break
 		}
 		line(fmt.Sprintf("Shuffle/size=%d", size), ints.Shuffle(size, 1), amount{float64(read), "read-before-the-first"})
