@@ -115,10 +115,10 @@
 // most window batches take memory, even if batch 2 never comes; out of order, too. In order, batch k lies in slot
 // k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready.
 //
-// Example_inFiftyLines in dataloader_test.go is this loader and nothing else. The package's own, the type engine, also reads streams, stops its
-// workers by a context, and survives panics. The picture in the README, and testdata/timeline.txt, show the same batches
-// without workers, with one, and with three, out of order and in order. The mark at 135 ms in that picture shows the moment
-// above.
+// Example_inFiftyLines in dataloader_test.go is this loader and nothing else. The package's own, the type engine, also reads
+// streams, stops its workers by a context, and survives panics. The picture in the README, and testdata/timeline.txt, show
+// the same batches without workers, with one, and with three, out of order and in order. The mark at 135 ms in that picture
+// shows the moment above.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch

@@ -506,13 +506,14 @@ func undo(f *feistel, x uint64) uint64 {
 // The Examples are the documentation. What the reader comes for stands in the body. Inside the package New stands for
 // dataloader.New. By what a reader wants to do:
 //
-//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder; how it works: Example_inFiftyLines
+//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder; how it works:
+//	                   Example_inFiftyLines
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
 //	save and resume    ExampleCursor, Example_checkpoint, ExampleDataLoader_At
 //	train a model      Example_training, Example_trainingFromTar
-//	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a database:
-//	                   ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
+//	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
+//	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
 //	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_timeLimit, ExampleWorker, ExampleDecode;
 //	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes
 //	divide them        ExampleSplit, ExampleSplit_stratified, ExampleSplit_crossValidation
@@ -1942,7 +1943,8 @@ func ExampleOptions_onErrorRanks() {
 func ExampleTiming() {
 	var waited time.Duration
 	trace := func(t Timing) {
-		fmt.Println("batch", t.Batch, "worker", t.Worker, "samples", t.Samples, "dropped", t.Dropped, "in time", !t.Done.Before(t.Start))
+		inTime := !t.Done.Before(t.Start)
+		fmt.Println("batch", t.Batch, "worker", t.Worker, "samples", t.Samples, "dropped", t.Dropped, "in time", inTime)
 		waited += t.Wait
 	}
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2, Trace: trace})
@@ -2822,7 +2824,10 @@ func ExampleDataLoader_Run_pull() {
 	type sample = Pair[Tensor[float32], Tensor[int32]] // features, and a label of the shape [1]
 	data := Func(5, func(ctx context.Context, i int) (sample, error) {
 		x := float32(i)
-		return sample{First: Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, Second: Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}}}, nil
+		return sample{
+			First:  Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}},
+			Second: Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}},
+		}, nil
 	})
 	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{BatchSize: 2, DropLast: true, Workers: 2})
 	if err != nil {
@@ -3128,7 +3133,9 @@ func ExampleStream_Repeat_ranks() {
 // so decode needs workers. Put in your own stages, and enough items for some seconds; after a Batch of 64 the rate
 // counts batches. If a stage has workers, or Prefetch comes after it, the slowest goroutine sets the rate.
 func ExampleProgress_slowStage() {
-	name := Map(Indices(Sequential(1000)), 0, func(_ context.Context, i int) (string, error) { return fmt.Sprintf("%d.png", i), nil })
+	name := Map(Indices(Sequential(1000)), 0, func(_ context.Context, i int) (string, error) {
+		return fmt.Sprintf("%d.png", i), nil
+	})
 	decode := Map(name, 0, func(_ context.Context, name string) (string, error) {
 		time.Sleep(time.Millisecond)
 		return "pixels of " + name, nil
@@ -3366,7 +3373,9 @@ func ExampleDecode() {
 		return Map(Indices(Sequential(files.Len())), 2, Transform(files, decode).Get), nil
 	}
 
-	files := []File{{Name: "cls", Data: []byte("0")}, {Name: "json", Data: []byte(`{"legs": 4}`)}, {Name: "txt", Data: []byte("meow")}}
+	files := []File{
+		{Name: "cls", Data: []byte("0")}, {Name: "json", Data: []byte(`{"legs": 4}`)}, {Name: "txt", Data: []byte("meow")},
+	}
 	dir, err := os.MkdirTemp("", "pets")
 	if err != nil {
 		fmt.Println(err)
@@ -3577,7 +3586,8 @@ func Example_trainingFromTar() {
 				if err != nil {
 					return err
 				}
-				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{{Name: "cls", Data: []byte(classes[file.Second])}, {Name: "png", Data: data}}}
+				label := File{Name: "cls", Data: []byte(classes[file.Second])}
+				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{label, {Name: "png", Data: data}}}
 				if err := w.Write(r); err != nil {
 					return err
 				}
@@ -3858,7 +3868,8 @@ func Example_jsonLines() {
 		return
 	}
 	defer os.RemoveAll(dir)
-	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" + `{"text": "extra"}`
+	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" +
+		`{"text": "extra"}`
 	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
 		fmt.Println(err)
 		return
@@ -3898,10 +3909,12 @@ func Example_jsonLines() {
 		}
 		return s, nil
 	})
-	loader, err := New(data, List[sample], Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2, OnError: func(bad *SampleError) error {
+	opts := Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
+	opts.OnError = func(bad *SampleError) error {
 		fmt.Println("dropped", bad.Err)
 		return nil
-	}})
+	}
+	loader, err := New(data, List[sample], opts)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -4001,7 +4014,8 @@ func Example_csv() {
 func Example_mnist() {
 	mnist := fstest.MapFS{}
 	for name, data := range map[string][]byte{ // three images of 2 by 2 pixels
-		"train-images-idx3-ubyte.gz": {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 51, 0, 51, 102, 0, 102, 0, 255, 255, 255, 255},
+		"train-images-idx3-ubyte.gz": {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2,
+			0, 51, 0, 51, 102, 0, 102, 0, 255, 255, 255, 255},
 		"train-labels-idx1-ubyte.gz": {0, 0, 8, 1, 0, 0, 0, 3, 7, 4, 9},
 	} {
 		var b bytes.Buffer

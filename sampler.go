@@ -530,8 +530,8 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}, len(lengths)}, nil
 }
 
-// An order is used in two steps: epoch → pos → indices. An indicesAt appends to dst the indices at position pos of one epoch. A position of a Sampler is one sample, a position
-// of a BatchSampler a whole batch.
+// An order is used in two steps: epoch → pos → indices. An indicesAt appends to dst the indices at position pos of one epoch. A
+// position of a Sampler is one sample, a position of a BatchSampler a whole batch.
 type indicesAt func(dst []int, pos int) []int
 
 // indicesOfSamples returns the function that makes the indicesAt of an epoch of a Sampler.
