@@ -951,15 +951,23 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		ctx, cancel := context.WithCancel(ctx)
 		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, readings: make([]*reading[T], len(srcs))}
 		m.seed = hash(opts.Seed, uint64(from.Epoch))
-		defer m.running.Wait()
-		defer m.closePermits()
-		defer cancel()
+		defer m.leave(cancel)
 		m.startFirst()
-		for pos := from.Pos + 1; !m.over(); pos++ {
-			item, ok, err := m.draw()
-			if !ok || err != nil {
-				return err
+		for pos := from.Pos; !m.over(); {
+			i := m.choose()
+			m.state.N++
+			if m.out(i) {
+				continue
 			}
+			item := m.next(i)
+			if end, ended := item.Err.(endOfSource); ended {
+				if err := m.endSource(i, end.error); err != nil {
+					return err
+				}
+				continue
+			}
+			m.state.Sources[i] = item.Next
+			pos++
 			if !yield(item, pos, stageState{N: m.state.N, Sources: slices.Clone(m.state.Sources), Ended: m.state.Ended}) {
 				return nil
 			}
@@ -1000,6 +1008,19 @@ type reading[T any] struct {
 	permits, tasks chan int
 }
 
+// startFirst starts the sources whose turn comes first, at most mixFirst.
+func (m *mixer[T]) startFirst() {
+	for k, started := 0, 0; k < len(m.srcs) && started < mixFirst; k++ {
+		if i := (m.state.N + k) % len(m.srcs); !m.out(i) {
+			m.start(i)
+			started++
+		}
+	}
+}
+
+// mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
+const mixFirst, mixAhead = 64, 4
+
 // start begins to read source i.
 func (m *mixer[T]) start(i int) {
 	r := &reading[T]{make([]Item[T], mixAhead), make(chan int, mixAhead), make(chan int, mixAhead)}
@@ -1013,41 +1034,6 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
-// next returns the next item, and lets the source read another one. ok is false at the end of the source, and err says why
-// it cannot be continued.
-func (r *reading[T]) next() (item Item[T], ok bool, err error) {
-	slot := <-r.tasks
-	item = taken(&r.items[slot])
-	if end, ended := item.Err.(endOfSource); ended {
-		return Item[T]{}, false, end.error
-	}
-	r.permits <- slot
-	return item, true, nil
-}
-
-// startFirst starts the sources whose turn comes first, at most mixFirst.
-func (m *mixer[T]) startFirst() {
-	started := 0
-	for k := range m.srcs {
-		if i := (m.state.N + k) % len(m.srcs); started < mixFirst && !m.out(i) {
-			m.start(i)
-			started++
-		}
-	}
-}
-
-// mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
-const mixFirst, mixAhead = 64, 4
-
-// closePermits lets all sources return.
-func (m *mixer[T]) closePermits() {
-	for _, r := range m.readings {
-		if r != nil {
-			close(r.permits)
-		}
-	}
-}
-
 // out reports whether source i cannot be drawn any more.
 func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state.Ended[i] }
 
@@ -1055,38 +1041,6 @@ func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state
 func (m *mixer[T]) over() bool {
 	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
 	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
-}
-
-// draw returns the next item. ok is false at the end of the mix, and err says why the mix cannot be continued.
-func (m *mixer[T]) draw() (item Item[T], ok bool, err error) {
-	for {
-		i := m.choose()
-		m.state.N++
-		for !m.out(i) { // again with a source's next epoch
-			if m.readings[i] == nil {
-				m.start(i)
-			}
-			if item, ok, err = m.readings[i].next(); ok {
-				m.state.Sources[i] = item.Next
-			}
-			if ok || err != nil {
-				return item, ok, err
-			}
-			if m.opts.Stop >= CycleUntilLast && m.state.Sources[i].atStart() {
-				return item, false, fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, m.state.Sources[i].Epoch)
-			}
-			if !m.state.Ended[i] {
-				m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
-				m.state.Ended[i] = true
-			}
-			if m.over() {
-				return item, false, nil
-			}
-			if m.opts.Stop != StopAtLast {
-				m.readings[i], m.state.Sources[i] = nil, Cursor{Epoch: m.state.Sources[i].Epoch + 1}
-			}
-		}
-	}
 }
 
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
@@ -1114,6 +1068,45 @@ func (m *mixer[T]) choose() int {
 		last = i // and the result, if rounding has left something over
 	}
 	return last
+}
+
+// next returns the next item of source i, or one whose Err is an endOfSource, and lets the source read another item.
+func (m *mixer[T]) next(i int) Item[T] {
+	if m.readings[i] == nil {
+		m.start(i)
+	}
+	r := m.readings[i]
+	slot := <-r.tasks
+	item := taken(&r.items[slot])
+	r.permits <- slot
+	return item
+}
+
+// endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
+// with its next epoch, and the draw that has found the end is taken back: it will find that epoch's first item.
+func (m *mixer[T]) endSource(i int, err error) error {
+	at, cycle := m.state.Sources[i], m.opts.Stop >= CycleUntilLast
+	if err == nil && cycle && at.atStart() {
+		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
+	}
+	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
+	m.state.Ended[i] = true
+	if cycle {
+		m.readings[i], m.state.Sources[i] = nil, Cursor{Epoch: at.Epoch + 1}
+		m.state.N--
+	}
+	return err
+}
+
+// leave ends all sources, and waits for them to return.
+func (m *mixer[T]) leave(cancel func()) {
+	cancel()
+	for _, r := range m.readings {
+		if r != nil {
+			close(r.permits)
+		}
+	}
+	m.running.Wait()
 }
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
@@ -1159,36 +1152,30 @@ func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 			if last = item; width == shard.Index {
 				own = item
 			}
-			if width++; width < shard.Count {
-				continue
+			if width++; width == shard.Count {
+				if !yieldOwn() {
+					return nil
+				}
+				row, width, own = row+width, 0, Item[T]{}
 			}
-			if !yieldOwn() {
-				return nil
-			}
-			row, width, own = row+width, 0, Item[T]{}
 		}
 		missing := shard.Index >= width // from the last row, which is not full
 		if width == 0 || tail == DropTail || tail == UnevenTail && missing {
 			return nil
 		}
 		if missing { // under PadTail the epoch begins again
-			var err error
-			if own, err = s.item(ctx, from.Epoch, (shard.Index-width)%(row+width)); err != nil {
-				return err
+			left := (shard.Index-width)%(row+width) + 1 // up to this rank's item
+			for item, err := range s.Take(left)(ctx, Cursor{Epoch: from.Epoch}) {
+				if err != nil {
+					return err
+				}
+				own, left = item, left-1
+			}
+			if left > 0 {
+				return fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", from.Epoch)
 			}
 		}
 		yieldOwn()
 		return nil
 	})
-}
-
-// item returns item i of an epoch.
-func (s Stream[T]) item(ctx context.Context, epoch, i int) (Item[T], error) {
-	for item, err := range s(ctx, Cursor{Epoch: epoch}) {
-		if i == 0 || err != nil {
-			return item, err
-		}
-		i--
-	}
-	return Item[T]{}, fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", epoch)
 }
