@@ -134,12 +134,11 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 // if first or second is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
-	return func(dst Pair[A, B], samples []Pair[T, U]) (Pair[A, B], error) {
+	return func(dst Pair[A, B], samples []Pair[T, U]) (_ Pair[A, B], err error) {
 		firsts, seconds := make([]T, len(samples)), make([]U, len(samples))
 		for i, s := range samples {
 			firsts[i], seconds[i] = s.First, s.Second
 		}
-		var err error
 		if dst.First, err = first(dst.First, firsts); err != nil {
 			return dst, fmt.Errorf("the first of each pair: %w", err)
 		}
@@ -172,9 +171,9 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 		flush := func() bool {
 			batch := Item[B]{Err: failed, Next: last}
 			if failed == nil {
-				var err error
-				if batch.Value, err = try(func() (B, error) { return collate(*new(B), samples) }); err != nil {
-					batch = failedItem[B]("Batch", last, err)
+				batch.Value, batch.Err = try(func() (B, error) { return collate(*new(B), samples) })
+				if batch.Err != nil {
+					batch = failedItem[B]("Batch", last, batch.Err)
 				}
 			}
 			clear(samples)
@@ -212,14 +211,12 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if state.N > 0 {
-				n := len(batch.Value)
-				if batch.Err != nil {
-					n = state.Again // nothing is known about its length
-				}
-				if err := state.changed(from, n, batch.Next); err != nil {
-					return err
-				}
+			n := len(batch.Value)
+			if batch.Err != nil {
+				n = state.Again // nothing is known about its length
+			}
+			if err := state.changed(from, n, batch.Next); err != nil {
+				return err
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
 				state.N, batch.Value = 0, make([]T, 1)
@@ -235,9 +232,6 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			}
 			state = stageState{Source: batch.Next}
 		}
-		if state.N > 0 {
-			return state.changed(from, 0, state.Source)
-		}
-		return nil
+		return state.changed(from, 0, state.Source)
 	})
 }

@@ -709,7 +709,7 @@ type stageState struct {
 	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
 	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
-	After   *mark    `json:"after,omitempty"`   // the source's cursor after these items; MarshalJSON makes it of after
+	After   mark     `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of after
 	End     *Cursor  `json:"end,omitempty"`     // the same in full, in cursors of an older version
 	after   Cursor
 }
@@ -733,6 +733,9 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	if from.atStart() {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
+	if s.End != nil {
+		s.After = markOf(*s.End)
+	}
 	negative := s.N < 0 || s.Again < 0
 	tooMany := s.Again > 0 && s.N > s.Again // more have been yielded than read
 	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
@@ -747,23 +750,20 @@ func older(from Cursor) error {
 }
 
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
-// cursor. There are n now, and after them the source stands at last.
+// cursor. There are n now, and after them the source stands at last. At a cursor after which nothing is read again, it is nil.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
-	var before mark
-	if s.After != nil {
-		before = *s.After
-	} else if s.End != nil {
-		before = markOf(*s.End)
-	}
-	now := markOf(last)
-	if n == s.Again && now == before {
+	if s.N == 0 {
 		return nil
 	}
-	if s.End != nil { // perhaps only the cursors of the source have changed
+	now := markOf(last)
+	switch {
+	case n == s.Again && now == s.After:
+		return nil
+	case s.End != nil: // perhaps only the cursors of the source have changed
 		return older(from)
 	}
 	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
-		s.Again, before.Pos, before.By, n, now.Pos, cmp.Or(now.By, before.By))
+		s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
 }
 
 // A mark is a cursor of a source that is only compared, by a digest. A stage that kept it whole, beside Source, would double the
@@ -786,10 +786,7 @@ func markOf(c Cursor) mark {
 				break // of a source made elsewhere
 			}
 		}
-		m.By, c = s.By, s.Source
-		if len(s.Sources) > 0 {
-			c = s.Sources[0]
-		}
+		m.By, c = s.By, slices.Concat(s.Sources, []Cursor{s.Source})[0]
 	}
 	return m
 }
@@ -797,9 +794,8 @@ func markOf(c Cursor) mark {
 // MarshalJSON makes After. A digest takes microseconds, too long to make one for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
-	if s.Again > 0 && s.After == nil && s.End == nil {
-		after := markOf(s.after)
-		s.After = &after
+	if s.Again > 0 {
+		s.After = markOf(s.after)
 	}
 	return json.Marshal(fields(s))
 }
@@ -832,10 +828,9 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
-	const name = "FromSeq" // nothing is known about the sequence
-	state := &stageState{By: name}
+	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		if _, err := stateOf(from, name, oneSource); err != nil {
+		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
 		pos := 0
@@ -984,17 +979,16 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 			if n == state.N && !from.atStart() {
 				source = state.Source
 			}
-			empty := source.atStart()
+			before := pos
 			for item, err := range s(ctx, source) {
 				if err != nil {
 					return err
 				}
-				empty = false
 				if pos++; !yield(item, pos, stageState{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
-			if empty && endless {
+			if endless && pos == before && source.atStart() {
 				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
 			}
 			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice

@@ -751,8 +751,8 @@ func Indices(s Sampler) Stream[int] {
 // Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
 //
 // Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.37. For a small
-// source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
-// data with indices use Random, which permutes a whole epoch in 8 KiB.
+// source let size be ten times its length, where the correlation is 0.03; beyond 400 kB, memory grows only with what has been
+// read. For data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -785,7 +785,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 			}
 			return changed == nil
 		}
-		var waiting ring[T]
+		waiting := make(ring[T], min(size, maxPlaces))
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
@@ -843,39 +843,32 @@ type delayed[T any] struct {
 	err   error
 }
 
-// A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(places). There are
-// always at least as many places as items, so a place holds one item on average. After item 6 has been read above:
+// A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(r). There are size
+// places, and about size items wait, so a place holds one item on average. After item 6 has been read above:
 //
-//	place      0        1        2        3
-//	items                                 3 due 7, 6 due 11
+//	place      0        1
+//	items               3 due 7, 6 due 11
 //
-// So an item costs the same whatever size is, where a heap takes longer for more items, and memory grows with what is read.
-type ring[T any] struct {
-	places [][]delayed[T]
-	n      int // items
-}
+// Rejected: a heap, which takes the longer the more items wait; a map from the time to the items that are due then, which
+// took three to four times as long at a size of 1,000; and a ring that grows with the items. From a size of 100,000 on such a
+// ring does not fit into the processor's cache, and was no faster than one of maxPlaces.
+type ring[T any] [][]delayed[T]
 
-// put adds an item behind those that are due at the same time. If the ring is full, it gets twice as many places.
-func (r *ring[T]) put(x delayed[T]) {
-	if r.n == len(r.places) {
-		all := slices.Concat(r.places...)
-		*r = ring[T]{places: make([][]delayed[T], max(1, 2*r.n))}
-		for _, x := range all {
-			r.put(x)
-		}
-	}
-	place := &r.places[x.due%len(r.places)]
+// maxPlaces bounds the places of a ring to 400 kB. At a size of a million a place holds 60 items on average.
+const maxPlaces = 1 << 14
+
+// put adds an item behind those that are due at the same time.
+func (r ring[T]) put(x delayed[T]) {
+	place := &r[x.due%len(r)]
 	*place = append(*place, x)
-	r.n++
 }
 
 // take removes the first item that is due now, if there is one.
-func (r *ring[T]) take(now int) (x delayed[T], ok bool) {
-	place := &r.places[now%len(r.places)]
+func (r ring[T]) take(now int) (x delayed[T], ok bool) {
+	place := &r[now%len(r)]
 	for i := range *place {
 		if x := (*place)[i]; x.due == now {
 			*place = slices.Delete(*place, i, i+1)
-			r.n--
 			return x, true
 		}
 	}
@@ -883,9 +876,9 @@ func (r *ring[T]) take(now int) (x delayed[T], ok bool) {
 }
 
 // rest returns the items that are left, in the order in which they are due.
-func (r *ring[T]) rest() []delayed[T] {
-	all := slices.Concat(r.places...)
-	*r = ring[T]{} // which must not keep them
+func (r ring[T]) rest() []delayed[T] {
+	all := slices.Concat(r...)
+	clear(r) // which must not keep them
 	slices.SortStableFunc(all, func(x, y delayed[T]) int { return cmp.Compare(x.due, y.due) })
 	return all
 }
@@ -951,15 +944,23 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		ctx, cancel := context.WithCancel(ctx)
 		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, readings: make([]*reading[T], len(srcs))}
 		m.seed = hash(opts.Seed, uint64(from.Epoch))
-		defer m.running.Wait()
-		defer m.closePermits()
-		defer cancel()
+		defer m.leave(cancel)
 		m.startFirst()
-		for pos := from.Pos + 1; !m.over(); pos++ {
-			item, ok, err := m.draw()
-			if !ok || err != nil {
-				return err
+		for pos := from.Pos; !m.over(); {
+			i := m.choose()
+			m.state.N++
+			if m.out(i) {
+				continue
 			}
+			item := m.next(i)
+			if end, ended := item.Err.(endOfSource); ended {
+				if err := m.endSource(i, end.error); err != nil {
+					return err
+				}
+				continue
+			}
+			m.state.Sources[i] = item.Next
+			pos++
 			if !yield(item, pos, stageState{N: m.state.N, Sources: slices.Clone(m.state.Sources), Ended: m.state.Ended}) {
 				return nil
 			}
@@ -1000,6 +1001,19 @@ type reading[T any] struct {
 	permits, tasks chan int
 }
 
+// startFirst starts the sources whose turn comes first, at most mixFirst.
+func (m *mixer[T]) startFirst() {
+	for k, started := 0, 0; k < len(m.srcs) && started < mixFirst; k++ {
+		if i := (m.state.N + k) % len(m.srcs); !m.out(i) {
+			m.start(i)
+			started++
+		}
+	}
+}
+
+// mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
+const mixFirst, mixAhead = 64, 4
+
 // start begins to read source i.
 func (m *mixer[T]) start(i int) {
 	r := &reading[T]{make([]Item[T], mixAhead), make(chan int, mixAhead), make(chan int, mixAhead)}
@@ -1013,41 +1027,6 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
-// next returns the next item, and lets the source read another one. ok is false at the end of the source, and err says why
-// it cannot be continued.
-func (r *reading[T]) next() (item Item[T], ok bool, err error) {
-	slot := <-r.tasks
-	item = taken(&r.items[slot])
-	if end, ended := item.Err.(endOfSource); ended {
-		return Item[T]{}, false, end.error
-	}
-	r.permits <- slot
-	return item, true, nil
-}
-
-// startFirst starts the sources whose turn comes first, at most mixFirst.
-func (m *mixer[T]) startFirst() {
-	started := 0
-	for k := range m.srcs {
-		if i := (m.state.N + k) % len(m.srcs); started < mixFirst && !m.out(i) {
-			m.start(i)
-			started++
-		}
-	}
-}
-
-// mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
-const mixFirst, mixAhead = 64, 4
-
-// closePermits lets all sources return.
-func (m *mixer[T]) closePermits() {
-	for _, r := range m.readings {
-		if r != nil {
-			close(r.permits)
-		}
-	}
-}
-
 // out reports whether source i cannot be drawn any more.
 func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state.Ended[i] }
 
@@ -1055,38 +1034,6 @@ func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state
 func (m *mixer[T]) over() bool {
 	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
 	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
-}
-
-// draw returns the next item. ok is false at the end of the mix, and err says why the mix cannot be continued.
-func (m *mixer[T]) draw() (item Item[T], ok bool, err error) {
-	for {
-		i := m.choose()
-		m.state.N++
-		for !m.out(i) { // again with a source's next epoch
-			if m.readings[i] == nil {
-				m.start(i)
-			}
-			if item, ok, err = m.readings[i].next(); ok {
-				m.state.Sources[i] = item.Next
-			}
-			if ok || err != nil {
-				return item, ok, err
-			}
-			if m.opts.Stop >= CycleUntilLast && m.state.Sources[i].atStart() {
-				return item, false, fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, m.state.Sources[i].Epoch)
-			}
-			if !m.state.Ended[i] {
-				m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
-				m.state.Ended[i] = true
-			}
-			if m.over() {
-				return item, false, nil
-			}
-			if m.opts.Stop != StopAtLast {
-				m.readings[i], m.state.Sources[i] = nil, Cursor{Epoch: m.state.Sources[i].Epoch + 1}
-			}
-		}
-	}
 }
 
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
@@ -1114,6 +1061,45 @@ func (m *mixer[T]) choose() int {
 		last = i // and the result, if rounding has left something over
 	}
 	return last
+}
+
+// next returns the next item of source i, or one whose Err is an endOfSource, and lets the source read another item.
+func (m *mixer[T]) next(i int) Item[T] {
+	if m.readings[i] == nil {
+		m.start(i)
+	}
+	r := m.readings[i]
+	slot := <-r.tasks
+	item := taken(&r.items[slot])
+	r.permits <- slot
+	return item
+}
+
+// endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
+// with its next epoch, and the draw that has found the end is taken back: it will find that epoch's first item.
+func (m *mixer[T]) endSource(i int, err error) error {
+	at, cycle := m.state.Sources[i], m.opts.Stop >= CycleUntilLast
+	if err == nil && cycle && at.atStart() {
+		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
+	}
+	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
+	m.state.Ended[i] = true
+	if cycle {
+		m.readings[i], m.state.Sources[i] = nil, Cursor{Epoch: at.Epoch + 1}
+		m.state.N--
+	}
+	return err
+}
+
+// leave ends all sources, and waits for them to return.
+func (m *mixer[T]) leave(cancel func()) {
+	cancel()
+	for _, r := range m.readings {
+		if r != nil {
+			close(r.permits)
+		}
+	}
+	m.running.Wait()
 }
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
@@ -1159,36 +1145,30 @@ func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 			if last = item; width == shard.Index {
 				own = item
 			}
-			if width++; width < shard.Count {
-				continue
+			if width++; width == shard.Count {
+				if !yieldOwn() {
+					return nil
+				}
+				row, width, own = row+width, 0, Item[T]{}
 			}
-			if !yieldOwn() {
-				return nil
-			}
-			row, width, own = row+width, 0, Item[T]{}
 		}
 		missing := shard.Index >= width // from the last row, which is not full
 		if width == 0 || tail == DropTail || tail == UnevenTail && missing {
 			return nil
 		}
 		if missing { // under PadTail the epoch begins again
-			var err error
-			if own, err = s.item(ctx, from.Epoch, (shard.Index-width)%(row+width)); err != nil {
-				return err
+			left := (shard.Index-width)%(row+width) + 1 // up to this rank's item
+			for item, err := range s.Take(left)(ctx, Cursor{Epoch: from.Epoch}) {
+				if err != nil {
+					return err
+				}
+				own, left = item, left-1
+			}
+			if left > 0 {
+				return fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", from.Epoch)
 			}
 		}
 		yieldOwn()
 		return nil
 	})
-}
-
-// item returns item i of an epoch.
-func (s Stream[T]) item(ctx context.Context, epoch, i int) (Item[T], error) {
-	for item, err := range s(ctx, Cursor{Epoch: epoch}) {
-		if i == 0 || err != nil {
-			return item, err
-		}
-		i--
-	}
-	return Item[T]{}, fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", epoch)
 }
