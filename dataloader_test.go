@@ -464,6 +464,8 @@ func (c closedFS) Open(name string) (fs.File, error) {
 	return nil, fmt.Errorf("%s is not to be opened", name)
 }
 
+func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
+
 // augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
