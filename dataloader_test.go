@@ -481,6 +481,8 @@ func (c closedFS) Open(name string) (fs.File, error) {
 	return nil, fmt.Errorf("%s is not to be opened", name)
 }
 
+func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
+
 // augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
@@ -8907,7 +8909,7 @@ func TestTarCursors(t *testing.T) {
 		"shuffled":              from(at, TarOptions{Shuffle: true}, names...),
 		"with the same letters": from(after(1, TarOptions{}, "ab", "c"), TarOptions{}, "a", "bc"),
 	} {
-		same(t, what, got, "error it was made by Tar( … this is Tar(")
+		same(t, what, got, "error it was made by Tar( … this is Tar( … use the same data and options")
 	}
 	other := from(after(3, TarOptions{Shard: Shard{0, 2}}, names...), TarOptions{Shard: Shard{1, 2}}, names...)
 	same(t, "of another rank", other, "error shard 0 of 2), this is Tar( … shard 1 of 2): each rank needs the cursor that it saved")
@@ -9386,7 +9388,7 @@ func TestTarHeadersAreCheap(t *testing.T) {
 		defer d.Close()
 		got = append(got, testing.AllocsPerRun(5, func() { must(d.Get(t.Context(), 50)) }))
 	}
-	if slices.Max(streamed) > slices.Min(streamed)+50 || slices.Max(got) > slices.Min(got) {
+	if slices.Max(streamed) > slices.Min(streamed)+50 || slices.Max(got) > 4 {
 		t.Errorf("allocations with PAX records, with GNU names, and with neither: streamed %v, by index %v", streamed, got)
 	}
 }
@@ -9648,6 +9650,7 @@ func TestWeb(t *testing.T) {
 		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6, "attempt 6: the request has failed"},
 		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 Not Found"},
 		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
+		{"ends badly", says("HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \x01?sig=secret"), 6, "request has failed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
@@ -9832,6 +9835,7 @@ func TestWebStall(t *testing.T) {
 
 // TestWebNever shows which errors cannot change, so that nothing is asked for again.
 func TestWebNever(t *testing.T) {
+	equal(t, "what is known of an error", safeError(fmt.Errorf("secret: %w", io.EOF)), io.EOF)
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	defer secure.Close()
@@ -9976,9 +9980,9 @@ func TestTarIndex(t *testing.T) {
 	same(t, "x.tar's index", indexed(t, bare), stale)
 	must(0, errors.Join(os.Remove(indexOf(name)), writeIndex(bare)))
 	same(t, "x's index", indexed(t, name), stale)
-	data := must(OpenTar(onDisk(t, "x.tar", shard("a.txt=1 b.txt=2 c.txt=3"))))
+	data := must(OpenTar(onDisk(t, "x.tar", otherHeaders(shard("a.txt=1 b.txt=2 c.txt=3"))[0])))
 	defer data.Close()
-	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard("a.txt=1")[:512]} {
+	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard("a.txt=1 b.txt=2 c.txt=3"), shard("a.txt=1")[:512]} {
 		must(0, os.WriteFile(data.shards[0].name, change, 0o666))
 		saysAll(t, errorOf(data.Get(t.Context(), 0)), "the shard is not the one that was indexed", "x.tar")
 	}
