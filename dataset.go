@@ -739,7 +739,8 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	negative := s.N < 0 || s.Again < 0
 	tooMany := s.Again > 0 && s.N > s.Again // more have been yielded than read
 	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
-		return s, from.refused("its state is damaged: n is %d, again %d, and it has %d of %d sources", s.N, s.Again, len(s.Sources), sources)
+		return s, from.refused("its state is damaged: n is %d, again %d, and it has %d of %d sources",
+			s.N, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }

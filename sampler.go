@@ -971,7 +971,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 
 // check panics if the options do not fit that number of sources.
 func (o MixOptions) check(sources int) {
-	panicIf(o.Stop < StopAtFirst || o.Stop > CycleForever, "Mix: Stop is %d, must be StopAtFirst, StopAtLast, CycleUntilLast or CycleForever", o.Stop)
+	panicIf(o.Stop < StopAtFirst || o.Stop > CycleForever,
+		"Mix: Stop is %d, must be StopAtFirst, StopAtLast, CycleUntilLast or CycleForever", o.Stop)
 	panicIf(o.Weights != nil && len(o.Weights) != sources, "Mix: there are %d weights for %d sources", len(o.Weights), sources)
 	for i, w := range o.Weights {
 		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
