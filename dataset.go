@@ -829,9 +829,10 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
-	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
+	const name = "FromSeq" // nothing is known about the sequence
+	state := &stageState{By: name}
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		if _, err := stateOf(from, state.By, oneSource); err != nil {
+		if _, err := stateOf(from, name, oneSource); err != nil {
 			return err
 		}
 		pos := 0
@@ -980,16 +981,17 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 			if n == state.N && !from.atStart() {
 				source = state.Source
 			}
-			before := pos
+			empty := source.atStart()
 			for item, err := range s(ctx, source) {
 				if err != nil {
 					return err
 				}
+				empty = false
 				if pos++; !yield(item, pos, stageState{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
-			if endless && pos == before && source.atStart() {
+			if empty && endless {
 				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
 			}
 			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice

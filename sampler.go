@@ -751,8 +751,8 @@ func Indices(s Sampler) Stream[int] {
 // Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
 //
 // Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.37. For a small
-// source let size be ten times its length, where the correlation is 0.03; beyond 400 kB, memory grows only with what has been
-// read. For data with indices use Random, which permutes a whole epoch in 8 KiB.
+// source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
+// data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -785,7 +785,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 			}
 			return changed == nil
 		}
-		waiting := make(ring[T], min(size, maxPlaces))
+		var waiting ring[T]
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
@@ -843,32 +843,39 @@ type delayed[T any] struct {
 	err   error
 }
 
-// A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(r). There are size
-// places, and about size items wait, so a place holds one item on average. After item 6 has been read above:
+// A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(places). There are
+// always at least as many places as items, so a place holds one item on average. After item 6 has been read above:
 //
-//	place      0        1
-//	items               3 due 7, 6 due 11
+//	place      0        1        2        3
+//	items                                 3 due 7, 6 due 11
 //
-// Rejected: a heap, which takes the longer the more items wait; a map from the time to the items that are due then, which
-// took three to four times as long at a size of 1,000; and a ring that grows with the items. From a size of 100,000 on such a
-// ring does not fit into the processor's cache, and was no faster than one of maxPlaces.
-type ring[T any] [][]delayed[T]
+// So an item costs the same whatever size is, where a heap takes longer for more items, and memory grows with what is read.
+type ring[T any] struct {
+	places [][]delayed[T]
+	n      int // items
+}
 
-// maxPlaces bounds the places of a ring to 400 kB. At a size of a million a place holds 60 items on average.
-const maxPlaces = 1 << 14
-
-// put adds an item behind those that are due at the same time.
-func (r ring[T]) put(x delayed[T]) {
-	place := &r[x.due%len(r)]
+// put adds an item behind those that are due at the same time. If the ring is full, it gets twice as many places.
+func (r *ring[T]) put(x delayed[T]) {
+	if r.n == len(r.places) {
+		all := slices.Concat(r.places...)
+		*r = ring[T]{places: make([][]delayed[T], max(1, 2*r.n))}
+		for _, x := range all {
+			r.put(x)
+		}
+	}
+	place := &r.places[x.due%len(r.places)]
 	*place = append(*place, x)
+	r.n++
 }
 
 // take removes the first item that is due now, if there is one.
-func (r ring[T]) take(now int) (x delayed[T], ok bool) {
-	place := &r[now%len(r)]
+func (r *ring[T]) take(now int) (x delayed[T], ok bool) {
+	place := &r.places[now%len(r.places)]
 	for i := range *place {
 		if x := (*place)[i]; x.due == now {
 			*place = slices.Delete(*place, i, i+1)
+			r.n--
 			return x, true
 		}
 	}
@@ -876,9 +883,9 @@ func (r ring[T]) take(now int) (x delayed[T], ok bool) {
 }
 
 // rest returns the items that are left, in the order in which they are due.
-func (r ring[T]) rest() []delayed[T] {
-	all := slices.Concat(r...)
-	clear(r) // which must not keep them
+func (r *ring[T]) rest() []delayed[T] {
+	all := slices.Concat(r.places...)
+	*r = ring[T]{} // which must not keep them
 	slices.SortStableFunc(all, func(x, y delayed[T]) int { return cmp.Compare(x.due, y.due) })
 	return all
 }
