@@ -134,12 +134,11 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 // if first or second is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
-	return func(dst Pair[A, B], samples []Pair[T, U]) (Pair[A, B], error) {
+	return func(dst Pair[A, B], samples []Pair[T, U]) (_ Pair[A, B], err error) {
 		firsts, seconds := make([]T, len(samples)), make([]U, len(samples))
 		for i, s := range samples {
 			firsts[i], seconds[i] = s.First, s.Second
 		}
-		var err error
 		if dst.First, err = first(dst.First, firsts); err != nil {
 			return dst, fmt.Errorf("the first of each pair: %w", err)
 		}

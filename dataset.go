@@ -747,7 +747,8 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 
 // older refuses a cursor whose meaning has changed.
 func older(from Cursor) error {
-	return from.refused("made by an older version of this package: finish the epoch with it, or start at Cursor{Epoch: %d}", from.Epoch)
+	return from.refused("made by an older version of this package: finish the epoch with it, or start at Cursor{Epoch: %d}",
+		from.Epoch)
 }
 
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
@@ -829,10 +830,9 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
-	const name = "FromSeq" // nothing is known about the sequence
-	state := &stageState{By: name}
+	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		if _, err := stateOf(from, name, oneSource); err != nil {
+		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
 		pos := 0
@@ -981,17 +981,16 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 			if n == state.N && !from.atStart() {
 				source = state.Source
 			}
-			empty := source.atStart()
+			before := pos
 			for item, err := range s(ctx, source) {
 				if err != nil {
 					return err
 				}
-				empty = false
 				if pos++; !yield(item, pos, stageState{N: n, Source: item.Next}) {
 					return nil
 				}
 			}
-			if empty && endless {
+			if endless && pos == before && source.atStart() {
 				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
 			}
 			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice
