@@ -474,6 +474,9 @@ func (l *plan) setOrder(n int, opts Options) error {
 		return fmt.Errorf("dataloader: Options: %s is for %d samples, the data set has %d; "+
 			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n)
 	}
+	if n > 0 && count == 0 {
+		return fmt.Errorf("dataloader: Options: %s is empty, and there are %d samples", l.name, n)
+	}
 	if n > 0 && l.deal.steps() == 0 { // rank 0, whose deal this is, has the most batches
 		return fmt.Errorf("dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, Shard.Count %d, "+
 			"DropTail %t; use smaller batches or fewer shards", n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail)

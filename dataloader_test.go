@@ -6111,6 +6111,7 @@ func TestPanicPlace(t *testing.T) {
 			}
 		}
 	}
+	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
 	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
 	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
 	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
@@ -6786,9 +6787,9 @@ func TestBadOptions(t *testing.T) {
 		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer shards"},
 		{ranks(3, 1, 4, UnevenTail), ""},
 		{ranks(0, 1, 4, DropTail), ""},
-		{batched(10, Batches(Sequential(10), 64, true)), "no batch of 10 samples … Batches(Sequential(10), 64, dropLast)"},
+		{batched(10, Batches(Sequential(10), 64, true)), "Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
 		{batched(0, Batches(Sequential(0), 2, true)), ""},
-		{sized(10, Options{Sampler: Sequential(0)}), "no batch of 10 samples … Sequential(0)"},
+		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
 	})
 }
 
@@ -7475,6 +7476,9 @@ func TestRefusedCursors(t *testing.T) {
 			"made by Shard, this is Shard by steps"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":4}}`), "damaged"},
 		{s.Shuffle(2, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
+		{s.Shuffle(2, 1), Cursor{Pos: math.MaxInt, State: stageState{By: "Shuffle(2, seed 1), version 2", N: 1}}, "damaged"},
+		{Mix(MixOptions{}, s), Cursor{Pos: 1, State: stageState{By: "Mix(1 in turn, stop 0)", N: math.MaxInt, Sources: []Cursor{{}},
+			Ended: []bool{false}}}, "damaged"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":2,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "damaged"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "the source has changed"},
 	} {
@@ -7839,6 +7843,16 @@ func TestRandInMap(t *testing.T) {
 	}
 	equal(t, "different numbers of ranks", len(slices.Compact(sorted(ranks))), 3*(n+1))
 	equal(t, "WithSeed alone", Rand(seeded).Int(), Rand(WithSeed(t.Context(), 1)).Int())
+	random := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			for range n {
+				yield(Rand(ctx).Int(), nil)
+			}
+		}
+	})
+	mixed := collect(t, Mix(MixOptions{Stop: StopAtLast}, random, random).Epoch(WithSeed(t.Context(), 1), 0)) // from two goroutines
+	equal(t, "the same mix", collect(t, Mix(MixOptions{Stop: StopAtLast}, random, random).Epoch(WithSeed(t.Context(), 1), 0)), mixed)
+	equal(t, "different numbers of two sources", len(slices.Compact(sorted(mixed))), 2*n)
 
 	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
 	for workers, want := range []string{"[-1]", "[0]", "[0 1]", "[0 1 2]"} {

@@ -324,7 +324,7 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		if kept != nil {
 			return *kept, nil
 		}
-		s := scopeOf(ctx) // see worker.go
+		s := scopeOf(ctx)
 		ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
 		fetched, err := data.Get(ctx, i)
 		if err == nil {
@@ -390,8 +390,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run. So the numbers are
 // the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
-	s, ok := ctx.Value(scopeKey{}).(*scope)
-	panicIf(!ok || s.idle,
+	s := scopeOf(ctx) // see worker.go
+	panicIf(s.idle,
 		"Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
@@ -736,9 +736,9 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	if s.End != nil {
 		s.After = markOf(*s.End)
 	}
-	negative := s.N < 0 || s.Again < 0
-	tooMany := s.Again > 0 && s.N > s.Again // more have been yielded than read
-	if negative || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
+	outside := min(s.N, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
+	tooMany := s.Again > 0 && s.N > s.Again                                // more have been yielded than read
+	if outside || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
 		return s, from.refused("its state is damaged: n is %d, again %d, and it has %d of %d sources",
 			s.N, s.Again, len(s.Sources), sources)
 	}

@@ -1026,9 +1026,11 @@ const mixFirst, mixAhead = 64, 4
 func (m *mixer[T]) start(i int) {
 	r := &reading[T]{make([]Item[T], mixAhead), make(chan int, mixAhead), make(chan int, mixAhead)}
 	m.readings[i] = r
-	src, from := m.srcs[i], m.state.Sources[i]
+	src, from, outer := m.srcs[i], m.state.Sources[i], scopeOf(m.ctx)
+	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot) // no goroutines share a scope
+	own.idle = outer.idle
 	m.running.Go(func() {
-		readItems(labelled(m.ctx, "source "+strconv.Itoa(i)), src, from, r.items, r.permits, r.tasks)
+		readItems(labelled(ctx, "source "+strconv.Itoa(i)), src, from, r.items, r.permits, r.tasks)
 	})
 	for slot := range r.items {
 		r.permits <- slot
@@ -1142,15 +1144,16 @@ func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 			return from.refused("its state is damaged: n is %d, must be less than %d", state.N, maxShards)
 		}
 		row, width := from.Pos+state.N, 0 // where the row begins; how many of its items have been read
-		var own, last Item[T]             // this rank's item of the row; the item that was read last
+		var own Item[T]                   // this rank's item of the row
+		last := state.Source              // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
-			return yield(own, row+shard.Index+1, stageState{N: max(0, width-shard.Index-1), Source: last.Next})
+			return yield(own, row+shard.Index+1, stageState{N: max(0, width-shard.Index-1), Source: last})
 		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if last = item; width == shard.Index {
+			if last = item.Next; width == shard.Index {
 				own = item
 			}
 			if width++; width == shard.Count {

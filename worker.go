@@ -366,12 +366,12 @@ type spot struct{ epoch, pos, part uint64 }
 // scopeKey is the key of a scope in a context.
 type scopeKey struct{}
 
-// scopeOf returns the scope of ctx, or an empty one.
+// scopeOf returns the scope of ctx, or an idle one.
 func scopeOf(ctx context.Context) *scope {
 	if s, ok := ctx.Value(scopeKey{}).(*scope); ok {
 		return s
 	}
-	return &scope{worker: -1}
+	return &scope{worker: -1, idle: true}
 }
 
 // withScope returns a context with a new scope, and the scope itself, to be moved.
@@ -399,7 +399,9 @@ type PanicError struct {
 
 // Error returns the value and where it happened, in one line: "panic: boom (file.go:12)". That is the first frame in the
 // user's code. The frames of the standard library and of this package are passed over.
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v%s", e.Value, e.place) }
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("panic: %s%s", strings.ReplaceAll(fmt.Sprint(e.Value), "\n", "; "), e.place)
+}
 
 // Unwrap returns the value of the panic if it is an error, and nil otherwise.
 func (e *PanicError) Unwrap() error {
@@ -494,7 +496,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			if err != nil {
 				return err
 			}
-			if apply(w, f, &item, &result); !yield(result) {
+			if apply(w, f, &item, &result); !yield(taken(&result)) {
 				return nil
 			}
 		}
