@@ -7850,8 +7850,13 @@ func TestRandInMap(t *testing.T) {
 			}
 		}
 	})
-	mixed := collect(t, Mix(MixOptions{Stop: StopAtLast}, random, random).Epoch(WithSeed(t.Context(), 1), 0)) // from two goroutines
-	equal(t, "the same mix", collect(t, Mix(MixOptions{Stop: StopAtLast}, random, random).Epoch(WithSeed(t.Context(), 1), 0)), mixed)
+	mix := func(other ints) []int {
+		return collect(t, Mix(MixOptions{Stop: StopAtLast}, random, other).Epoch(WithSeed(t.Context(), 1), 0))
+	}
+	mixed := mix(random) // each source draws in a goroutine of its own
+	for k, other := range mix(Indices(Sequential(n))) {
+		equal(t, "a source draws alone", other == mixed[k], k%2 == 0)
+	}
 	equal(t, "different numbers of two sources", len(slices.Compact(sorted(mixed))), 2*n)
 
 	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
