@@ -218,9 +218,9 @@ type tarState struct {
 // shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
 // and the archive's length is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
-// To read k shards at once, in an order that does not matter, Mix the streams of Shard{0, k} to Shard{k-1, k}, each
-// with Prefetch. To shuffle, set TarOptions.Shuffle and add Stream.Shuffle. Tar returns an error if there are fewer
-// shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
+// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
+// shards at once, which mixes better and opens them in one round trip, Mix the streams of Shard{0, k} to Shard{k-1, k}, and
+// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
 // ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
