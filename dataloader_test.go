@@ -7596,7 +7596,7 @@ func TestReadAhead(t *testing.T) {
 		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
 		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
 		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
-		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 4},
+		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 8},
 		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
 		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
 		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
