@@ -270,7 +270,8 @@ import (
 )
 
 // All of it together: this file has the options, the order and its cursors, the loop, and the errors. One batch, with two
-// workers, goes this way. To the left of a call stands its file; the arrows to the right say what crosses to another goroutine:
+// workers, goes the following way. The left column is the file. Where a slot's number crosses to another goroutine, an arrow
+// on the right says so:
 //
 //	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
 //	            DataLoader.items               begins a pass, makes an engine and window+1 tasks, one in each slot
@@ -638,8 +639,8 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 }
 
 // settle completes a task that a worker has done: it asks OnError about the samples that failed, fills in the timing, and
-// drops the batch if there is an error. Where ranks must take
-// equal steps, a batch of which nothing is left fails: a rank that skipped it would let the others wait for ever.
+// drops the batch if there is an error. Where ranks must take equal steps, a batch of which nothing is left fails: a rank
+// that skipped it would let the others wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
