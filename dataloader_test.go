@@ -10476,6 +10476,8 @@ func TestImageTensor(t *testing.T) {
 	}
 	white := &image.YCbCr{Y: []byte{255}, Cb: []byte{128}, Cr: []byte{128}, YStride: 1, CStride: 1, Rect: rect(0, 0, 1, 1)}
 	equal(t, "white", ImageTensor(slow, white).Data, []float32{1, 1, 1})
+	two := &image.NRGBA{Pix: []byte{0, 255, 0, 255, 255, 0, 255, 255}, Stride: 4, Rect: rect(0, 0, 1, 2)} // green over purple
+	equal(t, "planes", ImageTensor(slow, two).Data, []float32{0, 1, 1, 0, 0, 1})
 	first := ImageTensor(Tensor[float32]{}, testImages(image.Rect(0, 0, 4, 4))[0])
 	equal(t, "in the memory of dst", &ImageTensor(first, image.NewGray(image.Rect(0, 0, 4, 4))).Data[0] == &first.Data[0], true)
 	for _, img := range testImages(image.Rect(0, 0, 9, 9)) {
