@@ -220,8 +220,8 @@ type tarState struct {
 //
 // To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
 // shards at once, which mixes better and opens them in one round trip, Mix the streams of Shard{0, k} to Shard{k-1, k}, and
-// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Shard out then, and deal records with Stream.Shard.
-// ExampleTarOptions_elastic trains on a number of ranks that changes.
+// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Shard out then, and deal
+// records with Stream.Shard. ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
