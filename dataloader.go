@@ -845,11 +845,17 @@ func finalError(err error) error {
 	return err
 }
 
-// A final is an error that wraps another one for errors.Is, and not for errors.As.
+// A final is an error that wraps another one, in which errors.As finds everything but a *SampleError.
 type final struct{ error }
 
 // Is reports whether the wrapped error is target.
 func (f final) Is(target error) bool { return errors.Is(f.error, target) }
+
+// As sets *target to an error in the wrapped one, unless target is a **SampleError.
+func (f final) As(target any) bool {
+	_, hidden := target.(**SampleError)
+	return !hidden && errors.As(f.error, target)
+}
 
 // A loaderState is the State in a loader's cursors. A loader with another By or Seed refuses the cursor.
 type loaderState struct {

@@ -7916,7 +7916,8 @@ func TestStreamsThatDie(t *testing.T) {
 		dies(Map(counting(3), 0, f), failed)
 	}
 	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
-	if err := ending(bad.Epoch(t.Context(), 0)); errors.As(err, new(*SampleError)) || !errors.Is(err, errBad) {
+	err := ending(bad.Epoch(t.Context(), 0))
+	if errors.As(err, new(*SampleError)) || !errors.As(err, new(*PanicError)) || !errors.Is(err, errBad) {
 		t.Errorf("a panic with a SampleError: %v", err)
 	}
 }

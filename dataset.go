@@ -768,8 +768,8 @@ func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 		s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
 }
 
-// A mark is a cursor of a source that is only compared, by a digest. A stage that kept it whole, beside Source, would double the
-// size of its own cursor, and twelve such stages would make half a megabyte.
+// A mark stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a stage that
+// saved two whole cursors of its source would double the size of its own, and twelve such stages would make half a megabyte.
 type mark struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
