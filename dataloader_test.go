@@ -2052,7 +2052,7 @@ func ExampleFromSeq() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println("|", string(saved))
+	fmt.Println("| saved at pos", at.Pos)
 
 	var resumed Cursor
 	if err := json.Unmarshal(saved, &resumed); err != nil {
@@ -2068,7 +2068,7 @@ func ExampleFromSeq() {
 	}
 	fmt.Println("| then epoch", resumed.Epoch)
 	// Output:
-	// FIVE THREE FOUR EIGHT | {"epoch":0,"pos":5,"state":{"by":"Shuffle(4, seed 1), version 2","n":5,"again":8,"after":{"pos":8,"digest":"6863f06a2005bb3d","by":"FromSeq"}}}
+	// FIVE THREE FOUR EIGHT | saved at pos 5
 	// SEVEN | then epoch 1
 }
 
@@ -2676,14 +2676,18 @@ func ExampleStream_Repeat() {
 		}
 	}
 	saved, err := json.Marshal(at)
-	fmt.Println(string(saved), err)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(string(saved))
 	// Output:
 	// pass 0 [d c]
 	// pass 0 [b a]
 	// pass 1 [a b]
 	// pass 1 [c d]
 	// pass 2 [b c]
-	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}} <nil>
+	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}}
 }
 
 // A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
@@ -2989,15 +2993,14 @@ func ExampleStream_stage() {
 				fmt.Println(err)
 				return
 			}
-			saved, err := json.Marshal(at)
-			fmt.Println(p.First, p.Second, string(saved), err)
+			fmt.Println(p.First, p.Second, at)
 			break
 		}
 	}
 	// Output:
-	// to be {"epoch":0,"pos":1,"state":{"by":"neighbours","source":{"epoch":0,"pos":1,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
-	// be or {"epoch":0,"pos":2,"state":{"by":"neighbours","source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
-	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}} <nil>
+	// to be {"epoch":0,"pos":1,"state":{"by":"neighbours","source":{"epoch":0,"pos":1,"state":{"by":"Indices(Sequential(4))"}}}}
+	// be or {"epoch":0,"pos":2,"state":{"by":"neighbours","source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}}}
+	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}}
 }
 
 // OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError between the stage whose
@@ -3850,13 +3853,13 @@ func ExampleUnbatch_packing() {
 			fmt.Println(err)
 			return
 		}
-		fmt.Println(string(saved))
+		fmt.Printf("saved: %.60s…\n", saved)
 	}
 	// Output:
 	// [2 8] "To be.or" ".not to "
-	// {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(6))"}},"again":10,"after":{"pos":3,"digest":"b5f229ca6f1414b3","by":"Indices(Sequential(6))"}}}
+	// saved: {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{…
 	// [2 8] "be.that." "is.the q"
-	// {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{"epoch":0,"pos":5,"state":{"by":"Indices(Sequential(6))"}},"again":13,"after":{"pos":6,"digest":"fc386b42b7fa3942","by":"Indices(Sequential(6))"}}}
+	// saved: {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{…
 }
 
 // A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
