@@ -1,6 +1,6 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts, each with an index of its own at its head:
+// Tests are two thirds of the package. This file has five parts; the Examples begin with an index by what a reader wants to do:
 //
 //	Helpers         data sets, samplers and sequences under observation, and how results are compared
 //	Examples        the documentation: what a reader wants to do, compiled and run
@@ -4901,7 +4901,8 @@ func TestReadme(t *testing.T) {
 	}
 	readme := string(must(os.ReadFile("README.md")))
 	mentioned := regexp.MustCompile("`(?:Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
-	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(readme+source["dataloader_test.go"], -1)...)
+	texts := readme + source["dataloader_test.go"]
+	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts, -1)...)
 	for _, name := range mentioned {
 		if !names[strings.Trim(name, "`")] {
 			t.Errorf("there is no %s", name)
@@ -4950,23 +4951,19 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 	t.Log("$", command)
 	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
 	for i, word := range words {
-		flagName, isFlag := strings.CutPrefix(word, "-")
-		kinds := map[string]string{"run": "Test|Example|Fuzz", "bench": "Benchmark", "fuzz": "Fuzz"}[flagName]
+		name, isFlag := strings.CutPrefix(word, "-")
+		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark", "fuzz": "^Fuzz"}[name]
 		switch {
-		case isFlag && kinds != "" && words[i+1] != "^$":
-			kind, pattern, count := regexp.MustCompile("^("+kinds+")"), regexp.MustCompile(words[i+1]), 0
-			for name := range names {
-				if kind.MatchString(name) && pattern.MatchString(name) {
-					count++
-				}
+		case isFlag && kind != "" && words[i+1] != "^$":
+			kind, pattern := regexp.MustCompile(kind), regexp.MustCompile(words[i+1])
+			found := slices.DeleteFunc(slices.Collect(maps.Keys(names)), func(name string) bool {
+				return !kind.MatchString(name) || !pattern.MatchString(name)
+			})
+			if len(found) == 0 || name == "fuzz" && len(found) > 1 {
+				t.Errorf("%s: %s %s means %q", command, word, words[i+1], found)
 			}
-			if count == 0 || flagName == "fuzz" && count > 1 {
-				t.Errorf("%s: %s %s means %d tests", command, word, words[i+1], count)
-			}
-		case isFlag && words[1] == "test":
-			if flag.Lookup("test."+flagName) == nil && flag.Lookup(flagName) == nil {
-				t.Errorf("%s: there is no flag %s", command, word)
-			}
+		case isFlag && words[1] == "test" && flag.Lookup("test."+name) == nil && flag.Lookup(name) == nil:
+			t.Errorf("%s: there is no flag %s", command, word)
 		case regexp.MustCompile(`^testdata|\.(go|md|py)$`).MatchString(word) && len(must(filepath.Glob(word))) == 0:
 			t.Errorf("%s: there is no file %s", command, word)
 		}
