@@ -269,22 +269,26 @@ func TestTimeline(t *testing.T) {
 // load it, when it went from the queue of results into the cache, and when the loop had it.
 type journey struct{ batch, worker, sent, start, done, cached, received int }
 
-// journeys lets a loader load twelve batches in fake time.
-func journeys(t *testing.T, opts Options) (all []journey) {
-	const column = 10 * time.Millisecond
-	data := Func(12, func(_ context.Context, k int) (int, error) {
-		d := time.Duration(4+k%2) * column
+// pictured is the data set of the picture: a sample takes 40 or 50 ms, but sample 2 takes 190 ms.
+func pictured() Dataset[int] {
+	return Func(12, func(_ context.Context, k int) (int, error) {
+		d := time.Duration(40+k%2*10) * time.Millisecond
 		if k == 2 {
-			d = 19 * column
+			d = 190 * time.Millisecond
 		}
 		time.Sleep(d + time.Duration(1+k*k)*time.Microsecond) // so that no two are ready at the same moment
 		return k, nil
 	})
+}
+
+// journeys lets a loader load twelve batches in fake time.
+func journeys(t *testing.T, opts Options) (all []journey) {
+	const column = 10 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		var timings []Timing
 		opts.Trace = func(tm Timing) { timings = append(timings, tm) }
 		start := time.Now()
-		for range newLoader(t, data, opts).Epoch(t.Context(), 0) {
+		for range newLoader(t, pictured(), opts).Epoch(t.Context(), 0) {
 			time.Sleep(column)
 		}
 		at := func(x time.Time) int { return int(x.Sub(start) / column) }
