@@ -7009,8 +7009,8 @@ func TestBadOptions(t *testing.T) {
 	})
 }
 
-// TestForgotten checks that samples can be collected while the loop goes on: those of a batch that has failed, and what
-// GetBatch has returned. New takes no memory for batches that are not there yet.
+// TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, what GetBatch has
+// returned, and the batches that the body has had. New takes no memory for batches that are not there yet.
 func TestForgotten(t *testing.T) {
 	type sample = [64]byte
 	var fetched []weak.Pointer[sample]
@@ -7038,6 +7038,15 @@ func TestForgotten(t *testing.T) {
 				kept := slices.IndexFunc(fetched, func(p weak.Pointer[sample]) bool { return p.Value() != nil })
 				equal(t, "whether there are samples, and one that is kept", fmt.Sprint(len(fetched) > 0, kept), "true -1")
 			}
+		}
+	}
+	for workers := range 3 {
+		var had []weak.Pointer[int]
+		for batch := range newLoader(t, numbers(80), Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
+			runtime.GC()
+			kept := slices.IndexFunc(had, func(p weak.Pointer[int]) bool { return p.Value() != nil })
+			equal(t, fmt.Sprintf("with %d batches had before, one that a slot has kept", len(had)), kept, -1)
+			had = append(had, weak.Make(&batch[0]))
 		}
 	}
 	type large [100 << 10]byte
