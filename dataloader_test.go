@@ -536,10 +536,10 @@ func undo(f *feistel, x uint64) uint64 {
 // dataloader.New. By what a reader wants to do:
 //
 //	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder; how it works:
-//	                   Example_inFiftyLines
+//	                   Example_inTenLines, Example_oneWorker, Example_outOfOrder, Example_inFiftyLines
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
-//	save and resume    ExampleCursor, Example_checkpoint, ExampleDataLoader_At
+//	save and resume    ExampleCursor, ExampleCursor_stream, Example_checkpoint, ExampleDataLoader_At
 //	train a model      Example_training, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
 //	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
@@ -806,6 +806,50 @@ func ExampleSampleError() {
 }
 
 // Checkpoints and training.
+
+// The cursor of a pipeline. Batch and Prefetch pass on the cursors of their source, so by names the Shuffle, and pos counts its
+// items: ten batches of two samples. What Prefetch has read ahead is not in the cursor. source is where a resume begins to read
+// again: a place in Indices, whose state names the order. again says how many items the Shuffle had read from there on, n how
+// many of them it had yielded: a resume drops these. after is the place after the items that are read again, with a digest for
+// its state: if the source has changed since, the cursor is refused.
+func ExampleCursor_stream() {
+	shuffled := Indices(Random(40, 1)).Shuffle(4, 2)
+	batches := Batch(shuffled, 2, List[int]).Prefetch(2)
+	var at Cursor
+	for _, err := range batches.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		if at.Pos == 20 {
+			break
+		}
+	}
+	text, err := json.MarshalIndent(at, "", "  ")
+	fmt.Println(string(text), err)
+	// Output:
+	// {
+	//   "epoch": 0,
+	//   "pos": 20,
+	//   "state": {
+	//     "by": "Shuffle(4, seed 2), version 2",
+	//     "n": 6,
+	//     "source": {
+	//       "epoch": 0,
+	//       "pos": 14,
+	//       "state": {
+	//         "by": "Indices(Random(40, seed 1))"
+	//       }
+	//     },
+	//     "again": 12,
+	//     "after": {
+	//       "pos": 26,
+	//       "digest": "3930364e3ded63d2",
+	//       "by": "Indices(Random(40, seed 1))"
+	//     }
+	//   }
+	// } <nil>
+}
 
 // A cursor that was saved as JSON resumes the epoch in another process, with another number of workers and of ranks.
 func ExampleCursor() {
@@ -5142,6 +5186,13 @@ func TestLesson(t *testing.T) {
 			if name, _, _ = strings.Cut(name, " "); !names[name] { // behind the name: which part of it
 				t.Errorf("%s: there is no %s", read[0], name)
 			}
+		}
+	}
+	for _, item := range regexp.MustCompile(`//   - Break: in .*`).FindAllString(lesson, -1) {
+		part := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:write ".*" for|move|delete)(?: the second)? "([^"]+)"`).FindStringSubmatch(item)
+		function := regexp.MustCompile(fmt.Sprintf(`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
+		if !strings.Contains(function.FindString(fmt.Sprint(source)), part[3]) {
+			t.Errorf("%s: there is no such code", item)
 		}
 	}
 	for _, run := range runs {
