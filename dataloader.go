@@ -433,7 +433,7 @@ type DataLoader[B any] struct {
 
 	mu      sync.Mutex // guards free; never held while user code runs
 	free    []B        // the batches given back by Recycle
-	maxFree int        // how many of them can be of use: those in flight, the one in the body, and one recycled late
+	maxFree int        // at most so many are kept: one for each batch in flight, one for the body, one recycled late
 }
 
 // A plan is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch, so that pass
@@ -443,7 +443,7 @@ type plan struct {
 	samples   int                       // in the data set
 	deal      deal                      // of a whole epoch
 	name      string                    // describes the order, for cursors
-	state     *loaderState              // the State of a cursor whose Done is empty; the cursors share it
+	state     *loaderState              // the State of all cursors with nothing in Done
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
@@ -516,7 +516,7 @@ func (l *plan) setOrder(n int, opts Options) error {
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
-	size := min(o.BatchSize, count+1) // a larger size makes the same batches, and could overflow
+	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
 	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	if need := samplesOf(positions); need > 0 && need != n {
@@ -612,9 +612,12 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
 // not use b, or what b refers to, afterwards. Recycle a batch once: a second time makes two later batches share its
-// memory. Recycle is optional, and pays for large batches. A loop needs the memory of Workers × Prefetch + 2 batches:
-// those in flight, the one in the body, and one that is recycled late. If more is given back, the garbage collector
-// gets the rest. It also gets the memory of batches that fail, and of those in flight when a loop is left.
+// memory. Recycle is optional, and pays for large batches.
+//
+// A loop that recycles each batch in its body needs the memory of Workers × Prefetch + 1 batches: the window in flight, and
+// the one in the body. A loop that recycles a batch only after it has the next one needs one more, and so many are kept. If
+// more is given back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in
+// flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -828,7 +831,10 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 }
 
 // handOver passes the values of items to the body of a loop, until the body leaves the loop or there are no more. It
-// returns why the loop cannot be continued, or nil.
+// returns why the loop cannot be continued, or nil. In an epoch of three batches, the second of which fails:
+//
+//	the body gets   batch 0      a SampleError   batch 2      (the end)
+//	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
 //
 // A panic of items becomes that error: with workers the same panic happens in another goroutine, where it can only be an
 // error. A panic of the body is not of this package's making, and passes, and so does a panic after the body has left.
@@ -884,8 +890,9 @@ func itemError(next Cursor, err error) *SampleError {
 }
 
 // finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
-// context can be one: a program may cancel all its loops with the error of one. A loop that skips every *SampleError would
-// then miss its end, and run for ever.
+// context can be one. For example, a program trains and evaluates in two loops. The training meets a bad sample, and cancels
+// the context of both with that *SampleError. The evaluation, which skips every *SampleError, would skip this one too, take
+// the end of the sequence for the end of the epoch, and begin it again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}
@@ -1168,7 +1175,8 @@ func (s *Stats) Observe(t Timing) {
 		s.loops++
 		s.starting += t.Wait
 	}
-	// The loop waited for the batch before for last.Wait until last.Received. This batch was ready from t.Done on.
+	// Until last.Received the loop was blocked, for last.Wait, because the batch before this one was not ready. For the part of
+	// that time after t.Done this batch was ready already.
 	s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	s.last = t
 }

@@ -826,8 +826,9 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
 // errors are failed items. A source that cannot be read twice, such as standard input, cannot be resumed, and has only one
-// epoch. seq may stop early only when ctx has ended; so if seq ends then, the epoch does not count as
-// complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
+// epoch. A seq that sees that ctx has ended may return before its last item. Whether it has done so is not known. Therefore an
+// epoch in which ctx has ended when seq returns is not complete: its last pair has the cause of ctx. A resume calls seq again
+// and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
