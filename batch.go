@@ -158,7 +158,8 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. If the
 // source ends with an error, the unfinished batch is dropped. Batch panics if an argument is nil or size is not positive.
 //
-// Unlike a loader's, each batch has memory of its own: dst is always zero. The slice of samples is reused, as by a loader.
+// The cursors are those of src, so their Pos counts items and not batches. Unlike a loader's, each batch has memory of its
+// own: dst is always zero. The slice of samples is reused, as by a loader.
 // torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	panicIf(src == nil, "Batch: the stream is nil")

@@ -5189,7 +5189,8 @@ func TestLesson(t *testing.T) {
 		}
 	}
 	for _, item := range regexp.MustCompile(`//   - Break: in .*`).FindAllString(lesson, -1) {
-		part := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:write ".*" for|move|delete)(?: the second)? "([^"]+)"`).FindStringSubmatch(item)
+		pattern := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:write ".*" for|move|delete)(?: the second)? "([^"]+)"`)
+		part := pattern.FindStringSubmatch(item) // type, function and code
 		function := regexp.MustCompile(fmt.Sprintf(`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
 		if !strings.Contains(function.FindString(fmt.Sprint(source)), part[3]) {
 			t.Errorf("%s: there is no such code", item)
