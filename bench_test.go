@@ -176,26 +176,26 @@ func BenchmarkThroughput(b *testing.B) {
 	y := func(speed float64) float64 { return bottom - (bottom-top)*speed/most }
 	for i := 0; i <= most; i += 2 {
 		pic.add(`<line class="grid" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(float64(i)), right, y(float64(i)))
-		pic.add(`<text class="time" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
-		pic.add(`<text class="time" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
+		pic.add(`<text class="tick" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
+		pic.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
 	}
-	const axis = `<text class="time" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
+	const axis = `<text class="tick" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
 	pic.add(axis, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
-	pic.add(`<line class="ideal" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(0), right, y(most))
+	pic.add(`<polyline class="dashed" points="%d,%.0f %d,%.0f %d,%.0f"/>`, left, y(1), x(1), y(1), right, y(most))
 	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
 	for _, kind := range []struct {
 		name, class string
 		n           int
 		load        func(k int)
 	}{
-		{"waiting", "line", 64, func(int) { time.Sleep(time.Millisecond) }},
-		{"computing", "line slow", 300, burn(200 * time.Microsecond)},
+		{"waiting", "load-line", 64, func(int) { time.Sleep(time.Millisecond) }},
+		{"computing", "slow-line", 300, burn(200 * time.Microsecond)},
 	} {
 		data := Func(kind.n, func(_ context.Context, k int) (int, error) {
 			kind.load(k)
 			return k, nil
 		})
-		points, last := fmt.Sprintf("%d,%.0f", x(0), y(0)), 0.0
+		points, last := fmt.Sprintf("%d,%.0f", x(0), y(1)), 0.0 // 0 workers are the plain loop
 		for _, workers := range []int{1, 2, 4, 8, 16} {
 			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
 				loop, mine, _ := rounds(b, func() {
@@ -308,25 +308,38 @@ func journeys(t *testing.T, opts Options) (all []journey) {
 // end returns the column in which a run has ended.
 func end(run []journey) int { return run[len(run)-1].received + 1 }
 
-// marked is a line through a column: what the engine's counters are there, and where the batches between them are.
+// marked is a line through a column. Its note says what the counters are there, its frames say it for every column.
 func marked(run []journey, column int) lane {
+	all := make([]string, end(run))
+	for i := range all {
+		all[i] = counters(run, i)
+	}
+	return lane{columns: strings.Repeat(" ", column) + "|", note: all[column], frames: all}
+}
+
+// counters says what the engine's counters are in the middle of a column, and where the batches between them are.
+func counters(run []journey, column int) string {
 	recv, send := 0, 0
-	where := make([][]int, 2)
+	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
+	where := make([]string, len(places))
 	for _, j := range run {
-		if j.sent <= column {
+		been := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
+		if been >= 0 {
 			send++
 		}
-		switch {
-		case j.received <= column:
+		if been == 0 {
 			recv++
-		case j.cached <= column:
-			where[0] = append(where[0], j.batch)
-		case j.start <= column && column < j.done:
-			where[1] = append(where[1], j.batch)
+		} else if been > 0 {
+			where[been-1] += strconv.FormatInt(int64(j.batch), 12) + " "
 		}
 	}
-	note := fmt.Sprintf("%d ms: recv = %d, send = %d; %v in the cache, %v in workers", 10*column+5, recv, send, where[0], where[1])
-	return lane{columns: strings.Repeat(" ", column) + "|", note: strings.NewReplacer("[", "", "]", "").Replace(note)}
+	note, sep := fmt.Sprintf("%d ms: recv = %d, send = %d", 10*column+5, recv, send), "; "
+	for i, batches := range where {
+		if batches != "" {
+			note, sep = note+sep+batches+places[i], ", "
+		}
+	}
+	return note
 }
 
 // lanes are the rows of a run: the workers, the queue of results, the cache with its slots, the loop body, and the time.
@@ -398,7 +411,7 @@ func goldenFile(t testing.TB, name string, data []byte) {
 	}
 }
 
-// An svg is a picture that is written from top to bottom. Its colours have a light and a dark form.
+// An svg is a picture that is written from top to bottom. The class of an element is its colour, light and dark.
 type svg struct {
 	body   strings.Builder
 	height int
@@ -409,13 +422,17 @@ const svgWidth = 760
 func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
 
 // A lane is a row of a timeline: a name, a character for each 10 ms, and a note. The character is a batch in base 12, or
-// one of a few signs: - for a worker while the window is full, | for a line through the rows below.
-type lane struct{ name, columns, note string }
+// one of a few signs: - for a worker while the window is full, | for a line through the rows below. In the picture a line
+// with frames moves, and its note in column i is frames[i].
+type lane struct {
+	name, columns, note string
+	frames              []string
+}
 
 // legend says what the bars of a timeline mean.
 func (p *svg) legend(text string) {
 	p.add(`<text x="8" y="20">%s</text>`, text)
-	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "load slow: batch 2", "full: window full"}
+	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "slow: batch 2", "dashed: window full"}
 	for i, kind := range kinds {
 		class, name, _ := strings.Cut(kind, ": ")
 		p.add(`<rect class="%s" x="%d" y="30" width="24" height="14" rx="2"/>`, class, 8+140*i)
@@ -427,7 +444,7 @@ func (p *svg) legend(text string) {
 // panel draws lanes, the last of which is the time.
 func (p *svg) panel(title string, lanes []lane) {
 	const left, column, row = 76, 8, 18
-	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height+16, title)
+	p.add(`<text font-weight="600" x="8" y="%d">%s</text>`, p.height+16, title)
 	p.height += 22
 	top, bottom := p.height, p.height+row*(len(lanes)-1)
 	if lanes[0].name == "" {
@@ -441,7 +458,9 @@ func (p *svg) panel(title string, lanes []lane) {
 	for i, l := range slices.Backward(lanes) { // a line is above the bars of the rows below
 		y := p.height + i*row
 		p.add(`<text x="8" y="%d">%s</text>`, y+13, l.name)
-		if l.note != "" {
+		if l.frames != nil {
+			p.sweep(l, left+len(l.frames)*column+12, y+13, column)
+		} else if l.note != "" {
 			p.add(`<text class="note" x="%d" y="%d">%s</text>`, left+len(l.columns)*column+12, y+13, l.note)
 		}
 		if l.name != "ms" {
@@ -451,12 +470,41 @@ func (p *svg) panel(title string, lanes []lane) {
 	p.height += row*len(lanes) + 8
 }
 
+// sweep moves the line of a lane from the first column to the last, again and again, and shows the note of each column
+// while the line is in it. Where pictures do not move, the line stays at its own column, and only that note is visible.
+func (p *svg) sweep(l lane, x, y, column int) {
+	const seconds = 0.35 // in a column
+	n, at := len(l.frames), len(l.columns)-1
+	round, first, last := seconds*float64(n), -at*column-column/2, (n-at)*column-column/2
+	p.add(`<style>
+@media (prefers-reduced-motion: no-preference) {
+.mark { animation: sweep %.2fs linear infinite; }
+.frame { animation: frame %.2fs step-end infinite; }
+}
+@keyframes sweep { from { transform: translate(%dpx); } to { transform: translate(%dpx); } }
+@keyframes frame { from { visibility: visible; } %.4f%%, to { visibility: hidden; } }
+</style>
+<g class="note" font-size="11">`, round, round, first, last, 100/float64(n))
+	for i, note := range l.frames {
+		visibility := "hidden"
+		if i == at {
+			visibility = "visible"
+		}
+		const frame = `<text class="frame" visibility="%s" style="animation-delay: %.2fs" x="%d" y="%d">%s</text>`
+		p.add(frame, visibility, seconds*float64(i)-round, x, y, note) // a negative delay: the first round hides it, too
+	}
+	p.add("</g>")
+}
+
 // bars draws the columns of a lane. A bar is what is the same in several columns.
 func (p *svg) bars(l lane, left, y, column, bottom int) {
 	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "ready": "wait", "train": "train"}
 	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
 	for from := 0; from < len(l.columns); {
 		sign, class := l.columns[from:from+1], kind
+		if sign == "2" {
+			class = map[string]string{"load": "slow", "wait": "slow-wait", "train": "slow"}[kind]
+		}
 		n := len(l.columns[from:]) - len(strings.TrimLeft(l.columns[from:], sign))
 		x, width := left+from*column, n*column-1
 		switch sign {
@@ -464,63 +512,56 @@ func (p *svg) bars(l lane, left, y, column, bottom int) {
 		case "|":
 			p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/>`, x+column/2, y+4, x+column/2, bottom)
 		case "-":
-			p.add(`<rect class="full" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
-		case "2":
-			class += " slow"
-			fallthrough
+			p.add(`<rect class="dashed" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
 		default:
 			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`, class, x, y+2, width)
-			p.add(`<text class="batch %s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
+			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
 		}
 		from += n
 	}
 }
 
-// bytes ends the picture.
+// bytes ends the picture. The colours for a light page are attributes, because some programs that convert pictures ignore
+// styles. The colours for a dark page are a style, which overrides the attributes.
 func (p *svg) bytes(title string) []byte {
-	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
+	const small = ` font-size="11" text-anchor="middle"`
+	var light []string
+	var dark strings.Builder
+	for _, c := range []struct{ class, attribute, light, dark, more string }{
+		{"page", "fill", "#ffffff", "#0d1117", ""},
+		{"text", "fill", "#1f2328", "#e6edf3", ` font-family="ui-sans-serif, system-ui, sans-serif" font-size="12"`},
+		{"note", "fill", "#59636e", "#9198a1", ""},
+		{"tick", "fill", "#59636e", "#9198a1", small},
+		{"grid", "stroke", "#d1d9e0", "#30363d", ""},
+		{"mark", "stroke", "#cf222e", "#ff7b72", ""},
+		{"dashed", "stroke", "#59636e", "#9198a1", ` fill="none" stroke-dasharray="3 2"`},
+		{"load-line", "stroke", "#2a78d6", "#58a6ff", ` fill="none" stroke-width="2"`},
+		{"slow-line", "stroke", "#c2571a", "#f0883e", ` fill="none" stroke-width="2"`},
+		{"load", "fill", "#2a78d6", "#2a78d6", ""},
+		{"wait", "fill", "#b9d3f2", "#1c3d66", ""},
+		{"train", "fill", "#5d6670", "#8b949e", ""},
+		{"slow", "fill", "#c2571a", "#db6d28", ""},
+		{"slow-wait", "fill", "#f0c3a5", "#5c2e12", ""},
+		{"on-load", "fill", "#ffffff", "#ffffff", small},
+		{"on-wait", "fill", "#1f2328", "#e6edf3", small},
+		{"on-train", "fill", "#ffffff", "#0d1117", small},
+		{"on-slow", "fill", "#ffffff", "#0d1117", small},
+		{"on-slow-wait", "fill", "#1f2328", "#e6edf3", small},
+	} {
+		class := fmt.Sprintf("class=%q", c.class)
+		light = append(light, class, fmt.Sprintf("%s %s=%q%s", class, c.attribute, c.light, c.more))
+		fmt.Fprintf(&dark, ".%s { %s: %s; }\n", c.class, c.attribute, c.dark)
+	}
+	whole := fmt.Sprintf(`<svg class="text" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
 <title>%s</title>
 <style>
-svg { background: #ffffff; }
-text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
-.title { font-weight: 600; }
-.time { text-anchor: middle; font-size: 10px; }
-.tick, .batch { text-anchor: middle; font-size: 11px; }
-.tick, .note { fill: #59636e; }
-.mark { stroke: #cf222e; }
-.full { fill: none; stroke: #59636e; stroke-dasharray: 3 2; }
-.time { fill: #59636e; }
-.grid { stroke: #d1d9e0; }
-.load { fill: #2a78d6; }
-.wait { fill: #b9d3f2; }
-.train { fill: #5d6670; }
-.slow { fill: #c2571a; }
-.wait.slow { fill: #f0c3a5; }
-.ideal { stroke: #59636e; stroke-dasharray: 4 4; fill: none; }
-.line { stroke: #2a78d6; stroke-width: 2; fill: none; }
-.line.slow { stroke: #c2571a; }
-.batch.load, .batch.train, .batch.slow { fill: #ffffff; }
-.batch.wait { fill: #1f2328; }
 @media (prefers-color-scheme: dark) {
-svg { background: #0d1117; }
-text { fill: #e6edf3; }
-.time, .tick, .note { fill: #9198a1; }
-.mark { stroke: #ff7b72; }
-.full { stroke: #9198a1; }
-.grid { stroke: #30363d; }
-.wait { fill: #1c3d66; }
-.train { fill: #8b949e; }
-.slow { fill: #db6d28; }
-.wait.slow { fill: #5c2e12; }
-.ideal { stroke: #9198a1; }
-.line { stroke: #58a6ff; }
-.line.slow { stroke: #f0883e; }
-.batch.wait { fill: #e6edf3; }
-.batch.train, .batch.load.slow { fill: #0d1117; }
-}
+%s}
 </style>
+<rect class="page" width="100%%" height="100%%"/>
 %s</svg>
-`, svgWidth, p.height, title, p.body.String())
+`, svgWidth, p.height, title, dark.String(), p.body.String())
+	return []byte(strings.NewReplacer(light...).Replace(whole))
 }
 
 // BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace.
