@@ -3100,7 +3100,7 @@ func ExampleFunc_hang() {
 		return fmt.Sprint("sample ", i), nil
 	})
 
-	const limit = 100 * time.Millisecond // in a program a minute
+	const limit = time.Second / 4 // in a program a minute
 	watched := Func(data.Len(), func(ctx context.Context, i int) (string, error) {
 		timer := time.AfterFunc(limit, func() {
 			fmt.Println("sample", i, "has been loading for", limit)
@@ -3127,7 +3127,7 @@ func ExampleFunc_hang() {
 	// Output:
 	// [sample 0 sample 1]
 	// [sample 2 sample 3]
-	// sample 5 has been loading for 100ms
+	// sample 5 has been loading for 250ms
 	// sample 5 was only slow
 	// [sample 4 sample 5]
 	// [sample 6 sample 7]
