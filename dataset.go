@@ -865,50 +865,46 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	panicIf(s == nil, "Filter: the stream is nil")
 	panicIf(keep == nil, "Filter: keep is nil")
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		for item, err := range s(ctx, from) {
-			if err != nil {
-				return err
-			}
-			kept := true
-			if item.Err == nil {
-				kept, err = try(func() (bool, error) { return keep(item.Value), nil })
-				if err != nil {
-					kept, item = true, failedItem[T]("Filter", item.Next, err)
-				}
-			}
-			if kept && !yield(item) {
-				return nil
-			}
+	return passOn(s, func(item *Item[T]) bool {
+		if item.Err != nil {
+			return true
 		}
-		return nil
+		kept, err := try(func() (bool, error) { return keep(item.Value), nil })
+		if err != nil {
+			*item = failedItem[T]("Filter", item.Next, err)
+		}
+		return kept || err != nil
 	})
 }
 
 // OnError asks f about each failed item, as Options.OnError is asked about a sample. If f returns nil, the item is dropped.
 // If f returns an error, that is the item's error. The SampleError says where the item is in s. Without OnError one failed
-// item fails its whole Batch. f runs in the
-// goroutine that reads the stream, once for each failed item, in their order. A resume reads the items after the cursor
-// again, so f may be asked again about one that was dropped there.
+// item fails its whole Batch. f runs in the goroutine that reads the stream, once for each failed item, in their order. A
+// resume reads the items after the cursor again, so f may be asked again about one that was dropped there.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
 	panicIf(f == nil, "Stream.OnError: f is nil")
+	return passOn(s, func(item *Item[T]) bool {
+		if item.Err == nil {
+			return true
+		}
+		bad := itemError(item.Next, item.Err)
+		_, err := try(func() (any, error) { return nil, f(bad) })
+		if err != nil && err != bad { // otherwise item.Err stays
+			item.Err = fmt.Errorf("OnError: %w", err)
+		}
+		return err != nil
+	})
+}
+
+// passOn makes a stage that yields the items of s for which keep returns true, with their cursors. keep may change an item.
+func passOn[T any](s Stream[T], keep func(item *Item[T]) bool) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		for item, err := range s(ctx, from) {
 			if err != nil {
 				return err
 			}
-			if item.Err != nil {
-				bad := itemError(item.Next, item.Err)
-				_, err := try(func() (any, error) { return nil, f(bad) })
-				if err == nil {
-					continue
-				}
-				if err != bad { // otherwise item.Err stays
-					item.Err = fmt.Errorf("OnError: %w", err)
-				}
-			}
-			if !yield(item) {
+			if keep(&item) && !yield(item) {
 				return nil
 			}
 		}
