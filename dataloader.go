@@ -388,36 +388,26 @@ type Options struct {
 }
 
 // withDefaults returns o with its defaults filled in, or says which field is wrong.
-func (o Options) withDefaults() (Options, error) {
-	var err error
+func (o Options) withDefaults() (_ Options, err error) {
 	o.Shard, err = o.Shard.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
 		o.Prefetch = 2
 	}
-	switch {
-	case o.BatchSampler != nil && o.BatchSize != 0:
-		err = fmt.Errorf("BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize)
-	case o.BatchSampler != nil && o.Sampler != nil:
-		err = fmt.Errorf("BatchSampler excludes Sampler (%s); leave it unset", describe(o.Sampler))
-	case o.BatchSampler != nil && o.Shuffle:
-		err = errors.New("BatchSampler excludes Shuffle (true); leave it unset")
-	case o.BatchSampler != nil && o.DropLast:
-		err = errors.New("BatchSampler excludes DropLast (true); leave it unset")
-	case o.Sampler != nil && o.Shuffle:
-		err = errors.New("Sampler excludes Shuffle; a shuffling Sampler is Random")
-	case o.BatchSize < 0:
-		err = fmt.Errorf("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
-	case o.Workers < 0:
-		err = fmt.Errorf("Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers)
-	case o.Prefetch < 0:
-		err = fmt.Errorf("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
-	case o.Prefetch > 0 && o.Workers == 0:
-		err = fmt.Errorf("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
-	case o.Workers > 0 && o.Workers > math.MaxInt32/o.Prefetch:
-		err = fmt.Errorf("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
-	case o.Tail < PadTail || o.Tail > UnevenTail:
-		err = fmt.Errorf("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
-	}
+	batched := o.BatchSampler != nil
+	err = cmp.Or(
+		errorIf(batched && o.BatchSize != 0, "BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize),
+		errorIf(batched && o.Sampler != nil, "BatchSampler excludes Sampler (%v); leave it unset", o.Sampler),
+		errorIf(batched && o.Shuffle, "BatchSampler excludes Shuffle (true); leave it unset"),
+		errorIf(batched && o.DropLast, "BatchSampler excludes DropLast (true); leave it unset"),
+		errorIf(o.Sampler != nil && o.Shuffle, "Sampler excludes Shuffle; a shuffling Sampler is Random"),
+		errorIf(o.BatchSize < 0, "BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
+		errorIf(o.Workers < 0, "Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers),
+		errorIf(o.Prefetch < 0, "Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
+		errorIf(o.Prefetch > 0 && o.Workers == 0, "Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
+		errorIf(o.Workers > 0 && o.Workers > math.MaxInt32/max(1, o.Prefetch),
+			"Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch),
+		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
+		err)
 	if err != nil {
 		return o, fmt.Errorf("dataloader: Options.%w", err)
 	}
@@ -452,11 +442,10 @@ type plan struct {
 // once. Options that make no sense are an error that names the field, its value and what is allowed, and so are options
 // that leave no rank a batch. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	switch {
-	case data == nil:
-		return nil, errors.New("dataloader: the data set is nil")
-	case collate == nil:
-		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
+	err := cmp.Or(errorIf(data == nil, "dataloader: the data set is nil"),
+		errorIf(collate == nil, "dataloader: the Collate is nil; List makes a slice of the samples"))
+	if err != nil {
+		return nil, err
 	}
 	return loaderOf(data.Len(), opts, fetchAndCollate(data, collate))
 }
@@ -519,24 +508,21 @@ func (l *plan) setOrder(n int, opts Options) error {
 	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
 	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	if need := samplesOf(positions); need > 0 && need != n {
-		return fmt.Errorf("dataloader: Options: %s is for %d samples, the data set has %d; "+
-			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n)
-	}
-	if n > 0 && count == 0 {
-		return fmt.Errorf("dataloader: Options: %s is empty, and there are %d samples", l.name, n)
-	}
-	if n > 0 && l.deal.steps() == 0 { // rank 0, whose deal this is, has the most batches
-		return fmt.Errorf("dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, Shard.Count %d, "+
-			"DropTail %t; use smaller batches or fewer shards", n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail)
-	}
+	need, steps := samplesOf(positions), l.deal.steps() // of rank 0, which has the most batches
+	err = cmp.Or(
+		errorIf(need > 0 && need != n, "dataloader: Options: %s is for %d samples, the data set has %d; "+
+			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n),
+		errorIf(n > 0 && count == 0, "dataloader: Options: %s is empty, and there are %d samples", l.name, n),
+		errorIf(n > 0 && steps == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, "+
+			"Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
+			n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
 	l.deal.shard = o.Shard
 	l.deal = l.deal.start(0)
 	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
 		l.state.Shard, l.state.Size = &l.deal.shard, size
 	}
-	return nil
+	return err
 }
 
 // Len returns the number of batches in an epoch of this shard.

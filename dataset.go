@@ -94,6 +94,14 @@ func panicIf(bad bool, format string, args ...any) {
 	}
 }
 
+// errorIf returns an error if an argument is wrong that may come from data, flags or files.
+func errorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf(format, args...)
+	}
+	return nil
+}
+
 // A funcDataset is the Dataset that Func makes. Most adapters below are such data sets, so that an index is checked in one place.
 type funcDataset[T any] struct {
 	n      int

@@ -257,14 +257,13 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 			positive = append(positive, w)
 		}
 	}
-	switch {
-	case count <= 0:
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d, must be positive", count)
-	case len(items) == 0:
-		return nil, fmt.Errorf("dataloader: Weighted: none of the %d weights is positive", len(weights))
-	case !replace && count > len(items):
-		return nil, fmt.Errorf("dataloader: Weighted: count is %d without replacement, "+
-			"must be at most %d, the number of positive weights", count, len(items))
+	err := cmp.Or(
+		errorIf(count <= 0, "count is %d, must be positive", count),
+		errorIf(len(items) == 0, "none of the %d weights is positive", len(weights)),
+		errorIf(!replace && count > len(items),
+			"count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)))
+	if err != nil {
+		return nil, fmt.Errorf("dataloader: Weighted: %w", err)
 	}
 	largest := slices.Max(positive)
 	for j := range positive {
@@ -559,14 +558,10 @@ type Shard struct{ Index, Count int }
 // withCount returns the shard with its Count filled in, or says what is wrong with it.
 func (s Shard) withCount() (Shard, error) {
 	count := min(max(s.Count, 1), maxShards)
-	if s.Count == 0 && s.Index > 0 {
-		return s, fmt.Errorf("Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index)
-	}
-	if s.Count < 0 || s.Count > maxShards || s.Index < 0 || s.Index >= count {
-		return s, fmt.Errorf("Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d",
-			s.Index, s.Count, maxShards, count-1)
-	}
-	return Shard{s.Index, count}, nil
+	return Shard{s.Index, count}, cmp.Or(
+		errorIf(s.Count == 0 && s.Index > 0, "Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index),
+		errorIf(s.Count < 0 || s.Count > maxShards || s.Index < 0 || s.Index >= count,
+			"Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", s.Index, s.Count, maxShards, count-1))
 }
 
 // maxShards bounds Shard.Count, so that no position overflows.
