@@ -182,10 +182,12 @@
 // for the epoch, or Trace has panicked. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
-//		if bad := (*dataloader.SampleError)(nil); errors.As(err, &bad) {
+//		var bad *dataloader.SampleError
+//		if errors.As(err, &bad) {
 //			log.Print(bad)
 //			continue
-//		} else if err != nil {
+//		}
+//		if err != nil {
 //			return err
 //		}
 //		train(batch)

@@ -1,6 +1,6 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts, each with an index of its own at its head:
+// Tests are two thirds of the package. This file has five parts; the Examples begin with an index by what a reader wants to do:
 //
 //	Helpers         data sets, samplers and sequences under observation, and how results are compared
 //	Examples        the documentation: what a reader wants to do, compiled and run
@@ -5478,6 +5478,15 @@ func ExampleTarWriter_rollingShards() {
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
 
+// TestMain says what is missing if the .go files were copied alone.
+func TestMain(m *testing.M) {
+	if _, err := os.Stat("testdata/cursors.json"); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\nthe tests need the folder testdata of this package: copy it, too\n", err)
+		os.Exit(1)
+	}
+	m.Run()
+}
+
 // digitFonts has the ways to write each digit. A way is strokes, a stroke is points, and a point is its column, 0 to 7 from
 // the left, and its row, 0 to 9 from the top. A stroke after "~" is a curve inside the corners of its points.
 var digitFonts = [10][]string{
@@ -5555,9 +5564,7 @@ func TestDigits(t *testing.T) {
 		must(0, errors.Join(w.Close(), os.WriteFile("testdata/digits.zip", archive.Bytes(), 0o644)))
 		err = compareDigits(images)
 	}
-	if err != nil {
-		t.Errorf("%v; copy the folder testdata too", err)
-	}
+	equal(t, "digits.zip", err, nil)
 }
 
 // compareDigits says how digits.zip differs from the images. Machines that fuse multiplication and addition round less often.
@@ -5584,7 +5591,7 @@ func compareDigits(images map[string]*image.Gray) error {
 }
 
 // TestReadme builds and runs every program of README.md in a module with a copy of this package. What README.md links to,
-// and every test, benchmark and Example that it or the index of the Examples names, must exist.
+// what its commands name, and every test, benchmark and Example that it or the index of the Examples names, must exist.
 func TestReadme(t *testing.T) {
 	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	names, source := declared(t)
@@ -5592,8 +5599,9 @@ func TestReadme(t *testing.T) {
 		module["dataloader/"+name] = &fstest.MapFile{Data: []byte(text)}
 	}
 	readme := string(must(os.ReadFile("README.md")))
-	mentioned := regexp.MustCompile("`(?:Example|Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
-	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(source["dataloader_test.go"], -1)...)
+	mentioned := regexp.MustCompile("`(?:Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
+	texts := readme + source["dataloader_test.go"]
+	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts, -1)...)
 	for _, name := range mentioned {
 		if !names[strings.Trim(name, "`")] {
 			t.Errorf("there is no %s", name)
@@ -5602,6 +5610,12 @@ func TestReadme(t *testing.T) {
 	for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(readme, -1) {
 		if _, err := os.Stat(link[1]); err != nil {
 			t.Error(err)
+		}
+	}
+	commands := regexp.MustCompile("(?m)^```\n((?:[^`\n].*\n)+)```|`((?:go|awk|python3) [^`\n]+)`")
+	for _, found := range commands.FindAllStringSubmatch(readme, -1) {
+		for command := range strings.Lines(found[1] + found[2]) {
+			checkCommand(t, names, strings.TrimSpace(command))
 		}
 	}
 	programs := strings.Split(readme, "```go\n")[1:]
@@ -5627,6 +5641,31 @@ func TestReadme(t *testing.T) {
 	run("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "bin")+"/", "./...")
 	for i := range programs {
 		equal(t, "whether the program is silent", run(filepath.Join(dir, "bin", fmt.Sprint("program", i))) == "", false)
+	}
+}
+
+// checkCommand checks that the tests, flags and files that a command names exist, and logs it: .ci/run reads the log.
+func checkCommand(t *testing.T, names map[string]bool, command string) {
+	t.Helper()
+	t.Log("$", command)
+	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
+	for i, word := range words {
+		name, isFlag := strings.CutPrefix(word, "-")
+		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark", "fuzz": "^Fuzz"}[name]
+		switch {
+		case isFlag && kind != "" && words[i+1] != "^$":
+			kind, pattern := regexp.MustCompile(kind), regexp.MustCompile(words[i+1])
+			found := slices.DeleteFunc(slices.Collect(maps.Keys(names)), func(name string) bool {
+				return !kind.MatchString(name) || !pattern.MatchString(name)
+			})
+			if len(found) == 0 || name == "fuzz" && len(found) > 1 {
+				t.Errorf("%s: %s %s means %q", command, word, words[i+1], found)
+			}
+		case isFlag && words[1] == "test" && flag.Lookup("test."+name) == nil && flag.Lookup(name) == nil:
+			t.Errorf("%s: there is no flag %s", command, word)
+		case regexp.MustCompile(`^testdata|\.(go|md|py)$`).MatchString(word) && len(must(filepath.Glob(word))) == 0:
+			t.Errorf("%s: there is no file %s", command, word)
+		}
 	}
 }
 
@@ -5665,7 +5704,7 @@ func TestLesson(t *testing.T) {
 	lesson, _, _ := strings.Cut(source["dataloader.go"], "\npackage ")
 	lesson = strings.ReplaceAll(lesson, "\n//     ", " ") // an item on one line
 	reads := regexp.MustCompile(`//   - Read: (.*)`).FindAllStringSubmatch(lesson, -1)
-	runs := regexp.MustCompile(`//   - Run: go test .*-(?:run Test|bench )(\S+)`).FindAllStringSubmatch(lesson, -1)
+	runs := regexp.MustCompile(`//   - Run: (go test [^(\n]+)`).FindAllStringSubmatch(lesson, -1)
 	if n := strings.Count(lesson, "//   - Predict: "); n == 0 || n != len(runs) || n != len(reads) {
 		t.Errorf("%d predictions, %d commands, %d lists of names, want as many of each", n, len(runs), len(reads))
 	}
@@ -5685,10 +5724,7 @@ func TestLesson(t *testing.T) {
 		}
 	}
 	for _, run := range runs {
-		pattern := regexp.MustCompile("^(Test|Benchmark.*)" + run[1])
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(names)), pattern.MatchString) {
-			t.Errorf("%s: there is no such test or benchmark", run[0])
-		}
+		checkCommand(t, names, run[1])
 	}
 }
 
