@@ -9636,7 +9636,8 @@ func TestWeb(t *testing.T) {
 		{"never", status(503), 6, "attempt 6: 503 Service Unavailable"},
 		{"no connection", func(int, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 6, "attempt 6: EOF"},
 		{"not found", status(404), 1, "404 Not Found"}, {"forbidden later", inTurn(breaks, status(403)), 2, "403 Forbidden"},
-		{"nothing", status(204), 1, "204 No Content"}, {"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
+		{"nothing", status(204), 1, "204 No Content"},
+		{"not modified", status(304), 1, "304 Not Modified"}, {"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
 		{"changes its tag, and does not look", asking("If-Range", "", tagged(`"%d"`, 30000)), 2, "has changed"},
 		{"changes its date", anew(func(n int) answer { return dated(int64(n)) }), 2, "has changed"},
 		{"has only a date", inTurn(dated(1e9), func(n int, w http.ResponseWriter, r *http.Request) {
@@ -10028,31 +10029,23 @@ func TestTarWriteIndex(t *testing.T) {
 	same(t, "a folder as the index", indexed(t, name), "error x.idx … is a directory")
 }
 
-// TestAdjacent shows which members are read at once: those with at most 256 KiB between them, in the order of the shard.
+// TestAdjacent shows which members are read at once: those that follow each other, with at most 256 KiB, and 4 KiB for each,
+// that are not wanted.
 func TestAdjacent(t *testing.T) {
-	const k, buf = 1 << 10, tarBuffer
-	type places [][3]int64 // head, data and size of members
-	var small, spread places
-	for i := range int64(1000) {
-		small, spread = append(small, [3]int64{2048 * i, 2048*i + 1536, 1}), append(spread, [3]int64{8192 * i, 8192*i + 512, 1})
-	}
-	first, large := [3]int64{0, 512, 512}, [3]int64{0, 512, 3 * buf}
-	for want, all := range map[int64][]places{
-		k: {{first}}, 3585: {{first, {k, 1536, 1}, {2 * k, 3584, 1}}}, k + buf + 1: {{first, {buf, k + buf, 1}}},
-		buf + 512: {{{0, buf, 512}}}, 2048*999 + 1537: {small},
-		6*buf + 513: {{large, {4 * buf, 4*buf + 512, buf}, {6 * buf, 6*buf + 512, 1}}},
-		0: {{first, {buf + 512, k + buf + 1, 1}}, {{0, buf + 1, 512}}, {{512, k, 1}, {0, 512, 1}}, {first, first},
-			{first, {k - 1, 1536, 1}}, spread, {first, {buf, buf + 512, 1}, {2 * buf, 2*buf + 512, 1}}}, // more than may be read
+	const most = tarBuffer + 2*4096
+	at := func(head, size int64) tarEntry { return tarEntry{head: head, data: head + 512, size: size} }
+	for _, c := range []struct {
+		first, second tarEntry
+		want          int64
+	}{
+		{at(0, 512), at(1024, 1), 1537}, {at(0, 512), at(most, 1), most + 513}, {at(0, 512), at(most+1, 1), 0},
+		{at(2048, 1<<30), at(1<<30+most, 0), 1<<30 + most - 1536}, {at(0, 512), tarEntry{head: 1024, data: most + 513}, 0},
+		{at(0, 512), at(1023, 1), 0}, {at(0, 512), at(0, 512), 0}, {at(1024, 1), at(0, 512), 0},
 	} {
-		for _, places := range all {
-			var members []tarEntry
-			for _, p := range places {
-				members = append(members, tarEntry{head: p[0], data: p[1], size: p[2]})
-			}
-			equal(t, fmt.Sprint(places), adjacentBytes(members), want)
-			members[len(members)-1].sparse = true
-			equal(t, fmt.Sprint(places, " sparse"), adjacentBytes(members), 0)
-		}
+		members := []tarEntry{c.first, c.second}
+		equal(t, fmt.Sprint(members), adjacentBytes(members), c.want)
+		members[1].sparse = true
+		equal(t, fmt.Sprint(members), adjacentBytes(members), 0)
 	}
 }
 
@@ -10333,6 +10326,7 @@ func TestDecode(t *testing.T) {
 		{"jsonl", "", "[]interface {} []"}, {"txt text a.transcript", "text", "string text"},
 		{"cls cls2 class index inx id", " 12\n", "int 12"}, {"count", "-1", "int -1"},
 		{"bin README", "12", "[]uint8 [49 50]"}, {"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
+		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"}, {"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
 		{"gif", gifOf(65535), "error 65535 × 65535 pixels, must have 1 to 134217728"},
 		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error gif: "}, // within the bound
@@ -10358,12 +10352,23 @@ func TestDecode(t *testing.T) {
 	bomb := []byte(gz(strings.Repeat("0", 1000)))
 	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
 	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
+	// A bomb takes no more memory than the limit, also inside another, and a false size takes no memory.
 	bomb = []byte(gz(strings.Repeat("0", 16<<20)))
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	saysAll(t, errorOf(gunzip(bomb, 8<<20)), "more than 8388608 bytes")
-	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 8<<20*13/10 {
-		t.Errorf("a bomb takes %d bytes, of which 8 MiB are allowed", after.TotalAlloc-before.TotalAlloc)
+	lies := gz("x")
+	for _, c := range []struct {
+		name, data, says string
+		limit, most      int64
+	}{
+		{"gz", string(bomb), "more than 8388608 bytes", 8 << 20, 9 << 20},
+		{"gz.gz", gz(string(bomb)), "more than 8388608 bytes", 8<<20 + int64(len(bomb)), 9 << 20},
+		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\xff", "gzip: invalid checksum", 1 << 30, 1 << 20},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		saysAll(t, errorOf(decode(c.name, []byte(c.data), c.limit)), c.says)
+		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > uint64(c.most) {
+			t.Errorf("a bomb takes %d bytes, more than %d", after.TotalAlloc-before.TotalAlloc, c.most)
+		}
 	}
 }
 
