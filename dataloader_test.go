@@ -8467,9 +8467,6 @@ func withHeader(data []byte, header, at int, bytes string) []byte {
 	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ", checksum(data[header:header+tarBlock])))
 }
 
-// ofType returns an archive in which the header at an offset has another type.
-func ofType(data []byte, header int, kind string) []byte { return withHeader(data, header, 156, kind) }
-
 // tarHeader returns a header of any type, and its data in whole blocks.
 func tarHeader(kind, name, data string) []byte {
 	b := make([]byte, wholeBlocks(int64(tarBlock+len(data))))
@@ -8477,7 +8474,7 @@ func tarHeader(kind, name, data string) []byte {
 	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 257: posixMagic + "00", tarBlock: data} {
 		copy(b[at:], field)
 	}
-	return ofType(b, 0, kind)
+	return withHeader(b, 0, 156, kind)
 }
 
 // paxHeader returns an extended header of PAX records.
@@ -8591,9 +8588,6 @@ func brief(r Record) string {
 	return r.Key + "{" + strings.Join(files, " ") + "}"
 }
 
-// briefOf is a record in brief.
-func briefOf(r Record, err error) (string, error) { return brief(r), err }
-
 // briefRecord is a record in brief, of a key and a field and its content in turn.
 func briefRecord(key string, files ...string) string {
 	r := Record{Key: key}
@@ -8605,7 +8599,7 @@ func briefRecord(key string, files ...string) string {
 
 // briefly is a stream of records in brief.
 func briefly(s Stream[Record]) Stream[string] {
-	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return briefOf(r, nil) })
+	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return brief(r), nil })
 }
 
 // tarOf is a stream of shards in memory, named 0, 1, …, in brief.
@@ -8632,15 +8626,17 @@ func onDisk(t testing.TB, name string, data []byte, index ...string) string {
 	name = filepath.Join(t.TempDir(), name)
 	must(0, os.WriteFile(name, data, 0o666))
 	for _, text := range index {
-		must(0, os.WriteFile(indexOf(name), []byte(text), 0o666))
+		must(0, os.WriteFile(indexName(name), []byte(text), 0o666))
 	}
 	return name
 }
 
-// indexOf is the name of the index of a shard.
-func indexOf(name string) string { return strings.TrimSuffix(name, "tar") + "idx" }
+// byIndex reads all records of a data set in brief.
+func byIndex(t testing.TB, data Dataset[Record]) []string {
+	return readAll(t, briefly(Map(Indices(Sequential(data.Len())), 0, data.Get)))
+}
 
-// indexed reads all records of a data set in brief, or the error of OpenTar.
+// indexed reads all records of shards by their index in brief, or is the error of OpenTar.
 func indexed(t testing.TB, paths ...string) []string {
 	t.Helper()
 	d, err := OpenTar(paths...)
@@ -8648,7 +8644,7 @@ func indexed(t testing.TB, paths ...string) []string {
 		return []string{"error " + err.Error()}
 	}
 	defer d.Close()
-	return readAll(t, briefly(Map(Indices(Sequential(d.Len())), 0, d.Get)))
+	return byIndex(t, d)
 }
 
 // writeIndex writes the index of a shard.
@@ -8720,11 +8716,6 @@ func checkShard(t *testing.T, opts TarOptions, data []byte, index ...string) (st
 	return streamed[:rest], byIndex
 }
 
-// withoutPlace is an outcome without the name of the shard, and without offsets.
-func withoutPlace(outcome string) string {
-	return regexp.MustCompile(`shard "[^"]*"|offset \d+`).ReplaceAllString(outcome, "")
-}
-
 // makeShard makes what a line of testdata/shards.txt says.
 func makeShard(line string) (data []byte, opts TarOptions, index []string) {
 	steps := strings.Split(line, "|")
@@ -8789,22 +8780,13 @@ func TestTarGolden(t *testing.T) {
 			for _, other := range otherHeaders(data) {
 				got := append(readAll(t, tarOf(opts, other)), indexed(t, onDisk(t, "x.tar", other))...)
 				want := slices.Concat(streamed, byIndex)
-				for i := range want {
-					equal(t, "other headers", withoutPlace(got[i]), withoutPlace(want[i]))
-				}
-				equal(t, "other headers", len(got), len(want))
+				place := regexp.MustCompile(`shard "[^"]*"|offset \d+`)
+				all := func(outcomes []string) string { return place.ReplaceAllString(strings.Join(outcomes, "\n"), "") }
+				equal(t, "other headers", all(got), all(want))
 			}
 		})
 	}
 	goldenFile(t, "shards.txt", []byte(text.String()))
-}
-
-// TestTarRecords shows that an empty file is a field and a missing file is not.
-func TestTarRecords(t *testing.T) {
-	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries("a.txt=")))}))
-	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
-		t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
-	}
 }
 
 // TestTarCompressed shows what is read of a damaged shard that is compressed.
@@ -8826,7 +8808,8 @@ func TestTarCompressed(t *testing.T) {
 	}
 }
 
-// TestTarFields shows that only the wanted fields are yielded, and that others are skipped without being read.
+// TestTarFields shows that only the wanted fields are yielded, and that others are skipped without being read. An empty file
+// is a field and a missing file is not.
 func TestTarFields(t *testing.T) {
 	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000), "c.\xe9=5")
 	for _, c := range []struct {
@@ -8838,6 +8821,10 @@ func TestTarFields(t *testing.T) {
 		{TarOptions{Fields: []string{}}, "a{}; b{}; c{}"}, {TarOptions{Fields: []string{"\xe9"}}, "a{}; b{}; c{\xe9:5}"},
 	} {
 		same(t, fmt.Sprintf("%q", c.opts.Fields), checkStream(t, tarOf(c.opts, data), 0), c.want)
+	}
+	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries("a.txt=")))}))
+	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
+		t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
 	}
 	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
 	for _, shard := range [][]byte{large, gzipped(large)} { // only the first can be skipped with a seek
@@ -9100,18 +9087,11 @@ func TestTarContext(t *testing.T) {
 
 // TestTarMemory shows that what a stream holds grows neither with the records of a shard nor with the shards.
 func TestTarMemory(t *testing.T) {
-	record := tarEntries("a.bin=" + strings.Repeat("x", 512))[:1024]
+	pair := tarEntries("a.bin="+strings.Repeat("x", 512), "b.bin="+strings.Repeat("y", 512))[:2048]
 	held := func(shards, records int) (most uint64) {
 		open := func(context.Context, string, int64) (io.ReadCloser, error) {
-			n := 0 // records are made as they are asked for, with keys that differ
-			made := readerFunc(func(p []byte) (int, error) {
-				if n == records {
-					return 0, io.EOF
-				}
-				n++
-				return copy(p, withHeader(record, 0, 0, fmt.Sprintf("%09d.bin\x00", n))), nil
-			})
-			return io.NopCloser(io.MultiReader(made, bytes.NewReader(make([]byte, 1024)))), nil
+			made := readerFunc(func(p []byte) (int, error) { return copy(p, pair), nil }) // as it is asked for
+			return io.NopCloser(io.MultiReader(io.LimitReader(made, int64(records)<<10), bytes.NewReader(make([]byte, 1024)))), nil
 		}
 		k := 0
 		for _, err := range must(Tar(slices.Repeat([]string{"x"}, shards), TarOptions{Open: open})).Epoch(t.Context(), 0) {
@@ -9994,7 +9974,7 @@ func TestTarIndex(t *testing.T) {
 	shard := func(entries string) []byte { return tarEntries(strings.Fields(entries)...) }
 	name := onDisk(t, "x.tar", shard("d/ d/a.txt=first d/a.Seg.PNG=1 b.txt= b.cls=2 README=3"))
 	must(0, writeIndex(name))
-	equal(t, "the index", string(must(os.ReadFile(indexOf(name)))),
+	equal(t, "the index", string(must(os.ReadFile(indexName(name)))),
 		"v1.2 2\ntxt 1024 5 d/a.txt Seg.PNG 2048 1 d/a.Seg.PNG\ntxt 3072 0 b.txt cls 3584 1 b.cls\n")
 	equal(t, "files beside the shard", len(must(os.ReadDir(filepath.Dir(name)))), 2)
 	// The indexes of x.tar and x have the same name. With that of the other shard one cannot be opened, or not be read.
@@ -10002,7 +9982,7 @@ func TestTarIndex(t *testing.T) {
 	must(0, os.WriteFile(bare, shard("d/ d/a.txt=first d/a.Seg.PNG=12 b.txt= b.cls=2"), 0o666))
 	stale := strings.Repeat("; error the shard is not the one that was indexed … x.idx", 2)[2:] // b may have lost a file to d/a
 	same(t, "x.tar's index", indexed(t, bare), stale)
-	must(0, errors.Join(os.Remove(indexOf(name)), writeIndex(bare)))
+	must(0, errors.Join(os.Remove(indexName(name)), writeIndex(bare)))
 	same(t, "x's index", indexed(t, name), stale)
 	data := must(OpenTar(onDisk(t, "x.tar", otherHeaders(shard("a.txt=1 b.txt=2 c.txt=3"))[0])))
 	defer data.Close()
@@ -10023,7 +10003,7 @@ func TestTarWriteIndex(t *testing.T) {
 	name := onDisk(t, "x.tar", tarEntries("a.txt=1"))
 	data := must(OpenTar(name))
 	defer data.Close()
-	must(0, os.Mkdir(indexOf(name), 0o777)) // no file can take its name, nor be read by it
+	must(0, os.Mkdir(indexName(name), 0o777)) // no file can take its name, nor be read by it
 	saysAll(t, data.WriteIndex(), "x.idx")
 	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 2)
 	same(t, "a folder as the index", indexed(t, name), "error x.idx … is a directory")
@@ -10071,7 +10051,7 @@ func TestTarIndexDamaged(t *testing.T) {
 		}
 		name := onDisk(t, "x.tar", shard)
 		must(0, writeIndex(name))
-		index := must(os.ReadFile(indexOf(name)))
+		index := must(os.ReadFile(indexName(name)))
 		same(t, "sound", indexed(t, name), sound)
 		d := must(OpenTar(name))
 		defer d.Close()
@@ -10080,7 +10060,7 @@ func TestTarIndexDamaged(t *testing.T) {
 		for _, m := range d.shards[0].members[:2] {
 			for at := m.head; at < m.data; at += step {
 				must(file.WriteAt([]byte{shard[at] ^ 2}, at))
-				check(outcomes(one(briefOf(d.Get(t.Context(), 0)))), at)
+				check(byIndex(t, d), at)
 				must(file.WriteAt(shard[at:at+1], at))
 			}
 		}
@@ -10091,7 +10071,7 @@ func TestTarIndexDamaged(t *testing.T) {
 		for i := 0; i < len(index); i += int(step) {
 			for k, c := range "bx.0 " {
 				if i%5 == k || len(shard) == len(plain) { // one of them in turn, if the headers are of another format
-					must(0, os.WriteFile(indexOf(name), withBytes(index, i, string(c)), 0o666))
+					must(0, os.WriteFile(indexName(name), withBytes(index, i, string(c)), 0o666))
 					check(indexed(t, name), i, c)
 				}
 			}
@@ -10128,10 +10108,7 @@ func TestTarMaxRecord(t *testing.T) {
 		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
 		err = x.open(newRecordReader(name, 5000))
 		defer x.file.Close()
-		for i := range x.Len() {
-			got = append(got, outcomes(one(briefOf(x.Get(t.Context(), i))))...)
-		}
-		return got, err
+		return byIndex(t, x), err
 	}
 	many := func(n int, name string) (entries []string) {
 		for i := range n {
@@ -10424,37 +10401,32 @@ type slowly struct{ image.Image }
 // testImages returns an image of each type that ImageTensor knows, and of some that it does not, with random pixels.
 func testImages(r image.Rectangle) (images []image.Image) {
 	n := uint64(0)
-	random := func(pix []byte) {
-		for i := range pix {
-			n++
-			pix[i] = byte(counter(1, n))
-		}
+	random := func() byte {
+		n++
+		return byte(counter(1, n))
 	}
-	gray, rgba, nrgba := image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r)
-	gray16, cmyk, nycbcra := image.NewGray16(r), image.NewCMYK(r), image.NewNYCbCrA(r, image.YCbCrSubsampleRatio420)
 	paletted := image.NewPaletted(r, nil)
 	for i := range 256 {
 		paletted.Palette = append(paletted.Palette, color.NRGBA{uint8(i), uint8(255 - i), uint8(i / 2), uint8(i * i)})
 	}
-	for _, pix := range [][]byte{gray.Pix, rgba.Pix, nrgba.Pix, gray16.Pix, cmyk.Pix, nycbcra.Y, nycbcra.Cb, nycbcra.Cr, nycbcra.A,
-		paletted.Pix} {
-		random(pix)
-	}
-	for i := 3; i < len(nrgba.Pix); i += 4 { // with little alpha At loses the colour
-		nrgba.Pix[i] |= 128
-	}
-	for i := 0; i < len(rgba.Pix); i += 4 { // no colour of an RGBA is greater than its alpha, which is often 0 or 255
-		p := rgba.Pix[i : i+4]
-		p[3] = []byte{p[3], 0, 255}[i/4%3]
-		p[0], p[1], p[2] = min(p[0], p[3]), min(p[1], p[3]), min(p[2], p[3])
-	}
-	images = append(images, gray, rgba, nrgba, gray16, cmyk, nycbcra, paletted)
-	for ratio := image.YCbCrSubsampleRatio444; ratio <= image.YCbCrSubsampleRatio410; ratio++ {
-		img := image.NewYCbCr(r, ratio)
-		random(img.Y)
-		random(img.Cb)
-		random(img.Cr)
+	for _, img := range []interface {
+		image.Image
+		Set(x, y int, c color.Color)
+	}{image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r), image.NewGray16(r), image.NewCMYK(r), paletted} {
+		for i := range r.Dx() * r.Dy() { // with less alpha At loses the color
+			c := color.NRGBA{random(), random(), random(), 128 | random()}
+			img.Set(r.Min.X+i%r.Dx(), r.Min.Y+i/r.Dx(), []color.Color{c, color.Transparent, color.Gray{c.R}}[i%3])
+		}
 		images = append(images, img)
+	}
+	for ratio := image.YCbCrSubsampleRatio444; ratio <= image.YCbCrSubsampleRatio410; ratio++ {
+		img := image.NewNYCbCrA(r, ratio)
+		for _, plane := range [][]byte{img.Y, img.Cb, img.Cr, img.A} {
+			for i := range plane {
+				plane[i] = random()
+			}
+		}
+		images = append(images, img, &img.YCbCr)
 	}
 	return images
 }
@@ -10494,30 +10466,26 @@ func TestImageTensor(t *testing.T) {
 	}
 }
 
-// A pixel is an image of one color.
-type pixel struct{ color.Color }
-
-func (p pixel) ColorModel() color.Model { return nil }
-func (p pixel) Bounds() image.Rectangle { return image.Rect(6, 7, 7, 8) }
-func (p pixel) At(x, y int) color.Color { return p.Color }
-
 // TestImageTensorColors: alpha is left out, and the plain colors stay.
 func TestImageTensorColors(t *testing.T) {
 	type rgb [3]float32
 	one := image.Rect(0, 0, 1, 1)
+	pixel := func(c color.Color) image.Image { // somewhere else, and with At only
+		return slowly{&image.Paletted{Pix: []byte{0}, Rect: image.Rect(6, 7, 7, 8), Palette: color.Palette{c}}}
+	}
 	for _, c := range []struct {
 		img  image.Image
 		want rgb
 	}{
-		{pixel{color.Gray{51}}, rgb{0.2, 0.2, 0.2}}, {pixel{color.Gray16{13107}}, rgb{0.2, 0.2, 0.2}},
-		{pixel{color.White}, rgb{1, 1, 1}}, {pixel{color.RGBA{}}, rgb{0, 0, 0}},
-		{pixel{color.RGBA{255, 51, 0, 255}}, rgb{1, 0.2, 0}}, {pixel{color.RGBA{51, 102, 0, 102}}, rgb{0.5, 1, 0}},
-		{pixel{color.NRGBA{255, 51, 0, 128}}, rgb{1, 0.2, 0}},
-		{pixel{color.NRGBA{255, 51, 0, 0}}, rgb{0, 0, 0}}, {pixel{color.NRGBA64{65535, 13107, 0, 65535}}, rgb{1, 0.2, 0}},
-		{pixel{color.CMYK{0, 204, 255, 0}}, rgb{1, 0.2, 0}},
+		{pixel(color.Gray{51}), rgb{0.2, 0.2, 0.2}}, {pixel(color.Gray16{13107}), rgb{0.2, 0.2, 0.2}},
+		{pixel(color.White), rgb{1, 1, 1}}, {pixel(color.RGBA{}), rgb{0, 0, 0}},
+		{pixel(color.RGBA{255, 51, 0, 255}), rgb{1, 0.2, 0}}, {pixel(color.RGBA{51, 102, 0, 102}), rgb{0.5, 1, 0}},
+		{pixel(color.NRGBA{255, 51, 0, 128}), rgb{1, 0.2, 0}},
+		{pixel(color.NRGBA{255, 51, 0, 0}), rgb{0, 0, 0}}, {pixel(color.NRGBA64{65535, 13107, 0, 65535}), rgb{1, 0.2, 0}},
+		{pixel(color.CMYK{0, 204, 255, 0}), rgb{1, 0.2, 0}},
 		// Images that are not valid, as if alpha had been left out; red that is transparent; gray of 8 and 16 bits.
-		{pixel{color.RGBA{200, 0, 0, 0}}, rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
-		{pixel{color.RGBA{200, 0, 0, 1}}, rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 1}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
+		{pixel(color.RGBA{200, 0, 0, 0}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
+		{pixel(color.RGBA{200, 0, 0, 1}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 1}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
 		{&image.NRGBA{Pix: []byte{255, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
 		{&image.Gray{Pix: []byte{51}, Stride: 1, Rect: one}, rgb{0.2, 0.2, 0.2}},
 		{&image.Gray16{Pix: []byte{0x33, 0x34}, Stride: 2, Rect: one}, rgb{13108.0 / 65535, 13108.0 / 65535, 13108.0 / 65535}},

@@ -307,9 +307,7 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 		s := newRecordReader(name, opts.MaxRecord)
 		s.wanted = opts.Fields
 		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
-		if s.src.ReadCloser != nil {
-			defer s.src.Close()
-		}
+		defer func() { s.src.Close() }()
 		readRecord := s.readRecord
 		for err == nil {
 			var item Item[Record]
@@ -365,9 +363,9 @@ type recordReader struct {
 	links    map[string]tarEntry
 }
 
-// newRecordReader returns a recordReader that has no source yet.
+// newRecordReader returns a recordReader that has not entered the shard. Until then its source is only there to be closed.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}}
+	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}, src: source{ReadCloser: io.NopCloser(nil)}}
 	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
 }
 
@@ -483,7 +481,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	s.memory = 0
 	for err == nil && s.nextKey == key {
 		if s.item.Err == nil {
-			s.item.Err = s.checkFile()
+			s.checkFile()
 		}
 		if err = s.takeFile(); err == nil {
 			err = s.findNextFile()
@@ -492,19 +490,16 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	if err != nil && s.item.Err != nil {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, is left out", err, quote(key))
-	case s.item.Err != nil:
-		return Item[Record]{Err: s.item.Err}, nil
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
 }
 
-// checkFile counts the memory of the next file, and returns the fault of the record if that file has one. It is called
+// checkFile counts the memory of the next file. If the file has a fault, the record becomes an error. checkFile is called
 // before any memory is allocated, because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) checkFile() error {
+func (s *recordReader) checkFile() {
 	size, link := s.next.size, s.next.kind == tar.TypeLink
 	if !s.nextWanted {
 		size, link = 0, false
@@ -522,9 +517,9 @@ func (s *recordReader) checkFile() error {
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
-		return nil
+		return
 	}
-	return tarError(s.name, &s.entry, err)
+	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
 }
 
 // takeFile loads the next file, unless its record has a fault. For OpenTar it only notes where the file is. An error of it
