@@ -515,22 +515,24 @@ func undo(f *feistel, x uint64) uint64 {
 //	save and resume    ExampleCursor, Example_checkpoint, ExampleDataLoader_At
 //	train a model      Example_training, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
-//	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist
+//	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
+//	                   ExamplePairs_byName
 //	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_timeLimit, ExampleWorker, ExampleDecode;
-//	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes
-//	divide them        ExampleSplit, ExampleSplit_stratified, ExampleSplit_crossValidation
-//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleWeighted
+//	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes, Example_imageAugmentation
+//	divide them        ExampleSplit, ExampleSubset_stratified, ExampleSplit_crossValidation
+//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleBuckets_ranks,
+//	                   ExampleWeighted
 //	share an epoch     ExampleShardFromEnv, ExampleTail, ExampleStream_Shard; with bad samples: ExampleOptions_onErrorRanks,
 //	                   ExampleStream_Repeat_ranks
 //	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
 //	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
 //	                   ExampleDataLoader_Batch
-//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_slowStage, ExampleTiming, ExampleOptions_onError,
-//	                   ExampleStream_OnError, ExamplePanicError
-//	build a pipeline   ExampleFromSeq, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch, ExampleUnbatch_packing,
-//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStream_Shuffle_cursor,
-//	                   ExampleStreamOf; with a source
-//	                   or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
+//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_loss, ExampleProgress_slowStage, ExampleTiming,
+//	                   ExampleFunc_hang, ExampleOptions_onError, ExampleStream_OnError, ExamplePanicError
+//	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch,
+//	                   ExampleUnbatch_packing, ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat,
+//	                   ExampleStream_Shuffle_cursor, ExampleStreamOf; with a source or a stage of your own: ExampleStream,
+//	                   ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
 //	                   stores: ExampleOpener, ExampleOpener_presigned, ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk;
@@ -1546,6 +1548,102 @@ func ExampleBuckets() {
 	// [2 1] [1 1] "aI"
 }
 
+// sameWidth is the batch sampler of ExampleBuckets_ranks.
+type sameWidth struct {
+	BatchSampler // of Buckets
+	lengths      []int
+	ranks        int
+}
+
+func (s sameWidth) String() string { return fmt.Sprint(s.BatchSampler, " on ", s.ranks, " ranks") }
+
+func (s sameWidth) Batches(epoch int) func(k int) []int {
+	batch, order, widths := s.BatchSampler.Batches(epoch), make([]int, s.Len()), make([]int, s.Len())
+	for k := range order {
+		order[k] = k
+		for _, i := range batch(k) {
+			widths[k] = max(widths[k], s.lengths[i])
+		}
+	}
+	steps := s.Len() / s.ranks // in each epoch other batches are left over
+	slices.SortStableFunc(order[:steps*s.ranks], func(a, b int) int { return widths[a] - widths[b] })
+	step := Random(steps, 1).Order(epoch)
+	return func(k int) []int {
+		if k < steps*s.ranks {
+			k = step(k/s.ranks)*s.ranks + k%s.ranks
+		}
+		return batch(order[k])
+	}
+}
+
+// In each step all ranks wait for the one with the longest sequences. Shard gives rank r batch step×ranks + r, and the
+// batches of Buckets come in random order. This batch sampler sorts them by width, divides them into steps, and shuffles the
+// steps. Batches that are left over come last; with DropTail they are left out. The order depends on the number of ranks.
+// String names that number, so a cursor in the middle of an epoch resumes only as many ranks.
+//
+//	type sameWidth struct {
+//		BatchSampler // of Buckets
+//		lengths      []int
+//		ranks        int
+//	}
+//
+//	func (s sameWidth) String() string { return fmt.Sprint(s.BatchSampler, " on ", s.ranks, " ranks") }
+//
+//	func (s sameWidth) Batches(epoch int) func(k int) []int {
+//		batch, order, widths := s.BatchSampler.Batches(epoch), make([]int, s.Len()), make([]int, s.Len())
+//		for k := range order {
+//			order[k] = k
+//			for _, i := range batch(k) {
+//				widths[k] = max(widths[k], s.lengths[i])
+//			}
+//		}
+//		steps := s.Len() / s.ranks // in each epoch other batches are left over
+//		slices.SortStableFunc(order[:steps*s.ranks], func(a, b int) int { return widths[a] - widths[b] })
+//		step := Random(steps, 1).Order(epoch)
+//		return func(k int) []int {
+//			if k < steps*s.ranks {
+//				k = step(k/s.ranks)*s.ranks + k%s.ranks
+//			}
+//			return batch(order[k])
+//		}
+//	}
+func ExampleBuckets_ranks() {
+	const ranks = 3
+	var lengths []int // of the texts, from 4 to 108 runes
+	for i := range 80 {
+		lengths = append(lengths, 4+i*i/60)
+	}
+	texts := Func(len(lengths), func(_ context.Context, i int) ([]rune, error) { return make([]rune, lengths[i]), nil })
+	buckets, err := Buckets(lengths, 240, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, sampler := range []BatchSampler{buckets, sameWidth{buckets, lengths, ranks}} {
+		widths := make([][ranks]int, (sampler.Len()+ranks-1)/ranks)
+		for rank := range ranks {
+			loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: ranks}})
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			step := 0
+			for batch, err := range loader.Epoch(context.Background(), 0) {
+				if err != nil {
+					fmt.Println(err)
+					return
+				}
+				widths[step][rank] = batch.Shape[1]
+				step++
+			}
+		}
+		fmt.Println(widths) // of each rank in step 0, in step 1, …
+	}
+	// Output:
+	// [[56 4 62] [18 24 83] [102 11 70] [21 95 108] [6 5 97] [15 28 78] [64 7 49] [42 13 85] [74 88 32] [37 9 56]]
+	// [[24 28 32] [15 18 21] [62 64 70] [97 102 108] [7 11 13] [85 88 95] [74 78 83] [42 49 56] [4 5 6] [37 9 24]]
+}
+
 // ShardFromEnv reads the shard that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment.
 func ExampleShardFromEnv() {
 	os.Setenv("RANK", "1") // as torchrun does
@@ -2458,54 +2556,69 @@ func ExampleWeighted() {
 	// cats 14 dogs 11
 }
 
-// A stratified split divides each class on its own, so that each part has the same share of every class. Put in your own
-// labels and fraction. The same seed makes the same split. A class with fewer than five samples has none in the test set.
-func ExampleSplit_stratified() {
-	var samples Slice[Pair[string, int]] // 20 of class 0 and 10 of class 1
-	for i := range 30 {
-		samples = append(samples, Pair[string, int]{First: fmt.Sprintf("%d.png", i), Second: i % 3 / 2})
+// A stratified split divides each class on its own, so that each part has the same share of every class. With balanced
+// sampling the training draws every class equally often. Both need only the labels, from a column of a CSV file or from
+// Folder; no sample is loaded for them. Put in your own labels and fraction. The same seed makes the same split. A class with
+// fewer than five samples has none in the test set. To keep the classes' shares in training, set Shuffle instead of Sampler.
+func ExampleSubset_stratified() {
+	var labels []string // 80 cats and 20 dogs
+	for i := range 100 {
+		labels = append(labels, []string{"cat", "cat", "dog", "cat", "cat"}[i%5])
 	}
-	classes := make([][]int, 2) // the indices of each class
-	for i, s := range samples {
-		classes[s.Second] = append(classes[s.Second], i)
+	var loaded atomic.Int64
+	samples := Func(len(labels), func(_ context.Context, i int) (string, error) {
+		loaded.Add(1) // open and decode
+		return labels[i], nil
+	})
+
+	classes := map[string][]int{} // the indices of each class
+	for i, label := range labels {
+		classes[label] = append(classes[label], i)
 	}
-	var train, test []Dataset[Pair[string, int]]
-	for _, indices := range classes {
-		class, err := Subset(samples, indices)
-		if err != nil {
-			fmt.Println(err)
-			return
+	var train, test []int // indices
+	var weights []float64 // of the samples of train
+	// Keys are sorted, because the order of a map changes from run to run, and with it the indices of the samples in train.
+	for _, label := range slices.Sorted(maps.Keys(classes)) {
+		class := classes[label]
+		shuffled := Random(len(class), 42).Order(0)
+		n := len(class) / 5 // a fifth for the test
+		for pos := range class {
+			if i := class[shuffled(pos)]; pos < n {
+				test = append(test, i)
+			} else {
+				train = append(train, i)
+				weights = append(weights, 1/float64(len(class)-n))
+			}
 		}
-		n := class.Len() / 5 // a fifth for the test
-		parts, err := Split(class, 42, class.Len()-n, n)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		train, test = append(train, parts[0]), append(test, parts[1])
 	}
-	// Concat leaves the classes one after the other: shuffle the training set.
-	for _, part := range []Dataset[Pair[string, int]]{Concat(train...), Concat(test...)} {
-		loader, err := New(part, List[Pair[string, int]], Options{BatchSize: part.Len(), Shuffle: true})
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
+	balanced, err1 := Weighted(weights, len(train), true, 1)
+	trainSet, err2 := Subset(samples, train)
+	testSet, err3 := Subset(samples, test)
+	trainLoader, err4 := New(trainSet, List[string], Options{BatchSize: 40, Sampler: balanced})
+	testLoader, err5 := New(testSet, List[string], Options{BatchSize: 40})
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(len(train), "for training,", len(test), "for the test, loaded so far:", loaded.Load())
+	for _, loader := range []*DataLoader[[]string]{trainLoader, testLoader} {
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
 				fmt.Println(err)
 				return
 			}
-			count := [2]int{}
-			for _, s := range batch {
-				count[s.Second]++
+			count := map[string]int{}
+			for _, label := range batch {
+				count[label]++
 			}
-			fmt.Println(len(batch), "samples, of each class", count)
+			fmt.Println(count)
 		}
 	}
 	// Output:
-	// 24 samples, of each class [16 8]
-	// 6 samples, of each class [4 2]
+	// 80 for training, 20 for the test, loaded so far: 0
+	// map[cat:16 dog:24]
+	// map[cat:21 dog:19]
+	// map[cat:16 dog:4]
 }
 
 // In k-fold cross-validation each of k models is tested on a part of the data that it has not been trained on. Split
@@ -2554,6 +2667,82 @@ func ExampleSplit_crossValidation() {
 	// fold 2
 	//   train [8 1 2 6 0 5]
 	//   test  [9 3 7 4]
+}
+
+// Files in two folders that belong together by name: images and labels, or images and masks. If a file is missing in each
+// folder, Pairs of two Files joins the wrong ones without an error. match joins files by name, and refuses those without a
+// partner. Put in your own patterns, and in key what the two names have in common.
+func ExamplePairs_byName() {
+	fsys := fstest.MapFS{ // or os.DirFS("train")
+		"images/0001.jpg": {Data: []byte("picture 1")}, "labels/0001.txt": {Data: []byte("cat")},
+		"images/0002.jpg": {Data: []byte("picture 2")},
+		"images/0003.jpg": {Data: []byte("picture 3")}, "labels/0003.txt": {Data: []byte("dog")},
+		"labels/0004.txt": {Data: []byte("cow")},
+	}
+	key := func(name string) string { return strings.TrimSuffix(path.Base(name), path.Ext(name)) }
+	match := func(patterns ...string) (Slice[Pair[string, string]], error) {
+		found := map[string][2]string{} // the two names of a key
+		for side, pattern := range patterns {
+			names, err := fs.Glob(fsys, pattern)
+			if err == nil && len(names) == 0 {
+				err = fs.ErrNotExist
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", pattern, err)
+			}
+			for _, name := range names {
+				both := found[key(name)]
+				if both[side] != "" {
+					return nil, fmt.Errorf("%s and %s have the same key", both[side], name)
+				}
+				both[side] = name
+				found[key(name)] = both
+			}
+		}
+		var pairs Slice[Pair[string, string]]
+		var alone []string
+		for _, k := range slices.Sorted(maps.Keys(found)) { // in the same order in each process
+			both := found[k]
+			if both[0] == "" || both[1] == "" {
+				alone = append(alone, both[0]+both[1])
+			}
+			pairs = append(pairs, Pair[string, string]{First: both[0], Second: both[1]})
+		}
+		if len(alone) > 0 {
+			return nil, fmt.Errorf("files without a partner: %v", alone)
+		}
+		return pairs, nil
+	}
+
+	_, err := match("images/*.jpg", "labels/*.txt")
+	fmt.Println(err)
+	delete(fsys, "images/0002.jpg")
+	delete(fsys, "labels/0004.txt")
+	pairs, err := match("images/*.jpg", "labels/*.txt")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	samples := Transform(pairs, func(_ context.Context, p Pair[string, string]) (Pair[string, string], error) {
+		picture, err1 := fs.ReadFile(fsys, p.First)
+		label, err2 := fs.ReadFile(fsys, p.Second)
+		return Pair[string, string]{First: string(picture), Second: string(label)}, errors.Join(err1, err2) // decode
+	})
+	loader, err := New(samples, CollatePair(List[string], List[string]), Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Printf("%q %q\n", batch.First, batch.Second)
+	}
+	// Output:
+	// files without a partner: [images/0002.jpg labels/0004.txt]
+	// ["picture 1" "picture 3"] ["cat" "dog"]
 }
 
 // A batch of three fields is a struct with a Collate of its own. Put in your own fields. Fill the slices of dst from
@@ -2688,6 +2877,53 @@ func ExampleStream_Repeat() {
 	// pass 1 [c d]
 	// pass 2 [b c]
 	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}}
+}
+
+// Which sample hangs? A timer around Get names the sample while it is being loaded, when that has taken too long. A second
+// line comes if Get returns after all: then the sample is only slow. A timer takes less than a microsecond. Put in your own
+// data and limit, and log what helps to find the sample: its file, Worker(ctx), the time. In a pipeline put the timer into
+// Map's function. ExampleFunc_timeLimit ends such a Get.
+func ExampleFunc_hang() {
+	answer := make(chan bool, 1)
+	data := Func(8, func(ctx context.Context, i int) (string, error) {
+		if i == 5 {
+			<-answer // of a server that hangs
+		}
+		return fmt.Sprint("sample ", i), nil
+	})
+
+	const limit = 100 * time.Millisecond // in a program a minute
+	watched := Func(data.Len(), func(ctx context.Context, i int) (string, error) {
+		timer := time.AfterFunc(limit, func() {
+			fmt.Println("sample", i, "has been loading for", limit)
+			answer <- true // here, so that the loop goes on
+		})
+		defer func() {
+			if !timer.Stop() {
+				fmt.Println("sample", i, "has returned")
+			}
+		}()
+		return data.Get(ctx, i)
+	})
+	loader, err := New(watched, List[string], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [sample 0 sample 1]
+	// [sample 2 sample 3]
+	// sample 5 has been loading for 100ms
+	// sample 5 has returned
+	// [sample 4 sample 5]
+	// [sample 6 sample 7]
 }
 
 // A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
@@ -3128,6 +3364,72 @@ func ExampleStream_Repeat_ranks() {
 	// rank 2 [5 0]
 }
 
+// A progress bar with the loss in it, which is right after a resume, where Progress would count from 0 again. The cursor
+// says how many steps have been taken: each moves Pos by BatchSize × ranks or, with a BatchSampler, by the number of ranks.
+// The time left follows from the steps since the resume. Call bar in the loop body, with whatever else you want to see.
+// PyTorch: tqdm with initial and set_postfix.
+func ExampleProgress_loss() {
+	const perStep = 2 // BatchSize × ranks
+	loader, err := New(Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}, List[float64], Options{BatchSize: perStep})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var clock time.Time
+	now := func() time.Time { return clock } // in a program: now := time.Now
+
+	// newBar begins a bar on a terminal, when some of all steps have been taken. It is drawn at most ten times a second.
+	newBar := func(w io.Writer, taken, all int) func(step int, loss float64) {
+		begin, drawn := now(), time.Time{}
+		return func(step int, loss float64) {
+			if step < all && now().Sub(drawn) < time.Second/10 {
+				return
+			}
+			drawn = now()
+			left := drawn.Sub(begin) / time.Duration(max(1, step-taken)) * time.Duration(all-step)
+			bar := strings.Repeat("#", 20*step/all) + strings.Repeat(".", 20-20*step/all)
+			fmt.Fprintf(w, "\r%3d%% [%s] %d/%d, %v left, loss %-12.4g",
+				100*step/all, bar, step, all, left.Round(time.Second), loss)
+		}
+	}
+
+	var terminal strings.Builder // in a program os.Stderr
+	var at Cursor                // the checkpoint: the cursor and
+	mean := 0.0                  // the model
+	train := func(steps int) {
+		step := func() int { return (at.Pos + perStep - 1) / perStep }
+		bar := newBar(&terminal, step(), loader.Len())
+		for batch, err := range loader.Run(context.Background(), &at) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			loss := 0.0
+			for _, x := range batch {
+				loss += (x - mean) * (x - mean) / float64(len(batch))
+				mean += (x - mean) / 2
+			}
+			clock = clock.Add(3 * time.Second)
+			bar(step(), loss)
+			if steps--; steps == 0 {
+				break
+			}
+		}
+		fmt.Fprintln(&terminal)
+	}
+	train(2) // interrupted
+	train(-1)
+	for line := range strings.FieldsFuncSeq(terminal.String(), func(r rune) bool { return r == '\r' || r == '\n' }) {
+		fmt.Println(strings.TrimSpace(line))
+	}
+	// Output:
+	// 20% [####................] 1/5, 12s left, loss 33.62
+	// 40% [########............] 2/5, 9s left, loss 2.289
+	// 60% [############........] 3/5, 6s left, loss 0.002441
+	// 80% [################....] 4/5, 3s left, loss 1.629
+	// 100% [####################] 5/5, 0s left, loss 5.08
+}
+
 // To find the slow stage of a pipeline, read its first stage alone, then the first two, and so on, without training. Stages
 // in one goroutine add up their times, so the rate falls at the slow stage. Here, on some machine, the lines are
 //
@@ -3549,6 +3851,117 @@ func Example_imageSizes() {
 	// [4 3 16 16]
 	// [4 3 16 16]
 	// [2 3 16 16]
+}
+
+// The usual augmentation of photographs for training: a random part is scaled to 224 × 224, mirrored in half of all cases,
+// and normalised by the mean and standard deviation of each color. Rand draws the same parts for any number of workers, and
+// others in each epoch. Put in your own photos and numbers. Scaling to less than half skips pixels, so store large photos
+// smaller. For evaluation crop the middle, and do not mirror. Here red is the column and green the row, so the values of a
+// sample tell where it comes from. Of a very wide photo only the middle is cropped. torchvision: RandomResizedCrop,
+// RandomHorizontalFlip, ToTensor and Normalize.
+func Example_imageAugmentation() {
+	const size = 224
+	mean, std := [3]float32{0.485, 0.456, 0.406}, [3]float32{0.229, 0.224, 0.225} // of ImageNet
+	heights := []int{200, 10}
+	photos := Func(len(heights), func(_ context.Context, i int) (image.Image, error) { // open and decode
+		img := image.NewRGBA(image.Rect(0, 0, 250, heights[i]))
+		for y := range heights[i] {
+			for x := range 250 {
+				img.SetRGBA(x, y, color.RGBA{R: uint8(x), G: uint8(y), A: 255})
+			}
+		}
+		return img, nil
+	})
+
+	// crop draws a part of r that has 8 % to 100 % of its area, and a ratio of width to height from 3/4 to 4/3.
+	crop := func(rng *rand.Rand, r image.Rectangle) image.Rectangle {
+		for range 10 {
+			area := float64(r.Dx()*r.Dy()) * (0.08 + 0.92*rng.Float64())
+			ratio := math.Pow(4.0/3, 2*rng.Float64()-1) // as often wide as high
+			w, h := int(math.Round(math.Sqrt(area*ratio))), int(math.Round(math.Sqrt(area/ratio)))
+			if 0 < w && w <= r.Dx() && 0 < h && h <= r.Dy() {
+				corner := r.Min.Add(image.Pt(rng.IntN(r.Dx()-w+1), rng.IntN(r.Dy()-h+1)))
+				return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(w, h))}
+			}
+		}
+		w, h := min(r.Dx(), r.Dy()*4/3), min(r.Dy(), r.Dx()*4/3) // the middle
+		corner := r.Min.Add(image.Pt((r.Dx()-w)/2, (r.Dy()-h)/2))
+		return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(w, h))}
+	}
+
+	// between says between which two of n pixels the middle of pixel i of size lies, and how far from the first.
+	between := func(i, n int) (first, second int, share float32) {
+		x := (float32(i)+0.5)*float32(n)/size - 0.5
+		x = min(max(x, 0), float32(n-1))
+		return int(x), min(int(x)+1, n-1), x - float32(int(x))
+	}
+
+	// scale makes an image of the shape [3 size size] by bilinear interpolation.
+	scale := func(img Tensor[float32]) Tensor[float32] {
+		h, w := img.Shape[1], img.Shape[2]
+		scaled := Tensor[float32]{Data: make([]float32, 0, 3*size*size), Shape: []int{3, size, size}}
+		for plane := range slices.Chunk(img.Data, h*w) {
+			for y := range size {
+				y0, y1, down := between(y, h)
+				above, below := plane[y0*w:][:w], plane[y1*w:][:w]
+				for x := range size {
+					x0, x1, right := between(x, w)
+					top := above[x0] + right*(above[x1]-above[x0])
+					bottom := below[x0] + right*(below[x1]-below[x0])
+					scaled.Data = append(scaled.Data, top+down*(bottom-top))
+				}
+			}
+		}
+		return scaled
+	}
+
+	type cropper interface { // any image that image.Decode returns
+		SubImage(image.Rectangle) image.Image
+	}
+	samples := Transform(photos, func(ctx context.Context, img image.Image) (Tensor[float32], error) {
+		rng := Rand(ctx)
+		t := scale(ImageTensor(Tensor[float32]{}, img.(cropper).SubImage(crop(rng, img.Bounds()))))
+		if rng.IntN(2) == 1 {
+			for row := range slices.Chunk(t.Data, size) {
+				slices.Reverse(row)
+			}
+		}
+		for i, x := range t.Data {
+			c := i / (size * size)
+			t.Data[i] = (x - mean[c]) / std[c]
+		}
+		return t, nil
+	})
+	for _, run := range []struct{ epoch, workers int }{{0, 0}, {0, 3}, {1, 3}} {
+		loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 1, Workers: run.workers})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for batch, err := range loader.Epoch(context.Background(), run.epoch) {
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println("epoch", run.epoch, "workers", run.workers, "shape", batch.Shape)
+			for t := range slices.Chunk(batch.Data, 3*size*size) {
+				value := func(c, y, x int) float32 { return (t[(c*size+y)*size+x]*std[c] + mean[c]) * 255 }
+				fmt.Printf("columns %.0f, %.0f … %.0f, ", value(0, 0, 0), value(0, 0, size/2), value(0, 0, size-1))
+				fmt.Printf("rows %.0f, %.0f … %.0f\n", value(1, 0, 0), value(1, size/2, 0), value(1, size-1, 0))
+			}
+			loader.Recycle(batch)
+		}
+	}
+	// Output:
+	// epoch 0 workers 0 shape [2 3 224 224]
+	// columns 221, 113 … 6, rows 5, 98 … 191
+	// columns 118, 124 … 130, rows 0, 5 … 9
+	// epoch 0 workers 3 shape [2 3 224 224]
+	// columns 221, 113 … 6, rows 5, 98 … 191
+	// columns 118, 124 … 130, rows 0, 5 … 9
+	// epoch 1 workers 3 shape [2 3 224 224]
+	// columns 158, 109 … 60, rows 10, 67 … 124
+	// columns 118, 124 … 130, rows 0, 5 … 9
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
@@ -4614,6 +5027,82 @@ func ExampleTarOptions_elastic() {
 	// d6 a0 b0 b1 c1 c2 d2 d3
 	// 4 ranks, then 1, then 2: d6 a0 b0 b1 c1 c2 d2 d3
 	// same place: true
+}
+
+// A stream is kept in memory when an epoch has been read to its end, and later epochs read nothing. An epoch that the loop
+// leaves, or in which an item fails, is not kept, and the next loop reads the source again; OnError before the cache drops
+// items that always fail. What is kept is whole after a resume, too: FromSeq calls its function from the start, and skips.
+// Put in your own source and type of items. Shuffle and augment after the cache, because all epochs are the source's epoch
+// 0, and do not change items in place.
+func ExampleFromSeq_cache() {
+	var read atomic.Int64
+	source := FromSeq(func(context.Context, int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { // open, read, decode
+			for line := range strings.FieldsSeq("a b c d e") {
+				var err error
+				if read.Add(1) == 6 {
+					err = io.ErrUnexpectedEOF // the connection broke
+				}
+				if !yield(line, err) {
+					return
+				}
+			}
+		}
+	})
+
+	type item = string
+	var memory atomic.Pointer[[]item] // nil until an epoch has been read to its end
+	cached := FromSeq(func(ctx context.Context, _ int) iter.Seq2[item, error] {
+		return func(yield func(item, error) bool) {
+			if kept := memory.Load(); kept != nil {
+				for _, value := range *kept {
+					if !yield(value, nil) {
+						return
+					}
+				}
+				return
+			}
+			items, complete := []item{}, true
+			for next, err := range source(ctx, Cursor{}) {
+				if err != nil && ctx.Err() == nil {
+					panic(err) // the source has broken; FromSeq would take an error for that of an item
+				}
+				if err = cmp.Or(err, next.Err); err != nil {
+					complete = false
+				}
+				items = append(items, next.Value)
+				if !yield(next.Value, err) {
+					return
+				}
+			}
+			if complete {
+				memory.Store(&items)
+			}
+		}
+	})
+
+	var at Cursor
+	for _, steps := range []int{2, -1, -1, -1} {
+		fmt.Print("epoch ", at.Epoch, " from pos ", at.Pos, ":")
+		for value, err := range cached.Run(context.Background(), &at) {
+			if bad := (*SampleError)(nil); errors.As(err, &bad) {
+				value = "failed"
+			} else if err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Print(" ", value)
+			if steps--; steps == 0 {
+				break
+			}
+		}
+		fmt.Println("; lines read so far:", read.Load())
+	}
+	// Output:
+	// epoch 0 from pos 0: a b; lines read so far: 2
+	// epoch 0 from pos 2: c failed e; lines read so far: 7
+	// epoch 1 from pos 0: a b c d e; lines read so far: 12
+	// epoch 2 from pos 0: a b c d e; lines read so far: 12
 }
 
 // A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob for each
