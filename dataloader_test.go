@@ -2880,9 +2880,9 @@ func ExampleSplit_crossValidation() {
 	//   test  [9 3 7 4]
 }
 
-// Files in two folders that belong together by name: images and labels, or images and masks. Pairs of two Files would join
-// them by their places, which is wrong without an error if each folder lacks another file. match joins them by name, and
-// refuses a file without a partner. Put in your own patterns, and in key what two names have in common.
+// Files in two folders that belong together by name: images and labels, or images and masks. If a file is missing in each
+// folder, Pairs of two Files joins the wrong ones without an error. match joins files by name, and refuses those without a
+// partner. Put in your own patterns, and in key what the two names have in common.
 func ExamplePairs_byName() {
 	fsys := fstest.MapFS{ // or os.DirFS("train")
 		"images/0001.jpg": {Data: []byte("picture 1")}, "labels/0001.txt": {Data: []byte("cat")},
@@ -2895,8 +2895,11 @@ func ExamplePairs_byName() {
 		found := map[string][2]string{} // the two names of a key
 		for side, pattern := range patterns {
 			names, err := fs.Glob(fsys, pattern)
-			if err != nil || len(names) == 0 {
-				return nil, fmt.Errorf("%s matches no file (%v)", pattern, err)
+			if err == nil && len(names) == 0 {
+				err = fs.ErrNotExist
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", pattern, err)
 			}
 			for _, name := range names {
 				both := found[key(name)]
@@ -2932,9 +2935,9 @@ func ExamplePairs_byName() {
 		return
 	}
 	samples := Transform(pairs, func(_ context.Context, p Pair[string, string]) (Pair[string, string], error) {
-		image, err1 := fs.ReadFile(fsys, p.First)
+		picture, err1 := fs.ReadFile(fsys, p.First)
 		label, err2 := fs.ReadFile(fsys, p.Second)
-		return Pair[string, string]{First: string(image), Second: string(label)}, errors.Join(err1, err2) // decode
+		return Pair[string, string]{First: string(picture), Second: string(label)}, errors.Join(err1, err2) // decode
 	})
 	loader, err := New(samples, CollatePair(List[string], List[string]), Options{BatchSize: 2, Workers: 2})
 	if err != nil {
@@ -3087,10 +3090,10 @@ func ExampleStream_Repeat() {
 	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}}
 }
 
-// Which sample hangs? A timer around Get tells when it takes too long; the sample is still being loaded then. A second line
-// tells when the sample has come after all. A timer takes less than a microsecond. Put in your own data and limit, and log
-// what helps to find the sample: its file, Worker(ctx), the time. In a pipeline put the timer into Map's function.
-// ExampleFunc_timeLimit ends such a Get.
+// Which sample hangs? A timer around Get names the sample while it is being loaded, when that has taken too long. A second
+// line comes if Get returns after all: then the sample is only slow. A timer takes less than a microsecond. Put in your own
+// data and limit, and log what helps to find the sample: its file, Worker(ctx), the time. In a pipeline put the timer into
+// Map's function. ExampleFunc_timeLimit ends such a Get.
 func ExampleFunc_hang() {
 	answer := make(chan bool, 1)
 	data := Func(8, func(ctx context.Context, i int) (string, error) {
@@ -3104,13 +3107,14 @@ func ExampleFunc_hang() {
 	watched := Func(data.Len(), func(ctx context.Context, i int) (string, error) {
 		timer := time.AfterFunc(limit, func() {
 			fmt.Println("sample", i, "has been loading for", limit)
-			answer <- true
+			answer <- true // here, so that the loop goes on
 		})
-		value, err := data.Get(ctx, i)
-		if !timer.Stop() {
-			fmt.Println("sample", i, "was only slow")
-		}
-		return value, err
+		defer func() {
+			if !timer.Stop() {
+				fmt.Println("sample", i, "has returned")
+			}
+		}()
+		return data.Get(ctx, i)
 	})
 	loader, err := New(watched, List[string], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
@@ -3128,7 +3132,7 @@ func ExampleFunc_hang() {
 	// [sample 0 sample 1]
 	// [sample 2 sample 3]
 	// sample 5 has been loading for 250ms
-	// sample 5 was only slow
+	// sample 5 has returned
 	// [sample 4 sample 5]
 	// [sample 6 sample 7]
 }
@@ -3593,7 +3597,7 @@ func ExampleProgress_loss() {
 				return
 			}
 			drawn = now()
-			left := drawn.Sub(begin) * time.Duration(all-step) / time.Duration(step-taken)
+			left := drawn.Sub(begin) / time.Duration(max(1, step-taken)) * time.Duration(all-step)
 			bar := strings.Repeat("#", 20*step/all) + strings.Repeat(".", 20-20*step/all)
 			fmt.Fprintf(w, "\r%3d%% [%s] %d/%d, %v left, loss %-12.4g",
 				100*step/all, bar, step, all, left.Round(time.Second), loss)
@@ -4122,15 +4126,12 @@ func Example_imageAugmentation() {
 		return scaled
 	}
 
+	type cropper interface { // any image that image.Decode returns
+		SubImage(image.Rectangle) image.Image
+	}
 	samples := Transform(photos, func(ctx context.Context, img image.Image) (Tensor[float32], error) {
-		whole, ok := img.(interface {
-			SubImage(image.Rectangle) image.Image
-		})
-		if !ok {
-			return Tensor[float32]{}, fmt.Errorf("%T cannot be cropped", img) // what image.Decode returns can
-		}
 		rng := Rand(ctx)
-		t := scale(ImageTensor(Tensor[float32]{}, whole.SubImage(crop(rng, img.Bounds()))))
+		t := scale(ImageTensor(Tensor[float32]{}, img.(cropper).SubImage(crop(rng, img.Bounds()))))
 		if rng.IntN(2) == 1 {
 			for row := range slices.Chunk(t.Data, size) {
 				slices.Reverse(row)

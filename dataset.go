@@ -833,8 +833,11 @@ func staged[T any](name string, sources int,
 type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
-// errors are failed items. A source that cannot be read twice, such as standard input, cannot be resumed, and has only one
-// epoch. A seq that sees that ctx has ended may return before its last item. Whether it has done so is not known. Therefore an
+// errors are failed items. A seq whose source has broken, so that no further item can come, panics with the error: it becomes
+// the last error of the loop, and the epoch is not complete. A source that cannot be read twice, such as standard input, cannot
+// be resumed, and has only one epoch.
+//
+// A seq that sees that ctx has ended may return before its last item. Whether it has done so is not known. Therefore an
 // epoch in which ctx has ended when seq returns is not complete: its last pair has the cause of ctx. A resume calls seq again
 // and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
