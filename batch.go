@@ -158,7 +158,8 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 // If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. If the
 // source ends with an error, the unfinished batch is dropped. Batch panics if an argument is nil or size is not positive.
 //
-// Unlike a loader's, each batch has memory of its own: dst is always zero. The slice of samples is reused, as by a loader.
+// The cursors are those of src, so their Pos counts items and not batches. Unlike a loader's, each batch has memory of its
+// own: dst is always zero. The slice of samples is reused, as by a loader.
 // torchdata: Batcher, with drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	panicIf(src == nil, "Batch: the stream is nil")
@@ -167,7 +168,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[B]) bool) error {
 		var samples []T
 		var failed error // the error of the first failed item
-		var last Cursor  // after the samples; a resume begins with the next batch, so the source's cursor is enough
+		var last Cursor  // the source's cursor after the last sample, which is the batch's Next
 		flush := func() bool {
 			batch := Item[B]{Err: failed, Next: last}
 			if failed == nil {
@@ -200,9 +201,10 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item.
 // Unbatch panics if src is nil. torchdata: Unbatcher.
 //
-// Within a batch the cursor is the one before the batch, with the number of elements already yielded. So a
-// resume reads the batch again, and skips that number of its elements. If the batch fails now, the rest of it is one
-// failed item. If there is another batch now, or it has another length, the cursor is refused.
+// In the middle of a batch, a cursor of Unbatch holds the source's cursor before that batch, and the number of elements
+// already yielded. So a resume reads the batch again, and skips that number of its elements. If the batch fails at the
+// resume, the rest of it is one failed item. If there is another batch at that place now, or the batch has another length, the
+// cursor is refused.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {

@@ -20,9 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"runtime/metrics"
 	"slices"
 	"strconv"
 	"strings"
@@ -176,26 +174,26 @@ func BenchmarkThroughput(b *testing.B) {
 	y := func(speed float64) float64 { return bottom - (bottom-top)*speed/most }
 	for i := 0; i <= most; i += 2 {
 		pic.add(`<line class="grid" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(float64(i)), right, y(float64(i)))
-		pic.add(`<text class="time" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
-		pic.add(`<text class="time" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
+		pic.add(`<text class="tick" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
+		pic.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
 	}
-	const axis = `<text class="time" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
+	const axis = `<text class="tick" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
 	pic.add(axis, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
-	pic.add(`<line class="ideal" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(0), right, y(most))
+	pic.add(`<polyline class="dashed" points="%d,%.0f %d,%.0f %d,%.0f"/>`, left, y(1), x(1), y(1), right, y(most))
 	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
 	for _, kind := range []struct {
 		name, class string
 		n           int
 		load        func(k int)
 	}{
-		{"waiting", "line", 64, func(int) { time.Sleep(time.Millisecond) }},
-		{"computing", "line slow", 300, burn(200 * time.Microsecond)},
+		{"waiting", "load-line", 64, func(int) { time.Sleep(time.Millisecond) }},
+		{"computing", "slow-line", 300, burn(200 * time.Microsecond)},
 	} {
 		data := Func(kind.n, func(_ context.Context, k int) (int, error) {
 			kind.load(k)
 			return k, nil
 		})
-		points, last := fmt.Sprintf("%d,%.0f", x(0), y(0)), 0.0
+		points, last := fmt.Sprintf("%d,%.0f", x(0), y(1)), 0.0 // 0 workers are the plain loop
 		for _, workers := range []int{1, 2, 4, 8, 16} {
 			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
 				loop, mine, _ := rounds(b, func() {
@@ -269,22 +267,26 @@ func TestTimeline(t *testing.T) {
 // load it, when it went from the queue of results into the cache, and when the loop had it.
 type journey struct{ batch, worker, sent, start, done, cached, received int }
 
-// journeys lets a loader load twelve batches in fake time.
-func journeys(t *testing.T, opts Options) (all []journey) {
-	const column = 10 * time.Millisecond
-	data := Func(12, func(_ context.Context, k int) (int, error) {
-		d := time.Duration(4+k%2) * column
+// pictured is the data set of the picture: a sample takes 40 or 50 ms, but sample 2 takes 190 ms.
+func pictured() Dataset[int] {
+	return Func(12, func(_ context.Context, k int) (int, error) {
+		d := time.Duration(40+k%2*10) * time.Millisecond
 		if k == 2 {
-			d = 19 * column
+			d = 190 * time.Millisecond
 		}
 		time.Sleep(d + time.Duration(1+k*k)*time.Microsecond) // so that no two are ready at the same moment
 		return k, nil
 	})
+}
+
+// journeys lets a loader load twelve batches in fake time.
+func journeys(t *testing.T, opts Options) (all []journey) {
+	const column = 10 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		var timings []Timing
 		opts.Trace = func(tm Timing) { timings = append(timings, tm) }
 		start := time.Now()
-		for range newLoader(t, data, opts).Epoch(t.Context(), 0) {
+		for range newLoader(t, pictured(), opts).Epoch(t.Context(), 0) {
 			time.Sleep(column)
 		}
 		at := func(x time.Time) int { return int(x.Sub(start) / column) }
@@ -304,25 +306,38 @@ func journeys(t *testing.T, opts Options) (all []journey) {
 // end returns the column in which a run has ended.
 func end(run []journey) int { return run[len(run)-1].received + 1 }
 
-// marked is a line through a column: what the engine's counters are there, and where the batches between them are.
+// marked is a line through a column. Its note says what the counters are there, its frames say it for every column.
 func marked(run []journey, column int) lane {
+	all := make([]string, end(run))
+	for i := range all {
+		all[i] = counters(run, i)
+	}
+	return lane{columns: strings.Repeat(" ", column) + "|", note: all[column], frames: all}
+}
+
+// counters says what the engine's counters are in the middle of a column, and where the batches between them are.
+func counters(run []journey, column int) string {
 	recv, send := 0, 0
-	where := make([][]int, 2)
+	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
+	where := make([]string, len(places))
 	for _, j := range run {
-		if j.sent <= column {
+		been := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
+		if been >= 0 {
 			send++
 		}
-		switch {
-		case j.received <= column:
+		if been == 0 {
 			recv++
-		case j.cached <= column:
-			where[0] = append(where[0], j.batch)
-		case j.start <= column && column < j.done:
-			where[1] = append(where[1], j.batch)
+		} else if been > 0 {
+			where[been-1] += strconv.FormatInt(int64(j.batch), 12) + " "
 		}
 	}
-	note := fmt.Sprintf("%d ms: recv = %d, send = %d; %v in the cache, %v in workers", 10*column+5, recv, send, where[0], where[1])
-	return lane{columns: strings.Repeat(" ", column) + "|", note: strings.NewReplacer("[", "", "]", "").Replace(note)}
+	note, sep := fmt.Sprintf("%d ms: recv = %d, send = %d", 10*column+5, recv, send), "; "
+	for i, batches := range where {
+		if batches != "" {
+			note, sep = note+sep+batches+places[i], ", "
+		}
+	}
+	return note
 }
 
 // lanes are the rows of a run: the workers, the queue of results, the cache with its slots, the loop body, and the time.
@@ -394,7 +409,7 @@ func goldenFile(t testing.TB, name string, data []byte) {
 	}
 }
 
-// An svg is a picture that is written from top to bottom. Its colours have a light and a dark form.
+// An svg is a picture that is written from top to bottom. The class of an element is its colour, light and dark.
 type svg struct {
 	body   strings.Builder
 	height int
@@ -405,13 +420,17 @@ const svgWidth = 760
 func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
 
 // A lane is a row of a timeline: a name, a character for each 10 ms, and a note. The character is a batch in base 12, or
-// one of a few signs: - for a worker while the window is full, | for a line through the rows below.
-type lane struct{ name, columns, note string }
+// one of a few signs: - for a worker while the window is full, | for a line through the rows below. In the picture a line
+// with frames moves, and its note in column i is frames[i].
+type lane struct {
+	name, columns, note string
+	frames              []string
+}
 
 // legend says what the bars of a timeline mean.
 func (p *svg) legend(text string) {
 	p.add(`<text x="8" y="20">%s</text>`, text)
-	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "load slow: batch 2", "full: window full"}
+	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "slow: batch 2", "dashed: window full"}
 	for i, kind := range kinds {
 		class, name, _ := strings.Cut(kind, ": ")
 		p.add(`<rect class="%s" x="%d" y="30" width="24" height="14" rx="2"/>`, class, 8+140*i)
@@ -423,7 +442,7 @@ func (p *svg) legend(text string) {
 // panel draws lanes, the last of which is the time.
 func (p *svg) panel(title string, lanes []lane) {
 	const left, column, row = 76, 8, 18
-	p.add(`<text class="title" x="8" y="%d">%s</text>`, p.height+16, title)
+	p.add(`<text font-weight="600" x="8" y="%d">%s</text>`, p.height+16, title)
 	p.height += 22
 	top, bottom := p.height, p.height+row*(len(lanes)-1)
 	if lanes[0].name == "" {
@@ -437,7 +456,9 @@ func (p *svg) panel(title string, lanes []lane) {
 	for i, l := range slices.Backward(lanes) { // a line is above the bars of the rows below
 		y := p.height + i*row
 		p.add(`<text x="8" y="%d">%s</text>`, y+13, l.name)
-		if l.note != "" {
+		if l.frames != nil {
+			p.sweep(l, left+len(l.frames)*column+12, y+13, column)
+		} else if l.note != "" {
 			p.add(`<text class="note" x="%d" y="%d">%s</text>`, left+len(l.columns)*column+12, y+13, l.note)
 		}
 		if l.name != "ms" {
@@ -447,12 +468,41 @@ func (p *svg) panel(title string, lanes []lane) {
 	p.height += row*len(lanes) + 8
 }
 
+// sweep moves the line of a lane from the first column to the last, again and again, and shows the note of each column
+// while the line is in it. Where pictures do not move, the line stays at its own column, and only that note is visible.
+func (p *svg) sweep(l lane, x, y, column int) {
+	const seconds = 0.35 // in a column
+	n, at := len(l.frames), len(l.columns)-1
+	round, first, last := seconds*float64(n), -at*column-column/2, (n-at)*column-column/2
+	p.add(`<style>
+@media (prefers-reduced-motion: no-preference) {
+.mark { animation: sweep %.2fs linear infinite; }
+.frame { animation: frame %.2fs step-end infinite; }
+}
+@keyframes sweep { from { transform: translate(%dpx); } to { transform: translate(%dpx); } }
+@keyframes frame { from { visibility: visible; } %.4f%%, to { visibility: hidden; } }
+</style>
+<g class="note" font-size="11">`, round, round, first, last, 100/float64(n))
+	for i, note := range l.frames {
+		visibility := "hidden"
+		if i == at {
+			visibility = "visible"
+		}
+		const frame = `<text class="frame" visibility="%s" style="animation-delay: %.2fs" x="%d" y="%d">%s</text>`
+		p.add(frame, visibility, seconds*float64(i)-round, x, y, note) // a negative delay: the first round hides it, too
+	}
+	p.add("</g>")
+}
+
 // bars draws the columns of a lane. A bar is what is the same in several columns.
 func (p *svg) bars(l lane, left, y, column, bottom int) {
 	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "ready": "wait", "train": "train"}
 	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
 	for from := 0; from < len(l.columns); {
 		sign, class := l.columns[from:from+1], kind
+		if sign == "2" {
+			class = map[string]string{"load": "slow", "wait": "slow-wait", "train": "slow"}[kind]
+		}
 		n := len(l.columns[from:]) - len(strings.TrimLeft(l.columns[from:], sign))
 		x, width := left+from*column, n*column-1
 		switch sign {
@@ -460,63 +510,56 @@ func (p *svg) bars(l lane, left, y, column, bottom int) {
 		case "|":
 			p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/>`, x+column/2, y+4, x+column/2, bottom)
 		case "-":
-			p.add(`<rect class="full" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
-		case "2":
-			class += " slow"
-			fallthrough
+			p.add(`<rect class="dashed" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
 		default:
 			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`, class, x, y+2, width)
-			p.add(`<text class="batch %s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
+			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
 		}
 		from += n
 	}
 }
 
-// bytes ends the picture.
+// bytes ends the picture. The colours for a light page are attributes, because some programs that convert pictures ignore
+// styles. The colours for a dark page are a style, which overrides the attributes.
 func (p *svg) bytes(title string) []byte {
-	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
+	const small = ` font-size="11" text-anchor="middle"`
+	var light []string
+	var dark strings.Builder
+	for _, c := range []struct{ class, attribute, light, dark, more string }{
+		{"page", "fill", "#ffffff", "#0d1117", ""},
+		{"text", "fill", "#1f2328", "#e6edf3", ` font-family="ui-sans-serif, system-ui, sans-serif" font-size="12"`},
+		{"note", "fill", "#59636e", "#9198a1", ""},
+		{"tick", "fill", "#59636e", "#9198a1", small},
+		{"grid", "stroke", "#d1d9e0", "#30363d", ""},
+		{"mark", "stroke", "#cf222e", "#ff7b72", ""},
+		{"dashed", "stroke", "#59636e", "#9198a1", ` fill="none" stroke-dasharray="3 2"`},
+		{"load-line", "stroke", "#2a78d6", "#58a6ff", ` fill="none" stroke-width="2"`},
+		{"slow-line", "stroke", "#c2571a", "#f0883e", ` fill="none" stroke-width="2"`},
+		{"load", "fill", "#2a78d6", "#2a78d6", ""},
+		{"wait", "fill", "#b9d3f2", "#1c3d66", ""},
+		{"train", "fill", "#5d6670", "#8b949e", ""},
+		{"slow", "fill", "#c2571a", "#db6d28", ""},
+		{"slow-wait", "fill", "#f0c3a5", "#5c2e12", ""},
+		{"on-load", "fill", "#ffffff", "#ffffff", small},
+		{"on-wait", "fill", "#1f2328", "#e6edf3", small},
+		{"on-train", "fill", "#ffffff", "#0d1117", small},
+		{"on-slow", "fill", "#ffffff", "#0d1117", small},
+		{"on-slow-wait", "fill", "#1f2328", "#e6edf3", small},
+	} {
+		class := fmt.Sprintf("class=%q", c.class)
+		light = append(light, class, fmt.Sprintf("%s %s=%q%s", class, c.attribute, c.light, c.more))
+		fmt.Fprintf(&dark, ".%s { %s: %s; }\n", c.class, c.attribute, c.dark)
+	}
+	whole := fmt.Sprintf(`<svg class="text" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img">
 <title>%s</title>
 <style>
-svg { background: #ffffff; }
-text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
-.title { font-weight: 600; }
-.time { text-anchor: middle; font-size: 10px; }
-.tick, .batch { text-anchor: middle; font-size: 11px; }
-.tick, .note { fill: #59636e; }
-.mark { stroke: #cf222e; }
-.full { fill: none; stroke: #59636e; stroke-dasharray: 3 2; }
-.time { fill: #59636e; }
-.grid { stroke: #d1d9e0; }
-.load { fill: #2a78d6; }
-.wait { fill: #b9d3f2; }
-.train { fill: #5d6670; }
-.slow { fill: #c2571a; }
-.wait.slow { fill: #f0c3a5; }
-.ideal { stroke: #59636e; stroke-dasharray: 4 4; fill: none; }
-.line { stroke: #2a78d6; stroke-width: 2; fill: none; }
-.line.slow { stroke: #c2571a; }
-.batch.load, .batch.train, .batch.slow { fill: #ffffff; }
-.batch.wait { fill: #1f2328; }
 @media (prefers-color-scheme: dark) {
-svg { background: #0d1117; }
-text { fill: #e6edf3; }
-.time, .tick, .note { fill: #9198a1; }
-.mark { stroke: #ff7b72; }
-.full { stroke: #9198a1; }
-.grid { stroke: #30363d; }
-.wait { fill: #1c3d66; }
-.train { fill: #8b949e; }
-.slow { fill: #db6d28; }
-.wait.slow { fill: #5c2e12; }
-.ideal { stroke: #9198a1; }
-.line { stroke: #58a6ff; }
-.line.slow { stroke: #f0883e; }
-.batch.wait { fill: #e6edf3; }
-.batch.train, .batch.load.slow { fill: #0d1117; }
-}
+%s}
 </style>
+<rect class="page" width="100%%" height="100%%"/>
 %s</svg>
-`, svgWidth, p.height, title, p.body.String())
+`, svgWidth, p.height, title, dark.String(), p.body.String())
+	return []byte(strings.NewReplacer(light...).Replace(whole))
 }
 
 // BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace.
@@ -823,51 +866,62 @@ var (
 	mineDecode = flag.Bool("decode", false, "BenchmarkMine decodes the files, too")
 )
 
-// BenchmarkMine measures your own data: how many workers are worth it on this machine, and what the limit is. A relative
-// name is relative to the folder of this package.
+// BenchmarkMine measures how fast your own data loads with 0, 1, 2, 4, … workers, up to twice the CPUs, and says how many
+// workers to take. It takes about 20 seconds. A relative name is relative to the folder of this package.
 //
 //	go test -run '^$' -bench Mine -data /data/train -decode
 //	go test -run '^$' -bench Mine -data '/data/train-{000..146}.tar'
 //
-// The first pass loads files in random order, each for the first time, so it measures the disk, unless the system had them
-// in memory. The other lines load the same files again and again, from memory. If there is much more data than memory,
-// every epoch of a training is like the first pass. Without -data the benchmark is skipped, with a line that says how to use
-// it.
+// Without -data the benchmark is skipped, with a line that says how to use it.
 func BenchmarkMine(b *testing.B) {
 	if *mineData == "" {
 		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar';",
 			"-decode decodes it, too")
 		b.SkipNow()
 	}
-	data, unit, err := openMine(b, *mineData, *mineDecode)
+	m, err := openMine(b, *mineData, *mineDecode)
+	for err == nil && b.Loop() {
+		err = m.measure(b.Context(), os.Stdout)
+	}
 	if err != nil {
 		b.Fatal(err)
-	}
-	fmt.Printf("data: %d %ss of %s\n", data.Len(), unit, *mineData)
-	for b.Loop() {
-		advice, err := measure(b.Context(), os.Stdout, data, unit, time.Second)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Log(advice)
 	}
 	b.ReportMetric(0, "ns/op")
 }
 
-// openMine opens the files below a folder, or the records of the shards that a pattern stands for. A sample is the size of
-// what was read and, if decode is true, decoded.
-func openMine(t testing.TB, pattern string, decode bool) (data Dataset[int], unit string, err error) {
-	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
-		files, err := Files(os.DirFS(pattern))
-		if err == nil && files.Len() == 0 {
-			err = fmt.Errorf("there is no file below %s", pattern)
+// A mine is data to measure, and how to measure it.
+type mine struct {
+	data   Dataset[int]   // a sample is the number of its bytes
+	unit   string         // what a sample is: a file or a record
+	from   string         // the folder or the shards
+	decode bool           // whether files are decoded
+	cpus   int            // how many CPUs the process may use
+	d      time.Duration  // how long to measure
+	disk   func() float64 // how many bytes the process has read from disks so far, or NaN if the system does not tell
+	idle   func() float64 // how many seconds the CPUs of the machine have been idle so far, all together, or NaN
+}
+
+// openMine opens the files below a folder, or the records of the shards that a pattern stands for. A folder of shards stands
+// for its shards. If decode is true, files are decoded, too.
+func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
+	m := &mine{unit: "file", from: pattern, decode: decode, cpus: runtime.GOMAXPROCS(0), d: 16 * time.Second}
+	m.disk = func() float64 { return told("/proc/self/io", "\nread_bytes:", 0) }
+	m.idle = func() float64 { return told("/proc/stat", "cpu ", 3) / 100 }
+	if entries, err := os.ReadDir(pattern); err == nil {
+		for _, suffix := range []string{"*.tar", "*.tar.gz", "*.tgz"} {
+			inside := filepath.Join(pattern, suffix)
+			if shards, _ := filepath.Glob(inside); 3*len(shards) > len(entries) { // each may have an index beside it
+				m.from = inside
+			}
 		}
-		if err != nil {
-			return nil, "", err
+		if files, err := Files(os.DirFS(pattern)); err != nil {
+			return nil, err
+		} else if m.from == pattern {
+			m.data = Transform(files, func(_ context.Context, f File) (int, error) { return m.consume(f) })
+			return m, nil
 		}
-		return Transform(files, func(_ context.Context, f File) (int, error) { return consume(decode, f) }), "file", nil
 	}
-	names, err := Expand(pattern)
+	names, err := Expand(m.from)
 	var shards []string
 	for _, name := range names {
 		found, bad := filepath.Glob(name)
@@ -877,253 +931,300 @@ func openMine(t testing.TB, pattern string, decode bool) (data Dataset[int], uni
 		shards = append(shards, found...)
 	}
 	var open []Dataset[Record]
-	for start := time.Now(); err == nil && len(open) < len(shards); { // two seconds of them: OpenTar may have to read all headers
+	for start := time.Now(); err == nil && len(open) < len(shards); {
+		if time.Since(start) > 2*time.Second { // OpenTar may have to read all headers
+			m.from += fmt.Sprintf(", the first %d of %d shards", len(open), len(shards))
+			break
+		}
 		var shard *TarDataset
 		if shard, err = OpenTar(shards[len(open)]); err == nil {
 			t.Cleanup(func() { shard.Close() })
 			open = append(open, shard)
 		}
-		if time.Since(start) > 2*time.Second {
-			break
-		}
 	}
-	if err != nil {
-		return nil, "", err
-	}
-	records := Concat(open...)
-	if records.Len() == 0 {
-		return nil, "", fmt.Errorf("there is no record in %s", pattern)
-	}
-	return Transform(records, func(_ context.Context, r Record) (int, error) {
-		size, err := consume(decode, r.Files...)
+	m.unit, m.data = "record", Transform(Concat(open...), func(_ context.Context, r Record) (int, error) {
+		size, err := m.consume(r.Files...)
 		if err != nil {
 			err = fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
 		}
 		return size, err
-	}), "record", nil
+	})
+	return m, err
 }
 
-// consume returns the size of the files, and decodes them if decode is true.
-func consume(decode bool, files ...File) (size int, err error) {
+// consume returns the size of the files, and decodes them if m.decode is true.
+func (m *mine) consume(files ...File) (size int, err error) {
 	for _, f := range files {
-		if size += len(f.Data); decode && err == nil {
+		if size += len(f.Data); m.decode && err == nil {
 			_, err = Decode(f.Name, f.Data)
 		}
 	}
 	return size, err
 }
 
-// measure writes to w how fast data loads: at first once, by a plain loop, and, what that left, by many workers; then again
-// and again, in turn, by a plain loop and by loaders with 0, 1, 2, 4, … workers, up to twice the CPUs. Each line takes the
-// time d. measure returns its advice, which is one sentence.
-func measure(ctx context.Context, w io.Writer, data Dataset[int], unit string, d time.Duration) (advice string, err error) {
-	rounds := min(10, 2+int(d/time.Millisecond)) // fewer in a test
-	n, cpus := data.Len(), runtime.GOMAXPROCS(0)
-	shuffled := subset(data, n, Random(n, 0).Order(0))
-	first := &way{name: "first-pass", load: loopOver(ctx, shuffled)}
-	if err := first.run(first, d); err != nil {
-		return "", err
+// told returns a number from a file of Linux's: it follows the words and as many other numbers as to skip. Elsewhere told returns
+// NaN.
+func told(file, words string, skip int) float64 {
+	text, _ := os.ReadFile(file)
+	_, after, _ := strings.Cut(string(text), words)
+	fields := append(strings.Fields(after), make([]string, skip+1)...)
+	if x, err := strconv.ParseFloat(fields[skip], 64); err == nil {
+		return x
 	}
-	first.print(w, unit)
-	size := min(64, 1+int(first.speed[0]/1000)) // a batch takes about a millisecond
-	var cold *way
-	if rest := n - first.n; rest > 0 {
-		cold = byLoader(ctx, subset(shuffled, rest, func(i int) int { return first.n + i }), size, 2*cpus)
-		cold.name = "first-pass/" + cold.name
-		if err := cold.run(first, d); err != nil {
-			return "", err
-		}
-		cold.print(w, unit)
+	return math.NaN()
+}
+
+// measure writes to w how fast the data loads, and advice. All numbers of workers load the same samples, which are in memory by
+// then, in turn, round by round.
+func (m *mine) measure(ctx context.Context, w io.Writer) error {
+	fmt.Fprintf(w, "data: %d %ss of %s; decoded: %v\n", m.data.Len(), m.unit, m.from, m.decode)
+	good, bytes, cold, err := m.firstPass(ctx, w)
+	if err != nil {
+		return err
 	}
-	again := subset(shuffled, math.MaxInt32, func(i int) int { return i % first.n })
-	ways := []*way{{name: "loop", load: loopOver(ctx, again)}, byLoader(ctx, again, size, 0)}
-	for workers := 1; workers < 2*cpus; workers *= 2 {
-		ways = append(ways, byLoader(ctx, again, size, workers))
-		if workers < cpus && cpus < 2*workers {
-			ways = append(ways, byLoader(ctx, again, size, cpus))
-		}
+	start := time.Now()
+	for _, i := range good {
+		m.data.Get(ctx, i)
 	}
-	ways = append(ways, byLoader(ctx, again, size, 2*cpus))
-	for range rounds {
+	perSample := max(1, time.Since(start)/time.Duration(len(good)))
+	size := min(64, len(good), max(1, int(time.Millisecond/perSample))) // a batch takes about a millisecond
+	good = good[:len(good)/size*size]
+	again := subset(m.data, math.MaxInt32, func(i int) int { return good[i%len(good)] })
+	var ways []*way
+	for workers := 4 * m.cpus; workers > 0; {
+		workers /= 2
+		ways = append(ways, wayOf(ctx, again, Options{BatchSize: size, Workers: workers}))
+	}
+	slices.Reverse(ways)
+	var idle []float64
+	for start := time.Now(); len(idle) < 3 || time.Since(start) < m.d; {
 		for _, way := range ways {
-			if err := way.run(ways[0], d/time.Duration(rounds)); err != nil {
-				return "", err
+			before, start := m.idle(), time.Now()
+			if err := way.run(len(good), m.d/time.Duration(16*len(ways))); err != nil {
+				return err
+			}
+			if way.workers == 0 {
+				idle = append(idle, (m.idle()-before)/time.Since(start).Seconds())
 			}
 		}
 	}
 	for _, way := range ways {
-		way.print(w, unit)
+		speed, ratio := way.against(ways[0])
+		extra := map[string]float64{m.unit + "s/s": speed, "MB/s": speed * bytes / 1e6, "x-workers=0": ratio, "ns/op": 0}
+		line := testing.BenchmarkResult{N: len(way.speeds), Extra: extra}
+		fmt.Fprintf(w, "BenchmarkMine/workers=%d-%d\t%v\n", way.workers, m.cpus, line)
 	}
-	return adviceOf(first, cold, ways, cpus), nil
+	_, err = io.WriteString(w, m.advice(ways, median(idle), cold))
+	return err
 }
 
-// A way is a way to load data, and how fast it was in each round.
-type way struct {
-	name    string
-	workers int
-	load    iter.Seq2[[]int, error] // the sizes of the samples
-	n       int                     // the number of samples loaded
-	speed   []float64               // samples per second
-	mega    []float64               // megabytes per second
-	ratio   []float64               // how many times as fast as the plain loop
-	idle    []float64               // how much of the CPUs was idle, from 0 to 1
-}
-
-// loopOver loads all samples by a plain loop.
-func loopOver(ctx context.Context, data Dataset[int]) iter.Seq2[[]int, error] {
-	return func(yield func([]int, error) bool) {
-		sample := make([]int, 1)
-		for i := range data.Len() {
-			var err error
-			if sample[0], err = data.Get(ctx, i); !yield(sample, err) {
-				return
-			}
+// firstPass loads samples in random order, in a plain loop. It returns those that can be loaded, and the mean of their bytes.
+// If most of the bytes came from a disk, the most workers load the samples after them, which come from the disk, too, and cold
+// says how fast.
+func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes float64, cold string, err error) {
+	n, order := m.data.Len(), Random(m.data.Len(), 0).Order(0)
+	var failed error
+	done, before, start := 0, m.disk(), time.Now()
+	for ; done < n && (done == 0 || time.Since(start) < m.d/32); done++ {
+		if size, err := m.data.Get(ctx, order(done)); err == nil {
+			good, bytes = append(good, order(done)), bytes+float64(size)
+		} else if failed == nil {
+			failed = err
 		}
 	}
+	speed := float64(len(good)) / max(1, time.Since(start)).Seconds()
+	if len(good) == 0 {
+		return nil, 0, "", fmt.Errorf("the first %d %ss cannot be loaded: %w", done, m.unit, failed)
+	}
+	if failed != nil {
+		fmt.Fprintf(w, "skipped: %d of %d %ss, the first: %v\n", done-len(good), done, m.unit, failed)
+	}
+	if done < n && m.disk()-before > bytes/2 {
+		rest := subset(m.data, n-done, func(i int) int { return order(done + i) })
+		most := wayOf(ctx, rest, Options{BatchSize: 1, Workers: 2 * m.cpus, Unordered: true, OnError: dropBad})
+		if err = most.run(1, m.d/32); err == nil {
+			cold = fmt.Sprintf("From the disk, Workers: 0 loads %v %ss/s, and Workers: %d %v; these figures count if the data do not "+
+				"fit in memory.\n", rounded(speed), m.unit, most.workers, rounded(most.speeds[0]))
+		}
+	}
+	return good, bytes / float64(len(good)), cold, err
 }
 
-// byLoader loads all samples by a loader.
-func byLoader(ctx context.Context, data Dataset[int], size, workers int) *way {
-	loader := must(New(data, List[int], Options{BatchSize: size, Workers: workers}))
-	return &way{name: fmt.Sprintf("workers=%d", workers), workers: workers, load: loader.Epoch(ctx, 0)}
+// A way is a number of workers, and how fast they load.
+type way struct {
+	workers int
+	load    iter.Seq2[[]int, error]
+	speeds  []float64 // of each round, in samples per second
 }
 
-// run is a round: it loads for the time d, or to the end. The loop has had its round before.
-func (w *way) run(loop *way, d time.Duration) error {
-	n, bytes, spent, idle, start := 0, 0, time.Duration(0), idleSeconds(), time.Now()
-	for sizes, err := range w.load {
+func wayOf(ctx context.Context, data Dataset[int], opts Options) *way {
+	return &way{workers: opts.Workers, load: must(New(data, List[int], opts)).Epoch(ctx, 0)}
+}
+
+// run is a round: it loads for the time d, and then up to the next multiple of n samples, or to the end.
+func (w *way) run(n int, d time.Duration) error {
+	loaded, spent, start := 0, time.Duration(1), time.Now()
+	for batch, err := range w.load {
 		if err != nil {
 			return err
 		}
-		n += len(sizes)
-		for _, size := range sizes {
-			bytes += size
-		}
-		if spent = time.Since(start); spent >= d {
+		loaded += len(batch)
+		if spent = max(1, time.Since(start)); spent >= d && loaded%n == 0 {
 			break
 		}
 	}
-	seconds := max(spent, 1).Seconds()
-	w.n += n
-	w.speed = append(w.speed, float64(n)/seconds)
-	w.mega = append(w.mega, float64(bytes)/1e6/seconds)
-	w.ratio = append(w.ratio, w.speed[len(w.speed)-1]/loop.speed[len(w.speed)-1])
-	w.idle = append(w.idle, (idleSeconds()-idle)/time.Since(start).Seconds()/float64(runtime.GOMAXPROCS(0)))
+	w.speeds = append(w.speeds, float64(loaded)/spent.Seconds())
 	return nil
 }
 
-// idleSeconds returns how many seconds the CPUs of this program have been idle so far, all together. A goroutine that waits
-// for the disk keeps its CPU for up to some milliseconds, which count as busy. So the CPUs were idle at least that long.
-func idleSeconds() float64 {
-	runtime.GC() // brings the metric up to date
-	sample := []metrics.Sample{{Name: "/cpu/classes/idle:cpu-seconds"}}
-	metrics.Read(sample)
-	return sample[0].Value.Float64()
+// against returns how many times as fast as zero w is, which is the median over the rounds, and that ratio times the median
+// speed of zero. So speeds and ratios agree.
+func (w *way) against(zero *way) (speed, ratio float64) {
+	var ratios []float64
+	for round, speed := range w.speeds {
+		ratios = append(ratios, speed/zero.speeds[round])
+	}
+	ratio = median(ratios)
+	return ratio * median(slices.Clone(zero.speeds)), ratio
 }
 
-// print writes a line in the format of benchmarks.
-func (w *way) print(out io.Writer, unit string) {
-	extra := map[string]float64{"ns/op": 0, unit + "s/s": median(w.speed), "MB/s": median(w.mega), "x-loop": median(w.ratio)}
-	name := fmt.Sprintf("%s-%d", w.name, runtime.GOMAXPROCS(0))
-	fmt.Fprintf(out, "BenchmarkMine/%-22s\t%v\n", name, testing.BenchmarkResult{N: w.n, Extra: extra})
-}
-
-// adviceOf says how many workers are enough, and what the limit is, as far as the measurement shows it. ways[0] is the loop.
-func adviceOf(first, cold *way, ways []*way, cpus int) string {
-	best, within, idle := 0.0, 0.0, 0.0 // within and idle: with no more workers than CPUs
-	for _, w := range ways[1:] {
-		ratio := median(w.ratio)
-		if best = max(best, ratio); w.workers <= cpus {
-			within, idle = max(within, ratio), median(w.idle)
+// advice says how many workers to take, which is the fewest that are within 5 % of the fastest. ways[0] has no workers, and idle
+// is how many CPUs are idle while it loads. There is no advice on a busy machine: if the middle half of a way's rounds differ by
+// more than half, or if other programs take half of the other CPUs.
+func (m *mine) advice(ways []*way, idle float64, cold string) string {
+	busy := ""
+	if idle < float64(m.cpus-1)/2 {
+		busy = fmt.Sprintf("while one goroutine loads, %.1f of %d CPUs are idle", idle, m.cpus)
+	}
+	var speeds []float64
+	for _, way := range ways {
+		speed, _ := way.against(ways[0])
+		speeds = append(speeds, speed)
+		s := slices.Sorted(slices.Values(way.speeds))
+		if low, high := s[len(s)/4], s[len(s)*3/4]; high > 1.5*low {
+			busy = fmt.Sprintf("with Workers: %d a quarter of the rounds load at most %v %ss/s, and a quarter at least %v",
+				way.workers, rounded(low), m.unit, rounded(high))
 		}
 	}
-	enough := ways[1+slices.IndexFunc(ways[1:], func(w *way) bool { return median(w.ratio) >= 0.95*best })]
-	format := "the CPUs are the limit: they were idle for %.0f %% of the time, and more workers do not help"
-	if idle > 0.25 {
-		format = "the disk or the network is the limit: the CPUs were idle for %.0f %% of the time, but more workers do not help"
+	if busy != "" {
+		return fmt.Sprintf("The machine is busy: %s. Measure again when it is quiet.\n", busy)
 	}
-	limit := fmt.Sprintf(format, 100*idle)
-	if best > 1.1*within {
-		limit = fmt.Sprintf("the disk or the network is the limit: more workers than the %d CPUs help", cpus)
+	var fewer []string
+	enough := 1
+	for ; speeds[enough] < 0.95*slices.Max(speeds[1:]); enough++ {
+		fewer = append(fewer, fmt.Sprintf("%d for at most %v %ss/s", ways[enough].workers, rounded(speeds[enough]), m.unit))
 	}
-	slower := median(ways[0].speed) / median(first.speed)
-	disk := "the first pass was not much slower, so the disk is fast enough, or the data were in memory before"
-	if slower > 2 {
-		disk = fmt.Sprintf("the first pass was %.1f times slower, so the disk is the limit until the data are in memory", slower)
-		if cold != nil {
-			disk += fmt.Sprintf("; there %d workers load %.1f times as fast as a plain loop", cold.workers, median(cold.ratio))
-		}
+	best := ways[enough].workers
+	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more ", best, rounded(speeds[enough]), m.unit)
+	if enough < len(ways)-1 {
+		text += "workers gain at most 5 %.\n"
+	} else {
+		text += fmt.Sprintf("workers than the %d CPUs help, so try %d, too.\n", m.cpus, 2*best)
 	}
-	return fmt.Sprintf("Workers: %d is enough here, with %.2f times the speed of a plain loop, where %.2f times is the best; %s; %s",
-		enough.workers, median(enough.ratio), best, limit, disk)
+	if fewer != nil {
+		text += fmt.Sprintf("Fewer are enough for a slower training: %s.\n", strings.Join(fewer, ", "))
+	}
+	return text + fmt.Sprintf("With Workers: 0 loading and training take turns. One worker loads during training, which is up to "+
+		"%.1f times as fast.\n", 1+speeds[1]/speeds[0]) + cold
 }
 
-// TestMine checks what BenchmarkMine prints about a folder and about shards, and its errors.
+// rounded returns x with two digits, which is what a measurement is good for.
+func rounded(x float64) float64 { return must(strconv.ParseFloat(fmt.Sprintf("%.2g", x), 64)) }
+
+// TestMine checks in fake time what BenchmarkMine prints, with 1 ms of waiting in each sample, and that a Stats agrees.
 func TestMine(t *testing.T) {
-	dir := t.TempDir()
-	files := fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}
-	must(0, os.CopyFS(dir, files))
-	shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
-	most := fmt.Sprintf("workers=%d", 2*runtime.GOMAXPROCS(0))
-	for _, x := range []struct{ pattern, unit, bad string }{
-		{dir, "file", `Decode("b/3.json")`},
-		{filepath.Join(dir, "a"), "file", ""},
-		{shard, "record", "record b of " + shard + `: dataloader: Decode("cls")`},
-		{strings.Replace(shard, "x1.tar", "{x*,x1}.tar", 1), "record", `Decode("cls")`},
-	} {
-		for _, decode := range []bool{false, true} {
-			var out strings.Builder
-			data, unit, err := openMine(t, x.pattern, decode)
-			equal(t, x.pattern, unit, x.unit)
-			if testing.Short() && !decode {
-				continue
-			}
-			if decode && x.bad != "" {
-				saysAll(t, errorOf(measure(t.Context(), &out, must(data, err), unit, time.Second)), x.bad)
-				continue
-			}
-			advice, err := measure(t.Context(), &out, must(data, err), unit, time.Millisecond)
-			for _, name := range []string{"first-pass", "loop", "workers=0", "workers=1", most} {
-				figures := `-\d+ *\t +[1-9]\d*\t +[\d.]+ MB/s\t +[\d.]+ ` + unit + `s/s\t +[\d.]+ x-loop\n`
-				line := regexp.MustCompile("BenchmarkMine/" + name + figures)
-				if err != nil || !line.MatchString(out.String()) || !strings.HasPrefix(advice, "Workers: ") {
-					t.Errorf("%s: %v, no %q in\n%s%s", x.pattern, err, line, &out, advice)
-				}
-			}
+	synctest.Test(t, func(t *testing.T) {
+		var read atomic.Int64
+		slowly := func(_ context.Context, size int) (int, error) {
+			time.Sleep(time.Millisecond)
+			read.Add(600)
+			return size, nil
 		}
-	}
-	for pattern, want := range map[string]string{
-		filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
-		"x{1":                            "braces must come in pairs",
-		"[":                              "syntax error in pattern",
-		t.TempDir():                      "no file",
-		filepath.Join(dir, "a", "*.txt"): "1.txt",
-	} {
-		_, _, err := openMine(t, pattern, false)
-		saysAll(t, err, want)
-	}
+		measure := func(m *mine) error {
+			var out strings.Builder
+			m.data, m.cpus, m.d = Transform(m.data, slowly), 2, 320*time.Millisecond
+			m.disk, m.idle = func() float64 { return float64(read.Load()) }, math.NaN
+			err := m.measure(t.Context(), &out)
+			return fmt.Errorf("%s%w", &out, cmp.Or(err, errors.New("")))
+		}
+		data := Transform(numbers(20), func(context.Context, int) (int, error) { return 1000, nil })
+		saysAll(t, measure(&mine{data: data, unit: "file", from: "x"}), `= data: 20 files of x; decoded: false
+BenchmarkMine/workers=0-2	      10	   1.00 MB/s	      1000 files/s	         1.000 x-workers=0
+BenchmarkMine/workers=1-2	      10	   1.00 MB/s	      1000 files/s	         1.000 x-workers=0
+BenchmarkMine/workers=2-2	      10	   2.00 MB/s	      2000 files/s	         2.000 x-workers=0
+BenchmarkMine/workers=4-2	      10	   4.00 MB/s	      4000 files/s	         4.000 x-workers=0
+Take Workers: 4: 4000 files/s, and more workers than the 2 CPUs help, so try 8, too.
+Fewer are enough for a slower training: 1 for at most 1000 files/s, 2 for at most 2000 files/s.
+With Workers: 0 loading and training take turns. One worker loads during training, which is up to 2.0 times as fast.
+From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3300; these figures count if the data do not fit in memory.
+`)
+		twiceTheSize := Transform(data, func(_ context.Context, size int) (int, error) { return 2 * size, nil })
+		out := measure(&mine{data: twiceTheSize, unit: "file"}).Error()
+		equal(t, "whether a third from the disk is worth a word", strings.Contains(out, "From the disk"), false)
+		stats := new(Stats)
+		loader := must(New(Transform(data, slowly), List[int], Options{BatchSize: 1, Workers: 4, Trace: stats.Observe}))
+		for range loader.Epoch(t.Context(), 0) {
+			time.Sleep(time.Second / 2000)
+		}
+		saysAll(t, errors.New(stats.String()), "the training is the bottleneck, workers needed: 2")
+
+		dir := t.TempDir()
+		bad := `dataloader: Decode("b/3.json")`
+		files := fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}
+		must(0, os.CopyFS(dir, files))
+		shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
+		folder, twice, zipped := filepath.Dir(shard), strings.Replace(shard, "x1", "{x*,x1}", 1), onDisk(t, "x1.tgz", gzipped(nil))
+		for pattern, want := range map[string]string{
+			dir:                              "data: 3 files of " + dir + "; decoded: true\nskipped: 1 of 3 files, the first: " + bad,
+			shard:                            "skipped: 1 of 2 records, the first: record b of " + shard + ": dataloader: Decode(\"cls\")",
+			folder:                           "data: 2 records of " + filepath.Join(folder, "*.tar") + "; decoded: true\nskipped: 1 of 2",
+			twice:                            "data: 4 records of " + twice + "; decoded: true\nskipped: 2 of 4",
+			filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
+			"x{1":                            "braces must come in pairs",
+			"[":                              "syntax error in pattern",
+			t.TempDir():                      "no file",
+			filepath.Join(dir, "a", "*.txt"): "1.txt",
+			filepath.Join(dir, "b"):          `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,
+			filepath.Dir(zipped):             zipped + " … compressed",
+		} {
+			m, err := openMine(t, pattern, true)
+			if err == nil {
+				err = measure(m)
+			}
+			saysAll(t, err, want)
+		}
+	})
+	stat := onDisk(t, "stat", []byte("cpu  12 3 4 567 8\ncpu0 1 2 3 4\n"))
+	equal(t, "told", fmt.Sprint(told(stat, "cpu ", 3), told(stat, "cpu0 ", 4), told(stat+"x", "cpu ", 0)), "567 NaN NaN")
 }
 
 // TestAdvice checks what follows from measurements on two CPUs.
 func TestAdvice(t *testing.T) {
 	for _, x := range []struct {
-		ratios      [4]float64 // of 0, 1, 2 and 4 workers
-		idle, first float64
-		want        string
+		rounds string // the speeds of 0, 1, 2 and 4 workers in each round
+		idle   float64
+		want   string
 	}{
-		{[4]float64{1, 1.03, 1.9, 1.95}, 0.03, 1,
-			"Workers: 2 is enough … 1.90 times … 1.95 times is the best; the CPUs are the limit … idle for 3 % … not much slower"},
-		{[4]float64{1, 0.99, 1, 0.98}, 0.5, 1, "Workers: 0 … the disk or the network … idle for 50 %"},
-		{[4]float64{1, 1, 2, 4}, 0.1, 0.2,
-			"Workers: 4 … more workers than the 2 CPUs help; the first pass was 5.0 times slower … 4 workers load 3.5 times as fast"},
+		{"100 100 191 195, 100 110 191 195, 101 100 180 195", 0.6, `Take Workers: 2: 190 files/s, and more workers gain at most 5 %.
+Fewer are enough for a slower training: 1 for at most 100 files/s.
+With Workers: 0 loading and training take turns. One worker loads during training, which is up to 2.0 times as fast.
+the disk`},
+		{"1000 790 824 830", math.NaN(), `Take Workers: 1: 790 files/s, and more workers gain at most 5 %.
+With Workers: 0 loading and training take turns. One worker loads during training, which is up to 1.8 times as fast.
+the disk`},
+		{"1000 790 824 830", 0.4, "The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. Measure again when it " +
+			"is quiet.\n"},
+		{"90 90 190 190, 90 100 200 200, 140 100 200 200, 136 100 200 199", 1, "The machine is busy: with Workers: 0 a quarter " +
+			"of the rounds load at most 90 files/s, and a quarter at least 140. Measure again when it is quiet.\n"},
 	} {
-		loop := &way{speed: []float64{1}}
-		ways := []*way{loop}
+		var ways []*way
 		for i, workers := range []int{0, 1, 2, 4} {
-			ways = append(ways, &way{workers: workers, ratio: []float64{x.ratios[i]}, idle: []float64{x.idle}})
+			ways = append(ways, &way{workers: workers})
+			for round := range strings.SplitSeq(x.rounds, ", ") {
+				ways[i].speeds = append(ways[i].speeds, must(strconv.ParseFloat(strings.Fields(round)[i], 64)))
+			}
 		}
-		got := adviceOf(&way{speed: []float64{x.first}}, &way{workers: 4, ratio: []float64{3.5}}, ways, 2)
-		saysAll(t, errors.New(got), strings.Split(x.want, " … ")...)
+		equal(t, x.rounds, (&mine{unit: "file", cpus: 2}).advice(ways, x.idle, "the disk"), x.want)
 	}
 }
 

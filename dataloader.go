@@ -24,9 +24,10 @@
 //	}
 //
 // The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each
-// section answers one question. Most end with a prediction to make, a command that shows the answer, to be run in the
-// package's folder, and names to read afterwards. "go doc -u -src engine.loop", for example, prints a name that is not
-// exported. Examples are in dataloader_test.go.
+// section answers one question. Most sections end with four things to do, in the package's folder: a prediction to make, a
+// command that shows the answer, names to read, and a line to break, with the test that notices. "go doc -u -src
+// engine.loop", for example, prints a name that is not exported. Examples are in dataloader_test.go. After a break,
+// "git checkout ." restores the code.
 //
 // # A loop of ten lines
 //
@@ -53,17 +54,20 @@
 //   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
 //   - Run: go test -v -run TestCache$
 //   - Read: Dataset, Func and Cache
+//   - Break: in Cache write "lock <- nil" for "lock <- kept". The same command says how often the sample is fetched now.
 //
 // # The sampler
 //
 // Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a
 // table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and position
-// alone. [Random] computes the index at any position of a permutation of any length, and needs a table only for short ones.
+// alone. Up to 4,096 samples [Random] keeps a permutation as a table. Above, it computes the index at any position of a
+// permutation of any length, without a table.
 //
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
 //     the middle?
 //   - Run: go test -run ^$ -bench Start
 //   - Read: Sampler, Random, permutation, feistel and feistel.at
+//   - Break: in feistel.at write "left = add" for "left += add", and run go test -run TestRandomIsBijection
 //
 // # The batch
 //
@@ -74,6 +78,7 @@
 //   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop, which recycles each. In how many places of memory?
 //   - Run: go test -v -run TestRecycle
 //   - Read: Collate, Stack and fetchAndCollate
+//   - Break: in Stack write "copy(dst.Data, s.Data)" for "copy(dst.Data[i*size:], s.Data)", and run go test -run TestStack
 //
 // # One goroutine
 //
@@ -81,23 +86,33 @@
 // first version of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
 // workers gives the same batches, errors and random numbers, in the same order unless it is Unordered, sooner.
 //
-//   - Predict: 20 samples take 0.1 s each. How long do they take with 0 workers, with 1, with 4, with 100?
+// One worker already changes much: it loads the next batches while the loop trains. Example_inTenLines is a loader without
+// goroutines, and Example_oneWorker the same with one.
+//
+//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch
+//     take with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
 //   - Run: go test -v -run TestWallTime
-//   - Read: makeBatch, task and engine.inline
+//   - Read: Example_inTenLines, Example_oneWorker, makeBatch, task and engine.inline
 //
 // # Several goroutines, out of order
 //
 // How can a worker never block when it sends? Workers are goroutines. They take tasks from one queue and put results into
 // another, while the loop trains. A task says which batch to make, and its result is the batch; both lie in a slot of one
-// array, and the queues carry the slot's number. If the queue of results had no room, the workers
-// would block for ever after a break. A worker could select between its send and a signal to stop. Room in the queue is
-// simpler. A batch is in flight from the moment its task is sent until it is handed to the body. At most Workers × Prefetch
-// batches, the window, are in flight, and each queue has room for a window. So no send ever blocks. With
-// Options.Unordered a batch is handed over as soon as it is ready: the second version (PyTorch: in_order=False).
+// array, and the queues carry the slot's number.
 //
-//   - Predict: 3 workers send to a channel without room, and the loop breaks after one result. What becomes of them?
+// If the queue of results had no room, the workers would block for ever after a break. A worker could select between its send
+// and a signal to stop. Room in the queue is simpler. A batch is in flight from the moment its task is sent until it is handed
+// to the body. The number of batches in flight is bounded. The bound is called the window: it is Workers × Prefetch, which is
+// Workers × 2 unless Options.Prefetch is set. Each queue has room for a window, so no send ever blocks.
+//
+// With Options.Unordered a batch is handed over as soon as it is ready: the second version (PyTorch: in_order=False).
+//
+//   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result.
+//     How many workers are blocked for ever, for r = 0 to 4?
 //   - Run: go test -v -run TestNaivePool
-//   - Read: engine.startWorker
+//   - Read: Example_outOfOrder (Example_oneWorker with one line more) and engine.startWorker
+//   - Break: in engine.run write "e.window), make(chan int)" for "e.window), make(chan int, e.window)", and run go test -run
+//     TestBreakWaits
 //
 // # In order
 //
@@ -112,17 +127,37 @@
 //	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
-// most window batches take memory, even if batch 2 never comes; out of order, too. In order, batch k lies in slot
-// k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready.
+// most window batches are in flight, even if batch 2 never comes; out of order, too. With the one in the body, window + 1
+// batches take memory. In order, batch k lies in slot k % (window+1), so the cache is no more than a flag for each slot, which
+// says that its batch is ready. The loop looks into the queue of results only while it waits for a batch. So what is ready
+// while the body runs stays in the queue, and goes into the cache when the loop waits again.
 //
-// Example_inFiftyLines in dataloader_test.go is this loader and nothing else. The package's own, the type engine, also reads
-// streams, stops its workers by a context, and survives panics. The picture in the README, and testdata/timeline.txt, show
-// the same batches without workers, with one, and with three, out of order and in order. The mark at 135 ms in that picture
-// shows the moment above.
+// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. The package's own, the type
+// engine, also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
+// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The mark
+// at 135 ms in that picture shows the moment above.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
+//   - Break: in engine.loop write "if false {" for "if e.ordered {". The same command notices.
+//   - Break: in engine.loop delete "ready[slot] = false". The same command says where each goroutine waits for ever.
+//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield, and run go test -run TestLookAhead
+//   - Write: empty the body of engine.loop, and write it again. These tests are its specification: go test -run
+//     'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'
+//
+// # How large a window
+//
+// When does a larger window help? It helps when workers stand idle because the window is full, and training is not the
+// limit. In the picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
+// then has a backlog to train on, and a window of 12 ends at the same time. If it is trained on for 5 ms or less, a window of
+// 12 lets the workers load on, the loop ends 40 ms sooner, and order costs nothing. So set Options.Prefetch to more than 2 if
+// the times of batches vary much, or if a batch takes so little time that the workers wait for tasks.
+//
+//   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
+//     take?
+//   - Run: go test -v -run TestWindow
+//   - Read: Options
 //
 // # Random numbers
 //
@@ -130,9 +165,14 @@
 // other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
 // depends only on the seed, the epoch and the position.
 //
+// The number of a sample comes about in four steps. The deal says at which position of the epoch the sample stands. The epoch
+// and the position are its spot. Before each Get the worker moves its scope, which the context carries, to the sample's spot.
+// Rand hashes the seed and the spot into the seed of a generator, at its first call for this sample.
+//
 //   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
-//   - Read: Rand and scope
+//   - Read: spot, scope, scope.move and Rand
+//   - Break: in scope.move write "s.spot = to" for "s.spot, s.seeded = to, false". The same command notices.
 //
 // # Errors and breaks
 //
@@ -170,6 +210,8 @@
 //     and if it does not?
 //   - Run: go test -v -run TestBreakWaits (its time is simulated)
 //   - Read: SampleError, fetch, and engine.run from its defers on
+//   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
+//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes.
 //
 // # Cursors and checkpoints
 //
@@ -196,6 +238,7 @@
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and plan.resume
+//   - Break: in plan.resume write "ahead: nil" for "ahead: s.Done". The same command notices.
 //
 // # Shards and ranks
 //
@@ -206,9 +249,11 @@
 // stays the same, the ranks together also train on the same samples in each step. The cursor of an Unordered loop resumes
 // only its own rank, with the same batch size.
 //
-//   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail?
+//   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
+//     four ranks save a cursor after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
 //   - Read: Shard, Tail and deal
+//   - Break: in Shard.nth write "s.Index + i" for "s.Index + i*s.Count". The same command notices.
 //
 // # Streams
 //
@@ -227,7 +272,8 @@
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Read: Stream, Stream.Take and staged
+//   - Read: Stream, Stream.Take and staged and ExampleCursor_stream (what each field of a pipeline's cursor means)
+//   - Break: in Stream.Take write "Source: state.Source" for "Source: item.Next", and run go test -run TestStreams/Take
 //
 // # Tar shards
 //
@@ -245,9 +291,11 @@
 //
 // # Reading order
 //
-// Four files answer one question each, first for data with indices, then, after the line "Second reading", for streams:
-// what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go).
-// Read their first halves, then dataloader.go, then the second halves, then tar.go.
+// To learn how a loader works, go through this comment and do what stands at the end of each section. To
+// change the package, read it by file. Four files answer one question each, first for data with indices, then, after the line
+// "Second reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine
+// and how (worker.go). Read their first halves, then dataloader.go, then the second halves, then tar.go. The first halves are
+// 9,700 words of comment and 1,900 lines of code.
 package dataloader
 
 import (
@@ -342,36 +390,26 @@ type Options struct {
 }
 
 // withDefaults returns o with its defaults filled in, or says which field is wrong.
-func (o Options) withDefaults() (Options, error) {
-	var err error
+func (o Options) withDefaults() (_ Options, err error) {
 	o.Shard, err = o.Shard.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
 		o.Prefetch = 2
 	}
-	switch {
-	case o.BatchSampler != nil && o.BatchSize != 0:
-		err = fmt.Errorf("BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize)
-	case o.BatchSampler != nil && o.Sampler != nil:
-		err = fmt.Errorf("BatchSampler excludes Sampler (%s); leave it unset", describe(o.Sampler))
-	case o.BatchSampler != nil && o.Shuffle:
-		err = errors.New("BatchSampler excludes Shuffle (true); leave it unset")
-	case o.BatchSampler != nil && o.DropLast:
-		err = errors.New("BatchSampler excludes DropLast (true); leave it unset")
-	case o.Sampler != nil && o.Shuffle:
-		err = errors.New("Sampler excludes Shuffle; a shuffling Sampler is Random")
-	case o.BatchSize < 0:
-		err = fmt.Errorf("BatchSize is %d, must be positive, or 0 for 1", o.BatchSize)
-	case o.Workers < 0:
-		err = fmt.Errorf("Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers)
-	case o.Prefetch < 0:
-		err = fmt.Errorf("Prefetch is %d, must be positive, or 0 for 2", o.Prefetch)
-	case o.Prefetch > 0 && o.Workers == 0:
-		err = fmt.Errorf("Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch)
-	case o.Workers > 0 && o.Workers > math.MaxInt32/o.Prefetch:
-		err = fmt.Errorf("Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch)
-	case o.Tail < PadTail || o.Tail > UnevenTail:
-		err = fmt.Errorf("Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail)
-	}
+	batched := o.BatchSampler != nil
+	err = cmp.Or(
+		errorIf(batched && o.BatchSize != 0, "BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize),
+		errorIf(batched && o.Sampler != nil, "BatchSampler excludes Sampler (%v); leave it unset", o.Sampler),
+		errorIf(batched && o.Shuffle, "BatchSampler excludes Shuffle (true); leave it unset"),
+		errorIf(batched && o.DropLast, "BatchSampler excludes DropLast (true); leave it unset"),
+		errorIf(o.Sampler != nil && o.Shuffle, "Sampler excludes Shuffle; a shuffling Sampler is Random"),
+		errorIf(o.BatchSize < 0, "BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
+		errorIf(o.Workers < 0, "Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers),
+		errorIf(o.Prefetch < 0, "Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
+		errorIf(o.Prefetch > 0 && o.Workers == 0, "Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
+		errorIf(o.Workers > 0 && o.Workers > math.MaxInt32/max(1, o.Prefetch),
+			"Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch),
+		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
+		err)
 	if err != nil {
 		return o, fmt.Errorf("dataloader: Options.%w", err)
 	}
@@ -387,7 +425,7 @@ type DataLoader[B any] struct {
 
 	mu      sync.Mutex // guards free; never held while user code runs
 	free    []B        // the batches given back by Recycle
-	maxFree int        // how many of them can be of use: those in flight, the one in the body, and one recycled late
+	maxFree int        // at most so many are kept: one for each batch in flight, one for the body, one recycled late
 }
 
 // A plan is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch, so that pass
@@ -397,7 +435,7 @@ type plan struct {
 	samples   int                       // in the data set
 	deal      deal                      // of a whole epoch
 	name      string                    // describes the order, for cursors
-	state     *loaderState              // the State of a cursor whose Done is empty; the cursors share it
+	state     *loaderState              // the State of all cursors with nothing in Done
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
@@ -406,11 +444,10 @@ type plan struct {
 // once. Options that make no sense are an error that names the field, its value and what is allowed, and so are options
 // that leave no rank a batch. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	switch {
-	case data == nil:
-		return nil, errors.New("dataloader: the data set is nil")
-	case collate == nil:
-		return nil, errors.New("dataloader: the Collate is nil; List makes a slice of the samples")
+	err := cmp.Or(errorIf(data == nil, "dataloader: the data set is nil"),
+		errorIf(collate == nil, "dataloader: the Collate is nil; List makes a slice of the samples"))
+	if err != nil {
+		return nil, err
 	}
 	return loaderOf(data.Len(), opts, fetchAndCollate(data, collate))
 }
@@ -470,27 +507,24 @@ func (l *plan) setOrder(n int, opts Options) error {
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
 	}
-	size := min(o.BatchSize, count+1) // a larger size makes the same batches, and could overflow
+	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
 	l.opts, l.samples, l.name = o, n, describe(positions)
 	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	if need := samplesOf(positions); need > 0 && need != n {
-		return fmt.Errorf("dataloader: Options: %s is for %d samples, the data set has %d; "+
-			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n)
-	}
-	if n > 0 && count == 0 {
-		return fmt.Errorf("dataloader: Options: %s is empty, and there are %d samples", l.name, n)
-	}
-	if n > 0 && l.deal.steps() == 0 { // rank 0, whose deal this is, has the most batches
-		return fmt.Errorf("dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, Shard.Count %d, "+
-			"DropTail %t; use smaller batches or fewer shards", n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail)
-	}
+	need, steps := samplesOf(positions), l.deal.steps() // of rank 0, which has the most batches
+	err = cmp.Or(
+		errorIf(need > 0 && need != n, "dataloader: Options: %s is for %d samples, the data set has %d; "+
+			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n),
+		errorIf(n > 0 && count == 0, "dataloader: Options: %s is empty, and there are %d samples", l.name, n),
+		errorIf(n > 0 && steps == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, "+
+			"Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
+			n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
 	l.deal.shard = o.Shard
 	l.deal = l.deal.start(0)
 	l.state = &loaderState{By: l.name, Seed: o.Seed}
 	if o.Unordered {
 		l.state.Shard, l.state.Size = &l.deal.shard, size
 	}
-	return nil
+	return err
 }
 
 // Len returns the number of batches in an epoch of this shard.
@@ -566,9 +600,12 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 
 // Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
 // not use b, or what b refers to, afterwards. Recycle a batch once: a second time makes two later batches share its
-// memory. Recycle is optional, and pays for large batches. A loop needs the memory of Workers × Prefetch + 2 batches:
-// those in flight, the one in the body, and one that is recycled late. If more is given back, the garbage collector
-// gets the rest. It also gets the memory of batches that fail, and of those in flight when a loop is left.
+// memory. Recycle is optional, and pays for large batches.
+//
+// A loop that recycles each batch in its body needs the memory of Workers × Prefetch + 1 batches: the window in flight, and
+// the one in the body. A loop that recycles a batch only after it has the next one needs one more, and so many are kept. If
+// more is given back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in
+// flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -782,7 +819,10 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 }
 
 // handOver passes the values of items to the body of a loop, until the body leaves the loop or there are no more. It
-// returns why the loop cannot be continued, or nil.
+// returns why the loop cannot be continued, or nil. In an epoch of three batches, the second of which fails:
+//
+//	the body gets   batch 0      a SampleError   batch 2      (the end)
+//	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
 //
 // A panic of items becomes that error: with workers the same panic happens in another goroutine, where it can only be an
 // error. A panic of the body is not of this package's making, and passes, and so does a panic after the body has left.
@@ -838,8 +878,9 @@ func itemError(next Cursor, err error) *SampleError {
 }
 
 // finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
-// context can be one: a program may cancel all its loops with the error of one. A loop that skips every *SampleError would
-// then miss its end, and run for ever.
+// context can be one. For example, a program trains and evaluates in two loops. The training meets a bad sample, and cancels
+// the context of both with that *SampleError. The evaluation, which skips every *SampleError, would skip this one too, take
+// the end of the sequence for the end of the epoch, and begin it again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}
@@ -1122,7 +1163,8 @@ func (s *Stats) Observe(t Timing) {
 		s.loops++
 		s.starting += t.Wait
 	}
-	// The loop waited for the batch before for last.Wait until last.Received. This batch was ready from t.Done on.
+	// Until last.Received the loop was blocked, for last.Wait, because the batch before this one was not ready. For the part of
+	// that time after t.Done this batch was ready already.
 	s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	s.last = t
 }

@@ -94,6 +94,14 @@ func panicIf(bad bool, format string, args ...any) {
 	}
 }
 
+// errorIf returns an error if an argument is wrong that may come from data, flags or files.
+func errorIf(bad bool, format string, args ...any) error {
+	if bad {
+		return fmt.Errorf(format, args...)
+	}
+	return nil
+}
+
 // A funcDataset is the Dataset that Func makes. Most adapters below are such data sets, so that an index is checked in one place.
 type funcDataset[T any] struct {
 	n      int
@@ -825,9 +833,13 @@ func staged[T any](name string, sources int,
 type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
-// errors are failed items. A source that cannot be read twice, such as standard input, cannot be resumed, and has only one
-// epoch. seq may stop early only when ctx has ended; so if seq ends then, the epoch does not count as
-// complete. A resume calls seq again and skips the items before the cursor. torchdata: IterableWrapper.
+// errors are failed items. A seq whose source has broken, so that no further item can come, panics with the error: it becomes
+// the last error of the loop, and the epoch is not complete. A source that cannot be read twice, such as standard input, cannot
+// be resumed, and has only one epoch.
+//
+// A seq that sees that ctx has ended may return before its last item. Whether it has done so is not known. Therefore an
+// epoch in which ctx has ended when seq returns is not complete: its last pair has the cause of ctx. A resume calls seq again
+// and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
@@ -864,50 +876,46 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	panicIf(s == nil, "Filter: the stream is nil")
 	panicIf(keep == nil, "Filter: keep is nil")
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		for item, err := range s(ctx, from) {
-			if err != nil {
-				return err
-			}
-			kept := true
-			if item.Err == nil {
-				kept, err = try(func() (bool, error) { return keep(item.Value), nil })
-				if err != nil {
-					kept, item = true, failedItem[T]("Filter", item.Next, err)
-				}
-			}
-			if kept && !yield(item) {
-				return nil
-			}
+	return passOn(s, func(item *Item[T]) bool {
+		if item.Err != nil {
+			return true
 		}
-		return nil
+		kept, err := try(func() (bool, error) { return keep(item.Value), nil })
+		if err != nil {
+			*item = failedItem[T]("Filter", item.Next, err)
+		}
+		return kept || err != nil
 	})
 }
 
 // OnError asks f about each failed item, as Options.OnError is asked about a sample. If f returns nil, the item is dropped.
 // If f returns an error, that is the item's error. The SampleError says where the item is in s. Without OnError one failed
-// item fails its whole Batch. f runs in the
-// goroutine that reads the stream, once for each failed item, in their order. A resume reads the items after the cursor
-// again, so f may be asked again about one that was dropped there.
+// item fails its whole Batch. f runs in the goroutine that reads the stream, once for each failed item, in their order. A
+// resume reads the items after the cursor again, so f may be asked again about one that was dropped there.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
 	panicIf(f == nil, "Stream.OnError: f is nil")
+	return passOn(s, func(item *Item[T]) bool {
+		if item.Err == nil {
+			return true
+		}
+		bad := itemError(item.Next, item.Err)
+		_, err := try(func() (any, error) { return nil, f(bad) })
+		if err != nil && err != bad { // otherwise item.Err stays
+			item.Err = fmt.Errorf("OnError: %w", err)
+		}
+		return err != nil
+	})
+}
+
+// passOn makes a stage that yields the items of s for which keep returns true, with their cursors. keep may change an item.
+func passOn[T any](s Stream[T], keep func(item *Item[T]) bool) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		for item, err := range s(ctx, from) {
 			if err != nil {
 				return err
 			}
-			if item.Err != nil {
-				bad := itemError(item.Next, item.Err)
-				_, err := try(func() (any, error) { return nil, f(bad) })
-				if err == nil {
-					continue
-				}
-				if err != bad { // otherwise item.Err stays
-					item.Err = fmt.Errorf("OnError: %w", err)
-				}
-			}
-			if !yield(item) {
+			if keep(&item) && !yield(item) {
 				return nil
 			}
 		}

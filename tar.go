@@ -305,11 +305,9 @@ func digest(names []string) uint64 {
 func readShard(ctx context.Context, name string, opts *TarOptions, from tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
-		s.wanted, s.handleFile = opts.Fields, s.loadFile
+		s.wanted = opts.Fields
 		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
-		if s.src.ReadCloser != nil {
-			defer s.src.Close()
-		}
+		defer func() { s.src.Close() }()
 		readRecord := s.readRecord
 		for err == nil {
 			var item Item[Record]
@@ -346,10 +344,7 @@ type recordReader struct {
 	nextWanted         bool
 	end                error
 
-	// handleFile does with the next file what the reader is for: it loads the file, or notes where it is. An error of
-	// handleFile costs the shard. wanted is TarOptions.Fields.
-	handleFile func() error
-	wanted     []string
+	wanted []string // TarOptions.Fields
 
 	// These belong to the record that is being read: the record or its fault, its fields, and how many bytes of memory
 	// it takes.
@@ -360,15 +355,17 @@ type recordReader struct {
 	// lastCount is the number of files in the last record, which is a good guess for the next.
 	lastCount int
 
-	// These are for OpenTar. expected are the files that the index names after the next file; it is nil without an index.
-	// links are the files that a hard link may name. It is nil with an index, and for a stream, which does not follow links.
+	// These are for OpenTar. members are the files of all records, which a stream loads instead. expected are the files that
+	// the index names after the next file; it is nil without an index. links are the files that a hard link may name. It is nil
+	// with an index, and for a stream, which does not follow links.
+	members  *[]tarEntry
 	expected []tarEntry
 	links    map[string]tarEntry
 }
 
-// newRecordReader returns a recordReader that has no source and no handleFile yet.
+// newRecordReader returns a recordReader that has not entered the shard. Until then its source is only there to be closed.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}}
+	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}, src: source{ReadCloser: io.NopCloser(nil)}}
 	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
 }
 
@@ -404,7 +401,6 @@ func (s *recordReader) findNextFile() error {
 		file := s.followLink()
 		key, field, ok := splitName(file.name)
 		if ok && file.kind != 0 {
-			file.key = int32(len(key))
 			s.next, s.nextKey, s.nextField = file, key, field
 			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
 			return s.compareIndex()
@@ -431,11 +427,11 @@ func (s *recordReader) findNextFile() error {
 // nextEntry reads the headers of the next entry. If the index has the header of a file in the block that comes next,
 // nextEntry believes the index: Get compares that block with the index when it reads the file.
 func (s *recordReader) nextEntry() error {
-	if len(s.expected) == 0 || s.expected[0].head != wholeBlocks(s.pos+s.left) {
+	if len(s.expected) == 0 || s.expected[0].head != wholeBlocks(s.dataEnd) {
 		return s.readHeaders()
 	}
 	s.entry = s.expected[0]
-	s.left = s.entry.data + s.entry.size - s.pos
+	s.dataEnd = s.entry.data + s.entry.size
 	return nil
 }
 
@@ -458,14 +454,14 @@ func (s *recordReader) compareIndex() error {
 	if s.expected == nil {
 		return nil
 	}
-	got := s.entry
+	var want tarEntry
 	if len(s.expected) > 0 {
-		got.head = s.expected[0].head // no index says how many headers a file has
+		want, s.expected = s.expected[0], s.expected[1:]
 	}
-	if len(s.expected) == 0 || got != s.expected[0] {
+	want.head = s.entry.head // no index says how many headers a file has
+	if want != s.entry {
 		return staleIndex(s.name)
 	}
-	s.expected = s.expected[1:]
 	return nil
 }
 
@@ -485,28 +481,25 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	s.memory = 0
 	for err == nil && s.nextKey == key {
 		if s.item.Err == nil {
-			s.item.Err = s.checkFile()
+			s.checkFile()
 		}
-		if err = s.handleFile(); err == nil {
+		if err = s.takeFile(); err == nil {
 			err = s.findNextFile()
 		}
 	}
 	if err != nil && s.item.Err != nil {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, is left out", err, quote(key))
-	case s.item.Err != nil:
-		return Item[Record]{Err: s.item.Err}, nil
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
 }
 
-// checkFile counts the memory of the next file, and returns the fault of the record if that file has one. It is called
+// checkFile counts the memory of the next file. If the file has a fault, the record becomes an error. checkFile is called
 // before any memory is allocated, because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) checkFile() error {
+func (s *recordReader) checkFile() {
 	size, link := s.next.size, s.next.kind == tar.TypeLink
 	if !s.nextWanted {
 		size, link = 0, false
@@ -524,18 +517,22 @@ func (s *recordReader) checkFile() error {
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
-		return nil
+		return
 	}
-	return tarError(s.name, &s.entry, err)
+	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
 }
 
-// loadFile is the handleFile of Tar: it reads the data of the next file, unless the record has a fault.
-func (s *recordReader) loadFile() error {
-	if s.item.Err != nil || !s.nextWanted {
-		return nil
+// takeFile loads the next file, unless its record has a fault. For OpenTar it only notes where the file is. An error of it
+// costs the shard.
+func (s *recordReader) takeFile() (err error) {
+	var data []byte
+	switch {
+	case s.members != nil:
+		*s.members = append(*s.members, s.next)
+	case s.item.Err == nil && s.nextWanted:
+		data, err = s.readData()
+		s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
 	}
-	data, err := s.readData()
-	s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
 	return err
 }
 
@@ -557,12 +554,12 @@ type tarReader struct {
 	// max is the size of the largest sparse file that is read.
 	max int64
 
-	// pos is the offset of in, in the archive; entry the entry whose headers were read last; and left how many bytes come
-	// after pos up to the end of that entry's data. sparse reads the data of a sparse file; otherwise it is nil.
-	pos    int64
-	entry  tarEntry
-	left   int64
-	sparse *tar.Reader
+	// pos is the offset of in, in the archive; entry the entry whose headers were read last; and dataEnd where the data of
+	// that entry ends. Only sparse, which reads the data of a sparse file, knows where that ends; otherwise sparse is nil.
+	pos     int64
+	entry   tarEntry
+	dataEnd int64
+	sparse  *tar.Reader
 }
 
 // A tarEntry is what the headers of an archive say about one entry.
@@ -575,7 +572,6 @@ type tarEntry struct {
 	head   int64  // where the first of its headers begins
 	data   int64  // where its data begins, one block after the last of its headers
 	size   int64  // of the file, in bytes
-	key    int32  // name[:key] is the key of a file of a record
 	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
 	sparse bool   // whether it is stored without its holes; only archive/tar knows where they are
 }
@@ -604,7 +600,7 @@ func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64
 	if err := r.decompress(); err != nil {
 		return err
 	}
-	return r.skipBytes(to - r.pos)
+	return r.skipTo(to)
 }
 
 // A source is a shard that can be read until the context ends. bufio.Reader passes large reads on to it, without its
@@ -676,9 +672,8 @@ func (r *tarReader) readHeaders() error {
 	case 0 < n && n <= len(b):
 		r.entry = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
 		r.entry.stored = r.entry.name
-		r.in.Discard(n)
-		r.pos, r.left = r.entry.data, size
-		return nil
+		r.dataEnd = r.entry.data + size
+		return r.skipTo(r.entry.data)
 	case len(b) >= tarBlock:
 		return r.readHeadersSlowly(isZero(b[:tarBlock]))
 	case r.pos > 0:
@@ -713,27 +708,25 @@ func (r *tarReader) readHeadersSlowly(marker bool) error {
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
 	r.entry = tarEntry{name: h.Name, stored: h.Name, head: r.entry.head, data: r.pos, size: h.Size}
-	r.left = min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
+	r.dataEnd = r.pos + min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.entry.kind, r.entry.stored = tar.TypeLink, h.Linkname
-		r.left = 0
+		r.entry.kind, r.entry.stored, r.dataEnd = tar.TypeLink, h.Linkname, r.pos
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
-		r.left = 0
+		r.dataEnd = r.pos
 	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
 	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
 		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
 	default:
 		r.entry.kind = tar.TypeReg
 	}
-	sparse := h.Typeflag == tar.TypeGNUSparse
-	for key := range h.PAXRecords {
-		sparse = sparse || strings.HasPrefix(key, "GNU.sparse.")
+	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes a map, 0.1, which has a map, and 1.0.
+	pax := h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
+	if !pax && h.Typeflag != tar.TypeGNUSparse {
+		return nil
 	}
-	if sparse {
-		r.entry.sparse, r.sparse = true, t
-	}
-	if sparse && h.Size > r.max {
+	r.entry.sparse, r.sparse = true, t
+	if h.Size > r.max {
 		return r.tooLarge(h.Size)
 	}
 	return nil
@@ -758,8 +751,7 @@ func (r *tarReader) readData() ([]byte, error) {
 		from = r.sparse
 	}
 	data := make([]byte, r.entry.size)
-	n, err := io.ReadFull(from, data)
-	r.left -= int64(n)
+	_, err := io.ReadFull(from, data)
 	return data, unexpected(err)
 }
 
@@ -777,32 +769,28 @@ func (r *tarReader) skipEntry() error {
 		if _, err := io.Copy(io.Discard, r.sparse); err != nil {
 			return err
 		}
-		r.left = 0
+		r.dataEnd = r.pos
 	}
-	n := wholeBlocks(r.pos+r.left) - r.pos
-	r.left = 0
-	return r.skipBytes(n)
+	return r.skipTo(wholeBlocks(r.dataEnd))
 }
 
 // wholeBlocks rounds n up to whole blocks.
 func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
-// skipBytes passes over n bytes. If they end far behind the buffer, and src can seek, they are not read; a seek empties the
-// buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next header is
-// missing then.
-func (r *tarReader) skipBytes(n int64) error {
+// skipTo passes over the bytes up to an offset. If that is far behind the buffer, and src can seek, they are not read; a seek
+// empties the buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next
+// header is missing then.
+func (r *tarReader) skipTo(offset int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
-	if ahead := n - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
+	if ahead := offset - r.pos - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
 		if _, err := src.Seek(ahead, io.SeekCurrent); err == nil { // the Seek of a pipe fails
 			r.in.Reset(r.src)
-			r.pos += n
-			return nil
+			r.pos = offset
 		}
 	}
-	for n > 0 {
-		d, err := r.in.Discard(int(min(n, tarBuffer)))
-		r.pos += int64(d)
-		n -= int64(d)
+	for r.pos < offset {
+		n, err := r.in.Discard(int(min(offset-r.pos, tarBuffer)))
+		r.pos += int64(n)
 		if err != nil {
 			return unexpected(err)
 		}
@@ -1088,7 +1076,7 @@ type web struct {
 func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	o := &webObject{web: w, url: name, pos: offset, size: -1}
 	o.ctx, o.stop = context.WithCancelCause(ctx)
-	if err := o.awaitAnswer(); err != nil {
+	if _, err := o.Read(nil); err != nil {
 		o.Close()
 		return nil, err
 	}
@@ -1097,8 +1085,9 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 
 // A webObject is an object in the web as one sequence of bytes, however many requests that takes:
 //
-//	Read → awaitAnswer → sendRequest → checkAnswer   an answer with a body, from which Read reads
-//	  └─────────┴──→ waitToRetry                     ends a request that has failed, and waits
+//	Read ──→ sendRequest → checkAnswer   an answer with a body
+//	  ├────→ readBody                    reads from the answer
+//	  └────→ waitToRetry                 ends a request that has failed, and waits
 type webObject struct {
 	web
 	url string
@@ -1127,32 +1116,43 @@ type webObject struct {
 // errStalled is the error of a server that delivers nothing.
 var errStalled = errors.New("the server has stalled")
 
-// Read reads from the object, with as many requests as that takes.
-func (o *webObject) Read(p []byte) (int, error) {
+// Read reads from the object, with as many requests as that takes. If p is empty, Read waits for an answer.
+func (o *webObject) Read(p []byte) (n int, err error) {
 	for o.pos != o.size {
-		if err := o.awaitAnswer(); err != nil {
-			return 0, err
+		var after time.Duration
+		if o.body == nil {
+			after, err = o.sendRequest()
+		} else if n, err = o.readBody(p); n > 0 || err == io.EOF {
+			return n, err
 		}
-		o.stallTimer.Reset(o.stall)
-		n, err := o.body.Read(p)
-		o.stallTimer.Stop()
-		before := min(int64(n), o.surplus)
-		o.surplus -= before
-		n = copy(p, p[before:n])
-		o.pos += int64(n)
-		switch {
-		case n > 0, len(p) == 0:
-			o.failures = 0
-			return n, nil
-		case err == io.EOF && o.size < 0: // if the length is unknown, this must be the end
+		if err != nil {
+			err = o.waitToRetry(err, after)
+		}
+		if err != nil || len(p) == 0 && o.body != nil {
 			return 0, err
-		case err != nil:
-			if err = o.waitToRetry(safeError(unexpected(err)), 0); err != nil {
-				return 0, err
-			}
 		}
 	}
 	return 0, io.EOF
+}
+
+// readBody reads from the answer. It returns io.EOF only at the end of the object, which must be the end of the answer if the
+// length is unknown.
+func (o *webObject) readBody(p []byte) (int, error) {
+	o.stallTimer.Reset(o.stall)
+	n, err := o.body.Read(p)
+	o.stallTimer.Stop()
+	before := min(int64(n), o.surplus)
+	o.surplus -= before
+	n = copy(p, p[before:n])
+	o.pos += int64(n)
+	switch {
+	case n > 0:
+		o.failures = 0
+		return n, nil
+	case err == nil, err == io.EOF && o.size < 0:
+		return 0, err
+	}
+	return 0, safeError(unexpected(err))
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1170,19 +1170,6 @@ func (o *webObject) endRequest() {
 		o.body.Close()
 		o.body = nil
 	}
-}
-
-// awaitAnswer asks for the rest of the object until it comes, or there is no use in asking again. It does nothing if the
-// rest is coming already.
-func (o *webObject) awaitAnswer() error {
-	for o.body == nil {
-		if after, err := o.sendRequest(); err != nil {
-			if err = o.waitToRetry(err, after); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
@@ -1209,7 +1196,7 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 
 // sendRequest sends one request for the rest of the object. If it fails, after is how long to wait at least, or never.
 //
-// http.Client puts the URL into its errors, and the URL may hold a password. Those parts are left out.
+// Every error of http.Client is a url.Error. Only its cause is returned, because the URL in it may hold a password.
 func (o *webObject) sendRequest() (after time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
 	o.cancel, o.stallTimer = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
@@ -1230,10 +1217,7 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	client := *o.client
 	client.Transport = o
 	resp, err := client.Do(req)
-	if e := (*url.Error)(nil); errors.As(err, &e) {
-		err = e.Err
-	}
-	switch {
+	switch err = errors.Unwrap(err); {
 	case err == nil:
 		o.body = resp.Body
 		return o.checkAnswer(resp)
@@ -1410,10 +1394,7 @@ func (x *tarIndex) scanShard(s *recordReader) error {
 		s.links = map[string]tarEntry{}
 	}
 	x.members = s.expected[:0] // the same memory: a member is written after its place in expected has been read
-	s.handleFile = func() error {
-		x.members = append(x.members, s.next)
-		return nil
-	}
+	s.members = &x.members
 	err := s.findNextFile()
 	for err == nil {
 		var item Item[Record]
@@ -1528,7 +1509,7 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
 		m, file := &members[j], &rec.Files[j]
-		rec.Key, file.Name = m.name[:m.key], lowerField(m.name[m.key+1:])
+		rec.Key, file.Name, _ = splitName(m.name)
 		if len(data) > 0 {
 			headers, end := data[m.head-from:m.data-from], m.data-from+m.size
 			name, size, n := parseHeaders(headers, true)
@@ -1550,20 +1531,17 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 
 // adjacentBytes returns the length of one read for all members of a record, or 0 if each should be read by itself.
 //
-// One read is better if at most 256 KiB lie before the data of each member: a read that has to wait for a disk or a network
-// costs more than these. Between all members there may be as much as their data, 4 KiB for the headers of each, and 256 KiB, so
-// that damaged or hostile shards do not make Get take any amount of memory. These bounds also keep long headers out of the
-// memory of a file; archive/tar limits one header to 1 MiB, but not how many there are. The target of a hard link may lie
-// anywhere, also before another member.
+// One read is better if at most 256 KiB of it are not wanted: a read that has to wait for a disk or a network costs more than
+// these. The headers of each member, usually one block, may take 4 KiB more. Thus a damaged or hostile shard does not make Get
+// take any amount of memory. The target of a hard link may lie anywhere, also before another member.
 func adjacentBytes(members []tarEntry) int64 {
 	end, most := members[0].head, int64(tarBuffer)
-	for i := range members {
-		m := &members[i]
-		if m.sparse || m.head < end || m.data-end > tarBuffer {
+	for _, m := range members {
+		if m.sparse || m.head < end {
 			return 0
 		}
 		end = m.data + m.size
-		most += 2*m.size + 4096
+		most += m.size + 4096
 	}
 	if length := end - members[0].head; length <= most {
 		return length
@@ -1592,7 +1570,7 @@ func (x *tarIndex) openMember(m *tarEntry) (*tarReader, error) {
 	r := &tarReader{pos: m.head, max: m.size}
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, 1<<62))
 	want := *m
-	want.name, want.key = m.stored, 0 // a hard link has the headers of its target
+	want.name = m.stored // a hard link has the headers of its target
 	if err := r.readHeaders(); err != nil || r.entry != want {
 		return nil, tarError(x.name, m, staleIndex(x.name))
 	}
@@ -1628,7 +1606,8 @@ func (x *tarIndex) formatIndex() ([]byte, error) {
 	for i := range x.Len() {
 		var words []string
 		for _, m := range x.members[x.ends[i]:x.ends[i+1]] {
-			field := m.name[m.key+1:]
+			key, _, _ := splitName(m.name)
+			field := m.name[len(key)+1:] // not in lower case
 			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
 			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
 				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
@@ -1837,15 +1816,15 @@ func expandBraces(inside string) (all []string, err error) {
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
 func Decode(name string, data []byte) (any, error) {
-	value, err := decode(strings.ToLower(name), data)
+	value, err := decode(strings.ToLower(name), data, defaultMaxRecord)
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Decode(%s): %w", quote(name), err)
 	}
 	return value, nil
 }
 
-// decode decodes a file whose name is in lower case.
-func decode(name string, data []byte) (any, error) {
+// decode decodes a file whose name is in lower case. All that it decompresses, of x.gz.gz twice, has at most limit bytes.
+func decode(name string, data []byte, limit int64) (any, error) {
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "png", "jpg", "jpeg", "gif":
 		return decodeImage(data)
@@ -1868,11 +1847,11 @@ func decode(name string, data []byte) (any, error) {
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
-		data, err := gunzip(data, defaultMaxRecord)
+		data, err := gunzip(data, limit)
 		if err != nil {
 			return nil, err
 		}
-		return decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data)
+		return decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data, limit-int64(len(data)))
 	}
 	return data, nil
 }
@@ -1910,27 +1889,28 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data, up to max bytes. It joins the parts at the end, so that data which is refused takes 1¼ × max;
-// io.ReadAll would take 2½ × max.
-func gunzip(data []byte, max int) ([]byte, error) {
+// gunzip decompresses data to at most limit bytes, and allocates no more. A gzip file ends with its size, which is believed
+// unless so few bytes cannot become so many. If a file has several members, that is the size of the last: the first attempt
+// counts the rest, and the second has the right size.
+func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, unexpected(err)
 	}
-	var parts [][]byte // all but the last, which is part
-	part := make([]byte, 0, 512)
-	for total := 0; ; {
-		n, err := r.Read(part[len(part):cap(part)])
-		part, total = part[:len(part)+n], total+n
-		switch {
-		case total > max:
-			return nil, fmt.Errorf("it decompresses to more than %d bytes", max)
-		case err == io.EOF:
-			return slices.Concat(append(parts, part)...), nil
-		case err != nil:
+	size := int64(binary.LittleEndian.Uint32(data[len(data)-4:]))
+	for size = min(size, limit, 1032*int64(len(data))); ; r.Reset(bytes.NewReader(data)) {
+		text := make([]byte, size)
+		if _, err := io.ReadFull(r, text); err != nil {
+			return nil, unexpected(err)
+		}
+		rest, err := io.CopyN(io.Discard, r, limit-size+1)
+		switch size += rest; {
+		case size > limit:
+			return nil, fmt.Errorf("it decompresses to more than %d bytes", limit)
+		case err != io.EOF:
 			return nil, err
-		case len(part) == cap(part):
-			parts, part = append(parts, part), make([]byte, 0, total/4)
+		case rest == 0:
+			return text, nil
 		}
 	}
 }

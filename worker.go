@@ -84,11 +84,14 @@ type engine struct {
 }
 
 // run calls yield with the slot of one result after the other, until there are no more or yield returns false. If ctx
-// ends, the remaining tasks come back without having been worked on, so yield must look at ctx first. When run returns,
-// also by a panic in yield, all its goroutines have ended.
+// ends, the remaining tasks come back without having been worked on. So a yield that finds ctx ended must not use the slot.
+// When run returns, also by a panic in yield, all its goroutines have ended.
 //
-// The deferred calls run from the last to the first: the context ends, so that each Get may return; the queue is closed,
-// and the workers drain it without working; run waits for all goroutines.
+// At the end the deferred calls run from the last to the first:
+//
+//	cancel          the context of the workers ends, so that each Get may return
+//	close(permits)  the workers drain the queue without working, and end
+//	running.Wait    run waits for all its goroutines
 func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	if e.workers == 0 && e.read == nil {
@@ -416,8 +419,8 @@ func (e *PanicError) Unwrap() error {
 //	err = userCode()
 //
 // After a normal return err is the result of userCode, after a panic a *PanicError. If userCode calls runtime.Goexit, no
-// line after the call runs, recover returns nil, and errGoexit stands. Set it first if a function that was deferred earlier
-// reads err.
+// line after the call runs, recover returns nil, and err is still errGoexit. The first line is only needed where a deferred
+// function reads err, as makeBatch's does; otherwise nobody sees err after a Goexit.
 func rescue(err *error) {
 	if r := recover(); r != nil {
 		*err = &PanicError{r, debug.Stack(), placeOfPanic()}
