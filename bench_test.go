@@ -480,7 +480,7 @@ func (p *svg) sweep(l lane, x, y, column int) {
 @keyframes sweep { from { transform: translate(%dpx); } to { transform: translate(%dpx); } }
 @keyframes frame { from { visibility: visible; } %.4f%%, to { visibility: hidden; } }
 </style>
-<g class="note" font-size="11">`, round, round, first, last, 100/float64(n))
+<g class="note" font-size="11">`, round, round, first, last, 100/float64(n)-0.001) // never two at once
 	for i, note := range l.frames {
 		visibility := "hidden"
 		if i == at {
