@@ -319,14 +319,14 @@ func counters(run []journey, column int) string {
 	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
 	where := make([]string, len(places))
 	for _, j := range run {
-		been := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
-		if been >= 0 {
+		last := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
+		if last >= 0 {
 			send++
 		}
-		if been == 0 {
+		if last == 0 {
 			recv++
-		} else if been > 0 {
-			where[been-1] += strconv.FormatInt(int64(j.batch), 12) + " "
+		} else if last > 0 { // places[last-1] is where that moment brought the batch
+			where[last-1] += strconv.FormatInt(int64(j.batch), 12) + " "
 		}
 	}
 	note, sep := fmt.Sprintf("%d ms: recv = %d, send = %d", 10*column+5, recv, send), "; "
