@@ -321,14 +321,14 @@ func counters(run []journey, column int) string {
 	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
 	where := make([]string, len(places))
 	for _, j := range run {
-		been := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
-		if been >= 0 {
+		last := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
+		if last >= 0 {
 			send++
 		}
-		if been == 0 {
+		if last == 0 {
 			recv++
-		} else if been > 0 {
-			where[been-1] += strconv.FormatInt(int64(j.batch), 12) + " "
+		} else if last > 0 { // places[last-1] is where that moment brought the batch
+			where[last-1] += strconv.FormatInt(int64(j.batch), 12) + " "
 		}
 	}
 	note, sep := fmt.Sprintf("%d ms: recv = %d, send = %d", 10*column+5, recv, send), "; "
@@ -482,7 +482,7 @@ func (p *svg) sweep(l lane, x, y, column int) {
 @keyframes sweep { from { transform: translate(%dpx); } to { transform: translate(%dpx); } }
 @keyframes frame { from { visibility: visible; } %.4f%%, to { visibility: hidden; } }
 </style>
-<g class="note" font-size="11">`, round, round, first, last, 100/float64(n))
+<g class="note" font-size="11">`, round, round, first, last, 100/float64(n)-0.001) // never two at once
 	for i, note := range l.frames {
 		visibility := "hidden"
 		if i == at {

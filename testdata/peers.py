@@ -1,0 +1,153 @@
+"""Measures Python's loaders, for the table in README.md, section "How fast".
+
+    pip install torch torchdata webdataset Pillow
+    python3 testdata/peers.py
+
+A row whose package is not installed says so. The last column names the benchmark of this package that does the same work:
+run both in turn, on a machine that does nothing else. Each figure is the median of several rounds, after a round that
+does not count. All data are made here. The whole takes about half a minute.
+"""
+
+import importlib.metadata
+import io
+import itertools
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+
+
+def median(run, rounds=7):
+    """Returns the median time of a call of run, in seconds."""
+    run()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def drain(iterable):
+    for _ in iterable:
+        pass
+
+
+def duration(seconds):
+    for unit, size in ("s", 1), ("ms", 1e-3), ("µs", 1e-6):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def rows_of_memory():
+    """60,000 rows of 784 float32 from memory, shuffled, in batches of 64"""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    n = 60_000
+    data = TensorDataset(torch.arange(n * 784, dtype=torch.float32).reshape(n, 784))
+    inline, workers = (
+        median(lambda: drain(DataLoader(data, batch_size=64, shuffle=True, num_workers=w)), rounds=3) / n
+        for w in (0, 2)
+    )
+    return f"`DataLoader`: {duration(inline)} a row; with 2 workers {duration(workers)}"
+
+
+def resume():
+    """resume at batch 10,000, each of 64, of a shuffle of 1,281,167"""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader():
+        return StatefulDataLoader(range(1_281_167), batch_size=64, shuffle=True)
+
+    saved = loader()
+    drain(itertools.islice(saved, 10_000))
+    state = saved.state_dict()
+
+    def first_batch():
+        resumed = loader()
+        resumed.load_state_dict(state)
+        next(iter(resumed))
+
+    return f"`StatefulDataLoader`: {duration(median(first_batch))}"
+
+
+def map_stage():
+    """one stage that maps, inline and with 2 workers"""
+    from torchdata.nodes import IterableWrapper, Mapper, ParallelMapper
+
+    def added(n, stage):  # what the stage adds to an item of its source
+        source = median(lambda: drain(IterableWrapper(range(n))))
+        return (median(lambda: drain(stage(IterableWrapper(range(n))))) - source) / n
+
+    inline = added(100_000, lambda source: Mapper(source, abs))
+    threads = added(10_000, lambda source: ParallelMapper(source, abs, num_workers=2, method="thread"))
+    return f"torchdata.nodes: {duration(inline)} and {duration(threads)} an item"
+
+
+def tar_shards():
+    """four shards that webdataset wrote, 4 KB files"""
+    import webdataset
+
+    n = 20_000
+    with tempfile.TemporaryDirectory() as folder:
+        names = [os.path.join(folder, f"{s:03d}.tar") for s in range(4)]
+        for s, name in enumerate(names):
+            with webdataset.TarWriter(name) as shard:
+                for i in range(s, n, len(names)):
+                    shard.write({"__key__": f"{i:08d}", "bin": random.randbytes(4096), "cls": b"%03d" % (i % 1000)})
+        seconds = median(lambda: drain(webdataset.WebDataset(names, shardshuffle=False)), rounds=3)
+    return f"webdataset: {n / seconds:,.0f} records/s"
+
+
+def images():
+    """JPEG files of 500 × 375, decoding alone, one core"""
+    from PIL import Image
+
+    width, height, files = 500, 375, []
+    for f in range(16):  # waves, and noise, as in jpegFiles of bench_test.go
+        columns = [80 * math.sin(x / (9 + f)) for x in range(width)]
+        lines = [math.cos(y / 23) for y in range(height)]
+        luma = bytes(int(110 + c * l + random.randrange(24)) for l in lines for c in columns)
+        blue = bytes(y // 2 for y in range(height) for _ in range(width))
+        red = bytes(x // 2 for _ in range(height) for x in range(width))
+        planes = [Image.frombytes("L", (width, height), plane) for plane in (luma, blue, red)]
+        file = io.BytesIO()
+        Image.merge("YCbCr", planes).save(file, "JPEG", quality=85, subsampling="4:2:0")
+        files.append(file.getvalue())
+
+    def decode():
+        for file in files:
+            Image.open(io.BytesIO(file)).load()
+
+    size = sum(map(len, files)) / len(files) / 1000
+    return f"Pillow: {len(files) / median(decode):,.0f} images/s, of {size:.0f} KB"
+
+
+def main():
+    print("| | Python | `go test -run '^$' -bench` |\n|---|---|---|")
+    for measure, benchmark in (
+        (rows_of_memory, "Rows/workers"),
+        (resume, "Start/resumed"),
+        (map_stage, "Streams/Map"),
+        (tar_shards, "Tar/PAX/stream"),
+        (images, "Images/image-jpeg"),
+    ):
+        try:
+            figures = measure()
+        except ImportError as missing:
+            figures = f"not measured: {missing}"
+        print(f"| {measure.__doc__} | {figures} | `{benchmark}` |", flush=True)
+    print()
+    for package in "torch", "torchdata", "webdataset", "Pillow":
+        try:
+            print(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            print(package, "is not installed")
+
+
+if __name__ == "__main__":
+    main()
