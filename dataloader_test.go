@@ -8985,38 +8985,6 @@ func TestShuffleDelays(t *testing.T) {
 	}
 }
 
-// TestShuffleMixes: how well Shuffle mixes shards, from one reader or from eight in turn.
-func TestShuffleMixes(t *testing.T) {
-	const shards, length, size, batch = 400, 20, 200, 16
-	all := upTo(shards * length)
-	read := func(_ context.Context, shard int) ([]int, error) { return all[shard*length:][:length], nil }
-	for _, c := range []struct {
-		readers  int
-		distinct float64 // at least: the shards in a batch
-		near     float64 // at most: the share of neighbours in a shard that come within size places of each other
-	}{{1, 11, .7}, {8, 11.5, .7}} { // a window at a time: 8.6, 0.998 and 10.0, 0.98; Random: 15.7, 0.05
-		var parts []ints
-		for r := range c.readers {
-			parts = append(parts, Unbatch(Map(Indices(Random(shards, 5)).Shard(Shard{r, c.readers}, UnevenTail), 0, read)))
-		}
-		var places [shards * length]int // of each item
-		for pos, i := range collect(t, Mix(MixOptions{Stop: StopAtLast}, parts...).Shuffle(size, 1).Epoch(t.Context(), 0)) {
-			places[i] = pos
-		}
-		near, inBatch := 0., map[[2]int]bool{} // by shard and batch
-		for i, pos := range places {
-			if i%length > 0 && max(pos-places[i-1], places[i-1]-pos) < size {
-				near += 1. / shards / (length - 1)
-			}
-			inBatch[[2]int{i / length, pos / batch}] = true
-		}
-		distinct := float64(len(inBatch)) * batch / shards / length
-		if distinct < c.distinct || near > c.near {
-			t.Errorf("%d readers: distinct %.1f, near %.2f, want %+v", c.readers, distinct, near, c)
-		}
-	}
-}
-
 // TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most, and none that
 // has ended. The loop waits only for the source that it draws.
 func TestMixStart(t *testing.T) {
