@@ -6742,24 +6742,6 @@ func TestStuckBatch(t *testing.T) {
 	}
 }
 
-// TestCancelWhileWaiting checks that a loop ends as soon as its context, with its cause, and without a question to OnError.
-func TestCancelWhileWaiting(t *testing.T) {
-	eachWorkers(t, []int{0, 2}, func(t *testing.T, workers int) {
-		late := errors.New("a minute is over")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, late)
-		defer cancel()
-		start, at := time.Now(), Cursor{Epoch: 2}
-		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
-		loader := newLoader(t, &probe{n: 10, takes: always(time.Hour)}, Options{Workers: workers, OnError: asked})
-		for range 2 {
-			equal(t, "outcome", outcomes(loader.Run(ctx, &at)), []string{"error a minute is over"})
-			equal(t, "time", time.Since(start), time.Minute)
-			equal(t, "cursor", at, Cursor{Epoch: 2})
-		}
-		equal(t, "Batch", errorOf(loader.Batch(ctx, 0, 0)), late)
-	})
-}
-
 // TestBreakWaits checks that a break waits for the Gets that run: as long as they take if they do not look at their context.
 func TestBreakWaits(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
@@ -6945,7 +6927,8 @@ func TestShuffleBatchWorkers(t *testing.T) {
 }
 
 // TestPartialWorkers checks that however a loop is left, at whatever batch, the calls of Get that are under way are waited
-// for, and no other begins, not even for a batch that has begun. A Get that honours its context delays nothing.
+// for, and no other begins, not even for a batch that has begun. A Get that honours its context delays nothing. A cancelled
+// loop ends with the cause, without a question to OnError.
 func TestPartialWorkers(t *testing.T) {
 	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
 		eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
@@ -6976,7 +6959,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 				fmt.Sprint(data.running.Load(), data.begun.Load()-begun, took), fmt.Sprint(0, 0, want))
 		}()
 		n := -1
-		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3}).Epoch(ctx, 0) {
+		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
+		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
 			if n++; err != nil {
 				errs = append(errs, err)
 			}
