@@ -300,12 +300,6 @@ func saysAll(t testing.TB, err error, parts ...string) {
 	}
 }
 
-// mustPanic checks that f panics with a message that says everything it should.
-func mustPanic(t testing.TB, f func(), parts ...string) {
-	t.Helper()
-	saysAll(t, panicOf(f), parts...)
-}
-
 // errorOf is the error of a call.
 func errorOf[T any](_ T, err error) error { return err }
 
@@ -5707,7 +5701,7 @@ func TestDatasets(t *testing.T) {
 	equal(t, "Pairs", fmt.Sprint(values(t, must(Pairs(letters, numbers(5))))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
 	parts := Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})
 	equal(t, "Concat", values(t, parts), []string(letters))
-	mustPanic(t, func() { Concat(numbers(math.MaxInt), numbers(1)) }, "Concat: the length of part 1 is negative, or the sum")
+	saysAll(t, panicOf(func() { Concat(numbers(math.MaxInt), numbers(1)) }), "Concat: the length of part 1 is negative, or the sum")
 	equal(t, "Concat of nothing", fmt.Sprint(values(t, Concat[int]())), "[]")
 	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
 	equal(t, "Transform", fmt.Sprint(values(t, Transform(numbers(3), square))), "[0 1 4]")
@@ -8247,42 +8241,39 @@ func TestDamagedCursors(t *testing.T) {
 // TestBadStreams: arguments that can never be right panic, with what was given and what is allowed.
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
-	for _, c := range []struct {
-		bad  func()
-		says string
-	}{
-		{func() { s.Filter(nil) }, "Filter: keep is nil"},
-		{func() { s.Take(-1) }, "Take: n is -1, must not be negative"},
-		{func() { s.Shard(Shard{2, 2}, PadTail) }, "Stream.Shard: Shard is {Index: 2, Count: 2}; … 0 to 1048576, and Index 0 to 1"},
-		{func() { s.Shard(Shard{}, 3) }, "Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail"},
-		{func() { s.OnError(nil) }, "Stream.OnError: f is nil"},
-		{func() { Stream[int](nil).Run(t.Context(), new(Cursor)) }, "Run: the stream is nil"},
-		{func() { s.Shuffle(0, 1) }, "Shuffle: the size is 0, must be 1 to"},
-		{func() { s.Shuffle(math.MaxInt/4+1, 1) }, "Shuffle: the size is"},
-		{func() { s.Prefetch(0) }, "Prefetch: n is 0, must be 1 to 16777216"},
-		{func() { s.Prefetch(math.MaxInt) }, "Prefetch: n is"},
-		{func() { FromSeq[int](nil) }, "FromSeq: seq is nil"},
-		{func() { Indices(nil) }, "Indices: the sampler is nil"},
-		{func() { Map(s, -1, quick) }, "Map: workers is -1, must be 0 to"},
-		{func() { Map[int, int](s, 1, nil) }, "Map: f is nil"},
-		{func() { Batch(s, 0, List[int]) }, "Batch: size is 0, must be positive"},
-		{func() { Batch[int, []int](s, 1, nil) }, "Batch: the Collate is nil"},
-		{func() { Mix[int](MixOptions{}) }, "Mix: there is no source"},
-		{func() { Mix(MixOptions{Weights: []float64{1}}, s, s) }, "Mix: there are 1 weights for 2 sources"},
-		{func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) }, "Mix: Weights[1] is 0, must be positive and finite"},
-		{func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) }, "Mix: Weights[0] is NaN"},
-		{func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) }, "Mix: Weights[0] is +Inf"},
-		{func() { Mix(MixOptions{Stop: 4}, s) }, "Mix: Stop is 4, must be StopAtFirst"},
-		{func() { Mix(MixOptions{Stop: -1}, s) }, "Mix: Stop is -1"},
-		{func() { Chain(s, nil) }, "Chain: stream 1 is nil"},
-		{func() { Mix(MixOptions{}, s, nil) }, "Mix: stream 1 is nil"},
-		{func() { Unbatch[int](nil) }, "Unbatch: the stream is nil"},
-		{func() { Zip[int, int](s, nil) }, "Zip: the second stream is nil"},
+	for says, bad := range map[string]func(){
+		"Filter: keep is nil":                 func() { s.Filter(nil) },
+		"Take: n is -1, must not be negative": func() { s.Take(-1) },
+		"Stream.Shard: Shard is {Index: 2, Count: 2}; … 0 to 1048576, and Index 0 to 1": func() { s.Shard(Shard{2, 2}, PadTail) },
+		"Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail":          func() { s.Shard(Shard{}, 3) },
+		"Stream.OnError: f is nil":                          func() { s.OnError(nil) },
+		"Run: the stream is nil":                            func() { Stream[int](nil).Run(t.Context(), new(Cursor)) },
+		"Shuffle: the size is 0, must be 1 to":              func() { s.Shuffle(0, 1) },
+		"Shuffle: the size is":                              func() { s.Shuffle(math.MaxInt/4+1, 1) },
+		"Prefetch: n is 0, must be 1 to 16777216":           func() { s.Prefetch(0) },
+		"Prefetch: n is":                                    func() { s.Prefetch(math.MaxInt) },
+		"FromSeq: seq is nil":                               func() { FromSeq[int](nil) },
+		"Indices: the sampler is nil":                       func() { Indices(nil) },
+		"Map: workers is -1, must be 0 to":                  func() { Map(s, -1, quick) },
+		"Map: f is nil":                                     func() { Map[int, int](s, 1, nil) },
+		"Batch: size is 0, must be positive":                func() { Batch(s, 0, List[int]) },
+		"Batch: the Collate is nil":                         func() { Batch[int, []int](s, 1, nil) },
+		"Mix: there is no source":                           func() { Mix[int](MixOptions{}) },
+		"Mix: there are 1 weights for 2 sources":            func() { Mix(MixOptions{Weights: []float64{1}}, s, s) },
+		"Mix: Weights[1] is 0, must be positive and finite": func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) },
+		"Mix: Weights[0] is NaN":                            func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) },
+		"Mix: Weights[0] is +Inf":                           func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
+		"Mix: Stop is 4, must be StopAtFirst":               func() { Mix(MixOptions{Stop: 4}, s) },
+		"Mix: Stop is -1":                                   func() { Mix(MixOptions{Stop: -1}, s) },
+		"Chain: stream 1 is nil":                            func() { Chain(s, nil) },
+		"Mix: stream 1 is nil":                              func() { Mix(MixOptions{}, s, nil) },
+		"Unbatch: the stream is nil":                        func() { Unbatch[int](nil) },
+		"Zip: the second stream is nil":                     func() { Zip[int, int](s, nil) },
 	} {
-		mustPanic(t, c.bad, strings.Split("dataloader: "+c.says, " … ")...)
+		saysAll(t, panicOf(bad), "dataloader: "+says)
 	}
 	for _, stage := range stages {
-		mustPanic(t, func() { stage.of(nil, 0, func() ints { return s }) }, "dataloader: ", stage.name+": ", "stream", "is nil")
+		saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: ", stage.name+": ", "stream", "is nil")
 	}
 }
 
@@ -8645,11 +8636,11 @@ func TestStreamsThatDie(t *testing.T) {
 // goroutines that are left over.)
 func TestPanicsOfTheLoop(t *testing.T) {
 	eachStage(t, counting(3), 5, func(t *testing.T, s ints) {
-		mustPanic(t, func() {
+		saysAll(t, panicOf(func() {
 			for range s.Epoch(t.Context(), 0) {
 				panic("in the body")
 			}
-		}, "in the body")
+		}), "in the body")
 	})
 	leave := func(t *testing.T, s ints, items int) {
 		for range s.Epoch(t.Context(), 0) {
@@ -8670,8 +8661,8 @@ func TestPanicsOfTheLoop(t *testing.T) {
 	} {
 		inBubble(t, func(t *testing.T) {
 			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
-			mustPanic(t, func() { leave(t, s, 1) }, says)
-			mustPanic(t, func() { leave(t, Map(s, 0, quick), 1) }, says)
+			saysAll(t, panicOf(func() { leave(t, s, 1) }), says)
+			saysAll(t, panicOf(func() { leave(t, Map(s, 0, quick), 1) }), says)
 			leave(t, Mix(MixOptions{}, other, s, other, s, other), 5)
 			for workers := 1; workers < 4; workers++ {
 				leave(t, Map(s, workers, quick), 1)
