@@ -7131,12 +7131,18 @@ func TestGetBatch(t *testing.T) {
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
 // the order of the batches, and no more of a batch that it has failed. A batch of which nothing is left is not collated, but
-// traced. The cursor stays before a failed batch, which a resume tries again, until the next success.
+// traced. The cursor stays before a failed batch, which a resume tries again, until the next success. Batch is not traced.
 func TestOnError(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
 		var got, heard, traced []string
 		var collated atomic.Int64
-		budget := 4
+		budget, start := 4, time.Now()
+		trace := func(tm Timing) {
+			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples, tm.Dropped))
+			if tm.Sent.Before(start) || tm.Start.Before(tm.Sent) || tm.Worker < min(0, workers-1) || tm.Worker >= workers {
+				t.Errorf("%d workers: %+v", workers, tm)
+			}
+		}
 		collate := func(dst, samples []int) ([]int, error) {
 			if collated.Add(1); samples[0] == 15 {
 				return nil, errors.New("collate")
@@ -7144,8 +7150,7 @@ func TestOnError(t *testing.T) {
 			return List(dst, samples)
 		}
 		data := &probe{n: 24, bad: []int{0, 6, 7, 8, 12, 13, 19}}
-		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers,
-			Trace: func(tm Timing) { traced = append(traced, fmt.Sprint(tm.Batch, ":", tm.Samples, tm.Dropped)) },
+		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers, Trace: trace,
 			OnError: func(e *SampleError) error {
 				heard = append(heard, fmt.Sprint(e.Batch, ":", e.Index))
 				if budget--; budget == -1 {
@@ -7155,55 +7160,26 @@ func TestOnError(t *testing.T) {
 				}
 				return nil
 			}}))
-		var at, failed Cursor
+		at, failed := Cursor{Epoch: 2}, Cursor{}
 		for batch, err := range loader.Run(t.Context(), &at) {
 			if got = append(got, fmt.Sprint(at.Pos), outcomes(one(batch, err))[0]); err != nil {
 				failed = throughJSON(t, at)
 			}
 		}
 		equal(t, "positions and outcomes", fmt.Sprint(got), "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
-			"12 error dataloader: epoch 0, batch 4, sample 12: OnError: more than 4 bad samples: epoch 0, batch 4, sample 12: bad sample "+
-			"12 error dataloader: epoch 0, batch 5: collating 3 samples [15 16 17]: collate "+
-			"12 error dataloader: epoch 0, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
-		equal(t, "in the end", at, Cursor{Epoch: 1})
+			"12 error dataloader: epoch 2, batch 4, sample 12: OnError: more than 4 bad samples: epoch 2, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 2, batch 5: collating 3 samples [15 16 17]: collate "+
+			"12 error dataloader: epoch 2, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
+		equal(t, "in the end", at, Cursor{Epoch: 3})
 		equal(t, "heard", fmt.Sprint(heard), "[0:0 2:6 2:7 2:8 4:12 6:19]")
-		equal(t, "traced", fmt.Sprint(traced), "[0:2 1 1:3 0 2:0 3 3:3 0 4:0 0 5:0 0 6:0 0 7:3 0]")
 		equal(t, "collated", collated.Load(), 7)
 		budget = 3
 		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
 		data.bad = nil
-		healed := collect(t, newLoader(t, data, Options{BatchSize: 3}).Run(t.Context(), &failed))
+		healed := collect(t, newLoader(t, data, Options{BatchSize: 3, Workers: workers, Trace: trace}).Run(t.Context(), &failed))
 		equal(t, "healed", fmt.Sprint(healed), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
-	})
-}
-
-// TestTrace checks the numbers, times and waits of each batch, of a resumed epoch with samples dropped. Batch is not traced.
-func TestTrace(t *testing.T) {
-	eachWorkers(t, []int{0, 1, 2}, func(t *testing.T, workers int) {
-		var timings []Timing
-		loader := newLoader(t, &probe{n: 12, bad: []int{2, 4, 5}, takes: always(time.Second)}, Options{BatchSize: 2, Workers: workers,
-			OnError: dropBad, Trace: func(tm Timing) { timings = append(timings, tm) }})
-		start, sizes := time.Now(), []int{}
-		for batch := range loader.Run(t.Context(), ptr(loader.At(3, 1))) {
-			sizes = append(sizes, len(batch))
-			time.Sleep(time.Second)
-		}
-		equal(t, "samples", sizes, []int{1, 2, 2, 2})
-		var waited, dropped []int
-		for k, tm := range timings {
-			equal(t, "epoch and batch", []int{tm.Epoch, tm.Batch}, []int{3, 1 + k})
-			dropped, waited = append(dropped, tm.Dropped), append(waited, int(tm.Wait/time.Second))
-			if tm.Worker < -1 || tm.Worker >= workers || workers > 0 && tm.Worker < 0 {
-				t.Errorf("worker %d of %d", tm.Worker, workers)
-			}
-			if tm.Start.Before(tm.Sent) || tm.Received.Before(tm.Done) || tm.Done.Sub(tm.Start) != 2*time.Second || tm.Sent.Before(start) {
-				t.Errorf("%+v", tm)
-			}
-		}
-		equal(t, "dropped", dropped, []int{1, 2, 0, 0, 0})
-		equal(t, "waited", waited, [][]int{{2, 2, 2, 2, 2}, {2, 1, 2, 1, 1}, {2, 0, 1, 0, 0}}[workers])
-		must(loader.Batch(t.Context(), 3, 5))
-		equal(t, "traced with Batch", len(timings), 5)
+		equal(t, "traced", fmt.Sprint(traced), "[2:0:2 1 2:1:3 0 2:2:0 3 2:3:3 0 2:4:0 0 2:5:0 0 2:6:0 0 2:7:3 0 "+
+			"2:4:3 0 2:5:3 0 2:6:3 0 2:7:3 0]")
 	})
 }
 
