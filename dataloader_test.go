@@ -485,21 +485,17 @@ func tree() fs.FS {
 	return files
 }
 
-// closedFS is a file system of which one folder cannot be listed, and no file opened.
+// closedFS is a file system of which one folder and no file can be opened.
 type closedFS struct {
 	fs.FS
 	folder string
 }
 
-func (c closedFS) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == c.folder {
+func (c closedFS) Open(name string) (fs.File, error) {
+	if info, err := c.Stat(name); err != nil || !info.IsDir() || name == c.folder {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
 	}
-	return fs.ReadDir(c.FS, name)
-}
-
-func (c closedFS) Open(name string) (fs.File, error) {
-	return nil, fmt.Errorf("%s is not to be opened", name)
+	return c.FS.Open(name)
 }
 
 func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
