@@ -6974,12 +6974,6 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 		}
 		loading{fmt.Sprint(s), data, nil, Options{Sampler: s, BatchSize: 7}, fmt.Sprint(want)}.check(t, 0)
 	}
-	for want, b := range map[string]BatchSampler{
-		"[[0 1] [2 3 4] [2] [7 8 9]]": fixedBatches{{0, 1}, {2, 3, 4}, {2}, {7, 8, 9}},
-		"[[0 1 2] [3 4 5] [6 7 8]]":   Batches(Sequential(10), 3, true),
-	} {
-		loading{"batches", data, nil, Options{BatchSampler: b}, want}.check(t, 0)
-	}
 }
 
 // The loader's errors.
