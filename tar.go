@@ -1807,9 +1807,9 @@ func expandBraces(inside string) (all []string, err error) {
 // may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord. So are images
-// without pixels, and images that take more than 1 GiB: of more than 2^27 pixels or, if they are progressive JPEGs, 2^30/24. A
-// small file can claim as much.
+// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord; x.gz.gz is
+// decompressed twice, to 1 GiB in all. So are images without pixels, and images that take more than 1 GiB: of more than 2^27
+// pixels or, if they are progressive JPEGs, 2^30/24. A small file can claim as much.
 //
 // The image of a GIF is its first frame, which may be smaller than the screen: its Bounds say where on the screen it is. Pillow
 // gives the whole screen.
