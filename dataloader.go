@@ -134,8 +134,8 @@
 //
 // Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. The package's own, the type
 // engine, also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The mark
-// at 135 ms in that picture shows the moment above.
+// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The line
+// at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
