@@ -949,6 +949,9 @@ func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
 		}
 		return size, err
 	})
+	if err == nil && m.data.Len() == 0 {
+		err = fmt.Errorf("there is no record in %s", m.from)
+	}
 	return m, err
 }
 
