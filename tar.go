@@ -355,9 +355,9 @@ type recordReader struct {
 	// lastCount is the number of files in the last record, which is a good guess for the next.
 	lastCount int
 
-	// These are for OpenTar. members are the files of all records, which a stream loads instead. expected are the files that
-	// the index names after the next file; it is nil without an index. links are the files that a hard link may name. It is nil
-	// with an index, and for a stream, which does not follow links.
+	// These are for OpenTar. members are the files of all records; it is nil for a stream, which loads them instead. expected are
+	// the files that the index names after the next file; it is nil without an index. links are the files that a hard link may
+	// name. It is nil with an index, and for a stream, which does not follow links.
 	members  *[]tarEntry
 	expected []tarEntry
 	links    map[string]tarEntry
@@ -522,7 +522,7 @@ func (s *recordReader) checkFile() {
 	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
 }
 
-// takeFile loads the next file, unless its record has a fault. For OpenTar it only notes where the file is. An error of it
+// takeFile loads the next file, unless its record has a fault. For OpenTar it only notes where the file is. An error of takeFile
 // costs the shard.
 func (s *recordReader) takeFile() (err error) {
 	var data []byte
@@ -1889,9 +1889,11 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data to at most limit bytes, and allocates no more. A gzip file ends with its size, which is believed
-// unless so few bytes cannot become so many. If a file has several members, that is the size of the last: the first attempt
-// counts the rest, and the second has the right size.
+// gunzip decompresses data to at most limit bytes, and refuses more before it has allocated more. A gzip file ends with its size,
+// which is believed unless so few bytes cannot become so many: deflate makes at most 1032 bytes of one. If a file has several
+// members, that is the size of the last: the first attempt counts the rest, and the second has the right size.
+//
+// io.ReadAll would take 2½ times as much memory before it refuses.
 func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
