@@ -788,46 +788,45 @@ func BenchmarkRandom(b *testing.B) {
 	against(b, "torch", "index", n, "Perm", perm, func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
 }
 
-// BenchmarkStart is the time and memory of New and of the first batch: for a data set of 10^12 samples, from the start and
-// resumed in the middle, and for a small data set with workers.
+// BenchmarkStart is the time and memory of New and of the first batch: of 10^12 samples, from the start and resumed in the
+// middle, by a loader and by a pipeline; and of a small data set with workers.
 func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
-	begin := func(b *testing.B, loader *DataLoader[[]int], at Cursor) {
-		for _, err := range loader.Run(b.Context(), &at) {
-			if err != nil {
-				b.Fatal(err)
-			}
-			break
-		}
-	}
 	loader := must(New(numbers(huge), List[int], opts))
-	middle := Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
+	pipeline := Batch(Map(Indices(Random(huge, 0)), 2, quick), 64, List[int])
+	middle := func(by string) Cursor {
+		return Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf(by, huge)}}
+	}
 	b.Run("New", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			must(New(numbers(huge), List[int], opts))
 		}
 	})
-	b.Run("first", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			begin(b, loader, Cursor{})
-		}
-	})
-	b.Run("resumed", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			begin(b, loader, middle)
-		}
-	})
-	b.Run("first/workers=4", func(b *testing.B) {
-		small := must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true}))
-		b.ReportAllocs()
-		for epoch := 0; b.Loop(); epoch++ {
-			begin(b, small, Cursor{Epoch: epoch})
-		}
-	})
+	for _, line := range []struct {
+		name string
+		run  func(context.Context, *Cursor) iter.Seq2[[]int, error]
+		at   Cursor
+	}{
+		{"first", loader.Run, Cursor{}},
+		{"resumed", loader.Run, middle("Random(%d, seed 0)")},
+		{"resumed/pipeline", pipeline.Run, middle("Indices(Random(%d, seed 0))")},
+		{"first/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
+	} {
+		b.Run(line.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				at := line.at
+				for _, err := range line.run(b.Context(), &at) {
+					if err != nil {
+						b.Fatal(err)
+					}
+					break
+				}
+			}
+		})
+	}
 }
 
 // BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files. It is
@@ -1515,22 +1514,6 @@ func BenchmarkFirstBatch(b *testing.B) {
 	against(b, "pipeline", "batch", 1, "loader", first(StreamOf(loader)), first(pipeline))
 }
 
-// BenchmarkResume is the time to the first item of a pipeline that resumes in the middle of 10^9.
-func BenchmarkResume(b *testing.B) {
-	const n = 1_000_000_000
-	s := Batch(Map(Indices(Random(n, 1)), 2, quick), 64, List[int])
-	at := Cursor{Pos: n / 2, State: map[string]string{"by": fmt.Sprintf("Indices(Random(%d, seed 1))", n)}}
-	b.ReportAllocs()
-	for b.Loop() {
-		for _, err := range s.Run(b.Context(), &Cursor{Epoch: at.Epoch, Pos: at.Pos, State: at.State}) {
-			if err != nil {
-				b.Fatal(err)
-			}
-			break
-		}
-	}
-}
-
 // tarBench writes a shard of 20,000 records, each with a file of 4 KB and a file of 3 bytes. The headers are those of
 // header, which says what they have besides sizes, and begins the names.
 func tarBench(b *testing.B, header tar.Header) string {
@@ -1544,11 +1527,9 @@ func tarBench(b *testing.B, header tar.Header) string {
 		must(0, w.WriteHeader(&h))
 		must(w.Write(data))
 	}
+	random, bin := rand.NewChaCha8([32]byte{}), make([]byte, 4096)
 	for i := range 20000 {
-		bin := make([]byte, 4096)
-		for j := 0; j < len(bin); j += 8 {
-			binary.LittleEndian.PutUint64(bin[j:], counter(uint64(i), uint64(j)))
-		}
+		must(random.Read(bin))
 		add(fmt.Sprintf("%08d.bin", i), bin)
 		add(fmt.Sprintf("%08d.cls", i), fmt.Appendf(nil, "%03d", i%1000))
 	}
@@ -1595,9 +1576,8 @@ func benchTar(b *testing.B, header tar.Header) {
 			}
 		}
 	}, amount{20000, "records"}, amount{float64(must(os.Stat(name)).Size()) / 1e6, "MB"})
-	against(b, "index", "entry", 40000, "archive/tar", bare(false), func() {
-		must(OpenTar(name)).Close()
-	}, amount{40000, "entries"})
+	open := func() { must(OpenTar(name)).Close() }
+	against(b, "index", "entry", 40000, "archive/tar", bare(false), open, amount{40000, "entries"})
 
 	data := must(OpenTar(name))
 	defer data.Close()
@@ -1616,7 +1596,5 @@ func benchTar(b *testing.B, header tar.Header) {
 		}
 	}, amount{20000, "records"})
 	must(0, data.WriteIndex())
-	against(b, "from an index", "entry", 40000, "archive/tar", bare(false), func() {
-		must(OpenTar(name)).Close()
-	}, amount{40000, "entries"})
+	against(b, "from an index", "entry", 40000, "archive/tar", bare(false), open, amount{40000, "entries"})
 }
