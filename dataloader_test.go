@@ -323,23 +323,21 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 		return
 	}
 	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	bubble := 0 // the latest; the goroutines of bubbles before may still wait
-	for _, match := range regexp.MustCompile(`synctest bubble (\d+)`).FindAllSubmatch(stacks, -1) {
-		bubble = max(bubble, must(strconv.Atoi(string(match[1]))))
+	all, latest, waiting := inBubbles.FindAllSubmatch(stacks[:runtime.Stack(stacks, true)], -1), 0, ""
+	for _, match := range all {
+		latest = max(latest, must(strconv.Atoi(string(match[2])))) // the goroutines of bubbles before may still wait
 	}
-	waiting := ""
-	for _, stack := range strings.Split(string(stacks), "\n\n") {
-		state, _, ours := strings.Cut(stack, fmt.Sprintf(" (durable), synctest bubble %d]", bubble))
-		if place := inPackage.FindString(stack); ours && place != "" {
-			waiting += "\n" + state + "]: " + place
+	for _, match := range all {
+		if string(match[2]) == strconv.Itoa(latest) {
+			waiting += fmt.Sprintf("\n%s]: %s", match[1], match[3])
 		}
 	}
 	t.Fatalf("%v%s", err, waiting)
 }
 
-// inPackage matches a line of this package in a stack.
-var inPackage = regexp.MustCompile(`\b(dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+`)
+// inBubbles matches the stack of a goroutine that waits in a bubble: how, the bubble's number, and the first line of this package.
+var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
+	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
 // eachWorkers runs a test in a bubble for each number of workers.
 func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
@@ -7204,7 +7202,6 @@ func TestOnError(t *testing.T) {
 
 // TestResumeExhaustive checks every small length, batch size, shard, tail and number of workers, and batch samplers, whose
 // batches are dealt out whole: what comes is what should, and a resume anywhere, by any workers, neither loses nor repeats.
-// Some loaders are made by NewFunc.
 func TestResumeExhaustive(t *testing.T) {
 	workers := 0 // each deal has another number, in the loop and in the resume
 	for n := range 11 {
@@ -8244,8 +8241,7 @@ func TestStreamsWithoutItems(t *testing.T) {
 }
 
 // TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
-// item is handed over as soon as the source has yielded what the item needs, not with the source's next item. So Prefetch is
-// the queue of the RFC: its length is how far the source is read ahead, and neither end waits while there is room, or an item.
+// item is handed over as soon as the source has yielded what the item needs, not with the source's next item.
 func TestReadAhead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -8291,8 +8287,8 @@ func TestReadAhead(t *testing.T) {
 // sampler.go: Shuffle, Mix and Shard.
 
 // TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before all that wait have left or the next
-// batch is full, and so can what Map has used, before the loop has the result. Of the cursors, which may be large, Shuffle
-// keeps nine.
+// batch is full, and so can what Map has used, before the loop has the result. Shuffle keeps
+// nine cursors.
 func TestItemsAreForgotten(t *testing.T) {
 	type block = [4096]byte
 	var values, states []weak.Pointer[block]
@@ -8552,8 +8548,7 @@ func TestStreamsThatDie(t *testing.T) {
 }
 
 // TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
-// cleanup or because it goes on; behind a goroutine, as in a Mix, nobody is left to hear of it. (The bubble would report
-// goroutines that are left over.)
+// cleanup or because it goes on; behind a goroutine, as in a Mix, nobody is left to hear of it.
 func TestPanicsOfTheLoop(t *testing.T) {
 	eachStage(t, counting(3), 5, func(t *testing.T, s ints) {
 		saysAll(t, panicOf(func() {
@@ -8880,17 +8875,15 @@ func TestMixStart(t *testing.T) {
 // TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them from the start, the count of each source differs
 // from its share by less than 5. A source that has ended has no share.
 func TestMixIsEven(t *testing.T) {
-	random := rand.New(rand.NewPCG(7, 7))
 	for round := range 20 {
-		n, total := 2+round%7, 0.
-		weights, counts, ended := make([]float64, n), make([]int, n), make([]bool, n)
+		weights, counts, ended, total := []float64{.02, 1, 3.3, .7}, make([]int, 4), make([]bool, 4), 0.
 		ended[0] = round%2 == 1
 		for i := range weights {
-			if weights[i] = .02 + random.ExpFloat64(); !ended[i] {
+			if weights[i] += float64(round) / 9; !ended[i] {
 				total += weights[i]
 			}
 		}
-		m := mixer[int]{opts: &MixOptions{Weights: weights, Stop: StopAtLast}, srcs: make([]ints, n), seed: random.Uint64()}
+		m := mixer[int]{opts: &MixOptions{Weights: weights, Stop: StopAtLast}, srcs: make([]ints, 4), seed: hash(uint64(round))}
 		for m.state.Ended = ended; m.state.N < 100_000; {
 			counts[m.choose()]++
 			m.state.N++
