@@ -234,18 +234,14 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		opts.Open = OpenShard
 	}
 	rank, err := opts.Shard.withCount()
-	switch {
-	case err != nil:
+	err = cmp.Or(err,
+		errorIf(len(shards) == 0, "there are no shards"),
+		errorIf(slices.Contains(shards, ""), "shard %d has an empty name", slices.Index(shards, "")),
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave TarOptions.Shard out and deal records with "+
+			"Stream.Shard", len(shards), rank.Count),
+		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
+	if err != nil {
 		return nil, fmt.Errorf("dataloader: Tar: %w", err)
-	case len(shards) == 0:
-		return nil, errors.New("dataloader: Tar: there are no shards")
-	case slices.Contains(shards, ""):
-		return nil, fmt.Errorf("dataloader: Tar: shard %d has an empty name", slices.Index(shards, ""))
-	case len(shards) < rank.Count:
-		return nil, fmt.Errorf("dataloader: Tar: %d shards are too few for %d ranks: leave TarOptions.Shard out and deal records "+
-			"with Stream.Shard", len(shards), rank.Count)
-	case opts.MaxRecord < 0:
-		return nil, fmt.Errorf("dataloader: Tar: MaxRecord is %d, must not be negative", opts.MaxRecord)
 	}
 	order := Sequential(len(shards))
 	if opts.Shuffle {
@@ -301,7 +297,7 @@ func digest(names []string) uint64 {
 //   - an error of readRecord or enterShard costs the rest of the shard, and the state after it is the next shard;
 //   - io.EOF of readRecord is the end, which costs nothing.
 //
-// A panic of the Opener or its reader costs the shard.
+// A panic of the Opener, or of its reader, is such an error of readRecord or enterShard.
 func readShard(ctx context.Context, name string, opts *TarOptions, from tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
@@ -1685,13 +1681,12 @@ const maxName = 1_000_000
 
 // checkRecord says why a record, with its files sorted, would not be the same when it is read.
 func (w *TarWriter) checkRecord(key string, files []File) error {
-	switch {
-	case len(files) == 0:
-		return errors.New("it has no files")
-	case w.keys[key]:
-		return errors.New("the shard has a record with this key already")
-	case strings.HasPrefix(key, "/") || slices.Contains(strings.Split(key, "/"), ".."):
-		return errors.New(`the key must be a relative path without ".."`)
+	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
+	err := cmp.Or(errorIf(len(files) == 0, "it has no files"),
+		errorIf(w.keys[key], "the shard has a record with this key already"),
+		errorIf(!inside, `the key must be a relative path without ".."`))
+	if err != nil {
+		return err
 	}
 	base := path.Base(key)
 	for i, f := range files {
