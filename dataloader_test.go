@@ -6398,18 +6398,16 @@ func TestShardFromEnv(t *testing.T) {
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
 		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
 	} {
-		t.Run(c[0], func(t *testing.T) {
-			for _, name := range all {
-				t.Setenv(name, "") // so that it is put back
-				must(0, os.Unsetenv(name))
-			}
-			for _, setting := range strings.Fields(c[0]) {
-				name, value, _ := strings.Cut(setting, "=")
-				t.Setenv(name, value)
-			}
-			shard, err := ShardFromEnv()
-			saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", shard)), c[1])
-		})
+		for _, name := range all {
+			t.Setenv(name, "") // so that it is put back
+			must(0, os.Unsetenv(name))
+		}
+		for _, setting := range strings.Fields(c[0]) {
+			name, value, _ := strings.Cut(setting, "=")
+			t.Setenv(name, value)
+		}
+		shard, err := ShardFromEnv()
+		saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", shard)), c[1])
 	}
 }
 
@@ -8618,24 +8616,22 @@ func TestStats(t *testing.T) {
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
 			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				stats := new(Stats)
-				c.opts.Trace = stats.Observe
-				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-					d := c.load[i%len(c.load)]
-					time.Sleep(d)
-					return i, map[bool]error{true: errBad}[d < 0]
-				}), c.opts)
-				for epoch := range c.epochs {
-					for range loader.Epoch(t.Context(), epoch) {
-						time.Sleep(c.step)
-					}
-					time.Sleep(10 * time.Second) // an evaluation
+		inBubble(t, func(t *testing.T) {
+			stats := new(Stats)
+			c.opts.Trace = stats.Observe
+			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
+				d := c.load[i%len(c.load)]
+				time.Sleep(d)
+				return i, map[bool]error{true: errBad}[d < 0]
+			}), c.opts)
+			for epoch := range c.epochs {
+				for range loader.Epoch(t.Context(), epoch) {
+					time.Sleep(c.step)
 				}
-				got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
-				equal(t, "Stats", got[max(0, len(got)-len(c.want)):], c.want)
-			})
+				time.Sleep(10 * time.Second) // an evaluation
+			}
+			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
+			equal(t, c.name, got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
 }
@@ -8669,41 +8665,39 @@ func TestProgress(t *testing.T) {
 		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
 		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
-					time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
-				}}
-				var out strings.Builder
-				k := 0
-				for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
-					if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
-						t.Fatalf("item %d: %d, %v", k, i, err)
-					}
-					if k++; k == c.leave {
-						break
-					}
-					time.Sleep(c.body)
+		inBubble(t, func(t *testing.T) {
+			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+				time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
+			}}
+			var out strings.Builder
+			k := 0
+			for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
+				if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
+					t.Fatalf("item %d: %d, %v", k, i, err)
 				}
-				time.Sleep(time.Hour)
-				got, ended := strings.CutSuffix(out.String(), "\n")
-				equal(t, "a newline at the end", ended, true)
-				lines, last := strings.Split(got, "\n"), 0
-				if c.terminal {
-					lines = strings.Split(got, "\r")[1:]
-					for i, line := range lines {
-						lines[i] = strings.TrimRight(line, " ")
-						if len(line) < last || len(line) > 79 {
-							t.Errorf("%q has %d columns, after %d", line, len(line), last)
-						}
-						last = len(lines[i])
+				if k++; k == c.leave {
+					break
+				}
+				time.Sleep(c.body)
+			}
+			time.Sleep(time.Hour)
+			got, ended := strings.CutSuffix(out.String(), "\n")
+			equal(t, "a newline at the end", ended, true)
+			lines, last := strings.Split(got, "\n"), 0
+			if c.terminal {
+				lines = strings.Split(got, "\r")[1:]
+				for i, line := range lines {
+					lines[i] = strings.TrimRight(line, " ")
+					if len(line) < last || len(line) > 79 {
+						t.Errorf("%q has %d columns, after %d", line, len(line), last)
 					}
+					last = len(lines[i])
 				}
-				equal(t, "lines", len(lines), c.lines)
-				if c.want != "" {
-					equal(t, "shown", strings.Join(lines, "\n"), c.want)
-				}
-			})
+			}
+			equal(t, c.name+": lines", len(lines), c.lines)
+			if c.want != "" {
+				equal(t, c.name, strings.Join(lines, "\n"), c.want)
+			}
 		})
 	}
 	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
