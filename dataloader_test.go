@@ -7609,37 +7609,28 @@ func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 // numbers both times. If the data are large, check a Subset. A sample must not contain itself.
 func checkDataset[T any](data Dataset[T]) error {
 	type fetched struct {
-		sample T
-		err    error
-		was    string // what it held when it was fetched
-	}
-	fetch := func(i int, getAll getAll[T]) (f fetched) {
-		ctx := WithSeed(context.Background(), uint64(i))
-		var sampleAt func(int) (T, error)
-		if getAll != nil {
-			sampleAt, f.err = try(func() (func(int) (T, error), error) { return getAll(ctx, []int{i}) })
-		}
-		if f.err == nil {
-			f.sample, f.err = get(ctx, data, i, sampleAt, 0)
-		}
-		f.was = contents(f.sample, f.err)
-		return f
+		batch []T // of one sample
+		err   error
+		was   string // what they held when the sample was fetched
 	}
 	n := data.Len()
 	all := make([]fetched, 2*n)
-	for pass, getAll := range []getAll[T]{nil, getAllOf(data)} {
-		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
+	for pass, data := range []Dataset[T]{Func(n, data.Get), data} { // the second may have GetBatch
+		loader, order := must(New(data, List[T], Options{})), []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0)
 		var running sync.WaitGroup
+		goroutines := 1 + 3*pass
 		for g := range goroutines {
 			running.Go(func() {
 				for pos := g; pos < n; pos += goroutines {
-					all[pass*n+order(pos)] = fetch(order(pos), getAll)
+					batch, err := loader.Batch(context.Background(), 0, order(pos))
+					err = errors.Unwrap(err) // the cause, without the place
+					all[pass*n+order(pos)] = fetched{batch, err, contents(batch, err)}
 				}
 			})
 		}
 		running.Wait()
 		for k, f := range all { // also before several goroutines would race for that memory
-			if f.was != "" && contents(f.sample, f.err) != f.was {
+			if f.was != "" && contents(f.batch, f.err) != f.was {
 				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
 			}
 		}
