@@ -6124,28 +6124,21 @@ func TestGoldenOrders(t *testing.T) {
 		return fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), nil
 	})
 	f, g := newFeistel(12, 0), newFeistel(10, 0)
-	for _, c := range []struct {
-		got  any
-		want string
-	}{
-		{positions(Random(10, 0), 0), "[5 0 2 6 3 8 9 4 1 7]"},
-		{positions(Random(10, 0), 1), "[2 6 7 0 9 1 4 5 8 3]"},
-		{positions(Random(10, 1), 0), "[2 0 9 7 1 5 4 6 8 3]"},
-		{positions(Random(5000, 0), 0)[:5], "[2496 3590 4037 2124 4576]"},
-		{positions(Random(131073, 0), 0)[:5], "[70077 24005 18452 1604 34750]"},
-		{[]int{f.at(7), f.at(11), f.at(5), f.at(1)}, "[11 5 1 7]"},
-		{[]int{g.at(7), g.at(5), g.at(1)}, "[5 1 7]"},
-		{positions(RandomWithReplacement(10, 10, 0), 0), "[7 3 6 9 6 1 5 7 5 6]"},
-		{positions(must(Weighted(weights, 6, true, 0)), 0), "[1 1 4 5 4 3]"},
-		{positions(must(Weighted(weights, 6, false, 0)), 0), "[1 4 5 0 2 3]"},
-		{[][]int{buckets(0), buckets(1), buckets(2), buckets(3)}, "[[3 2] [0 6] [5] [7 4]]"},
-		{batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7], "[553 203]"},
+	for want, got := range map[string]any{
+		"[5 0 2 6 3 8 9 4 1 7]":          positions(Random(10, 0), 0),
+		"[2 6 7 0 9 1 4 5 8 3]":          positions(Random(10, 0), 1),
+		"[2 0 9 7 1 5 4 6 8 3]":          positions(Random(10, 1), 0),
+		"[2496 3590 4037 2124 4576]":     positions(Random(5000, 0), 0)[:5],
+		"[70077 24005 18452 1604 34750]": positions(Random(131073, 0), 0)[:5],
+		"[11 5 1 7]":                     []int{f.at(7), f.at(11), f.at(5), f.at(1)},
+		"[5 1 7]":                        []int{g.at(7), g.at(5), g.at(1)},
+		"[7 3 6 9 6 1 5 7 5 6]":          positions(RandomWithReplacement(10, 10, 0), 0),
+		"[1 1 4 5 4 3]":                  positions(must(Weighted(weights, 6, true, 0)), 0),
+		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
+		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
+		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
 	} {
-		equal(t, "an order that has changed", fmt.Sprint(c.got), c.want)
-	}
-	if n := int64(1e12); strconv.IntSize == 64 {
-		at := Random(int(n), 7).Order(0)
-		equal(t, "a long order", fmt.Sprint(at(0), at(1), at(2)), "355048705807 329753703346 644169081424")
+		equal(t, "an order that has changed", fmt.Sprint(got), want)
 	}
 }
 
@@ -7994,10 +7987,7 @@ func TestPlaces(t *testing.T) {
 	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(nested(ctx, 1)) })
 	function := Map(Indices(Sequential(4)), 0, nested)
 	same := func(_ context.Context, batch []int) ([]int, error) { return batch, nil }
-	for _, c := range []struct {
-		err  error
-		want string
-	}{
+	for _, c := range []refusal{
 		{failure(t, loader), "batch 1, sample 3: bad sample"},
 		{failure(t, Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
