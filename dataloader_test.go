@@ -7458,15 +7458,6 @@ func alive[T any](all []weak.Pointer[T]) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
-// TestIndicesLen: a sampler that grows does not change a stream of its indices.
-func TestIndicesLen(t *testing.T) {
-	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
-	s := Indices(grows)
-	grows.n = 5
-	equal(t, "indices", collect(t, s.Epoch(t.Context(), 0)), upTo(3))
-	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
-}
-
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
@@ -7803,6 +7794,9 @@ func TestStreams(t *testing.T) {
 		}
 		return map[int]error{5: io.EOF, 9: e}[e.Pos] // nil drops the item; e itself stays
 	}
+	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
+	grown := Indices(grows)
+	grows.n = 5
 	in2 := func(s ints) string { return fmt.Sprint(outcomes(s.Epoch(t.Context(), 2))) }
 	for _, c := range []struct {
 		name  string
@@ -7820,6 +7814,7 @@ func TestStreams(t *testing.T) {
 		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
 		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
 		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
+		{"Indices of a sampler that has grown", of(grown), "[0 1 2]"},
 		{"Shuffle, greatest size", of(counting(9).Shuffle(math.MaxInt/4, 1)), "[201 208 205 204 203 207 200 202 206]"},
 		{"Shuffle, endless", of(counting(4).Repeat(0).Shuffle(3, 1).Take(9)), "[201 200 203 202 300 301 303 400 302]"},
 		{"Shuffle, in letters to be escaped", of(Zip(size, counting(9)).Shuffle(5, 6)), ""},
@@ -7829,8 +7824,9 @@ func TestStreams(t *testing.T) {
 		{"Mix cycle", of(Mix(cycle, counting(1), counting(2), counting(3, 1))),
 			"[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
 		{"Mix forever", of(Mix(forever, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
-		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))), "[200 200 201 200 202 203 204 205 201 300 301 " +
-			"201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 500 501 500 502 503]"},
+		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))),
+			"[200 200 201 200 202 203 204 205 201 300 301 201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 " +
+				"500 501 500 502 503]"},
 		{"Shard", of(Map(counting(8, 4).Shard(Shard{1, 3}, PadTail), 0, quick)), "[201 error item 4 is bad 207]"},
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
@@ -8058,6 +8054,7 @@ func TestRefusedCursors(t *testing.T) {
 		{unordered, Cursor{}, "Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave"},
 		{s.Take(3), saved(`{"epoch":0,"pos":1,"state":{}}`), "it was made by another stream, this is Take(3)"},
 		{s.Take(3), saved(`{"epoch":0,"pos":4,"state":{"by":"Take(3)"}}`), "pos must be at most 3"},
+		{indices, saved(`{"epoch":0,"pos":10,"state":{"by":"Indices(Sequential(9))"}}`), "pos must be at most 9"},
 		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`), "damaged: 2 is not one of 2 parts"},
 		{Unbatch(Batch(s, 4, List[int])), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`), "the source has changed"},
 		{Unbatch(Batch(s, 4, List[int])), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`), "damaged"},
