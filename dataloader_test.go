@@ -335,7 +335,7 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Fatalf("%v%s", err, waiting)
 }
 
-// inBubbles matches the stack of a goroutine that waits in a bubble: how, the bubble's number, and the first line of this package.
+// inBubbles matches the stack of a goroutine that waits in a bubble: how, in which, and the first line of this package.
 var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
 	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
@@ -7347,8 +7347,7 @@ func TestCursorJSON(t *testing.T) {
 }
 
 // TestBadOptions checks that options that make no sense are refused, with the field, its value, what is allowed, and no more.
-// So are options that leave no rank a batch although there are samples, and an order that knows how many samples the data
-// set must have, if the data set has another number.
+// So are options that leave no rank a batch although there are samples, and orders for another number of samples.
 func TestBadOptions(t *testing.T) {
 	some, three := numbers(3), newLoader(t, numbers(3), Options{})
 	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
@@ -8538,9 +8537,8 @@ func TestDeafSources(t *testing.T) {
 
 // dataloader.go: where the time goes.
 
-// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, again
-// from the first after the last; a sample of -1 fails. step is how long the loop takes for a batch. What happens between
-// loops is neither waiting nor training.
+// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, in turn; a
+// sample of -1 fails. step is how long the loop takes for a batch. The time between loops does not count.
 func TestStats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	const ms = time.Millisecond
@@ -8615,8 +8613,7 @@ func TestStats(t *testing.T) {
 }
 
 // TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
-// pass. The loop waits for each item and for the end, and takes some time for each item. Item 1 fails. On a terminal each line
-// covers the one before, in less than 80 columns.
+// pass. Item 1 fails. On a terminal each line covers the one before, in less than 80 columns.
 func TestProgress(t *testing.T) {
 	const s, hour = time.Second, time.Hour
 	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
