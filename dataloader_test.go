@@ -5875,10 +5875,9 @@ func TestFiles(t *testing.T) {
 		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
 		equal(t, pattern, []bool{errors.Is(err, fs.ErrPermission), err != nil}, []bool{denied, denied})
 	}
-	mixed, disk := fstest.MapFS{"a/x/y/1": {}, "b/x": {}}, t.TempDir() // x is a folder, and a file
-	must(0, os.CopyFS(disk, mixed))
+	mixed := fstest.MapFS{"a/x/y/1": {}, "b/x": {}} // x is a folder, and a file
 	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
-		equal(t, pattern, must(Files(mixed, pattern)).Len()+must(Files(os.DirFS(disk), pattern)).Len(), 2)
+		equal(t, pattern, must(Files(mixed, pattern)).Len(), 1)
 	}
 }
 
@@ -5901,12 +5900,11 @@ func TestFolder(t *testing.T) {
 		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
 		{closed, "[", `pattern "[": syntax error in pattern`},
+		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
 	} {
 		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
 		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
 	}
-	_, _, err := Folder(closedFS{tree(), "dog"})
-	equal(t, "a folder that cannot be listed", errors.Is(err, fs.ErrPermission), true)
 }
 
 // TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
@@ -5993,7 +5991,6 @@ func TestBadDatasets(t *testing.T) {
 func TestCheckDataset(t *testing.T) {
 	type record struct {
 		label  int // not exported
-		image  image.Image
 		tags   map[string]*int
 		weight float64
 	}
@@ -6002,8 +5999,7 @@ func TestCheckDataset(t *testing.T) {
 	buffer := make([]int, 1)
 	for want, get := range map[string]func(i int) (any, error){
 		"nothing differs": func(i int) (any, error) {
-			gray := image.NewGray(image.Rect(0, 0, i, 1))
-			return record{i, gray, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
+			return record{i, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
 		},
 		"sample 0 has changed … reuses memory": func(i int) (any, error) { buffer[0] = i; return &buffer, nil },
 		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
@@ -6292,8 +6288,7 @@ func TestBuckets(t *testing.T) {
 }
 
 // FuzzDeal checks what each shard gets, from any position, for every length, number of shards and batch size. After each step
-// all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together, so that
-// their number may change.
+// all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together.
 func FuzzDeal(f *testing.F) {
 	for k := range 400 {
 		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
@@ -6374,7 +6369,6 @@ func TestShardFromEnv(t *testing.T) {
 	for _, c := range [][2]string{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
-		{"RANK=2 WORLD_SIZE=4", "no error, {2 4}"},
 		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
@@ -7832,7 +7826,6 @@ func TestStreams(t *testing.T) {
 		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, several))), "[0 0 0 0 0]"},
 		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), in2(Map(counting(20, 5), 0, double))},
-		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
 			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
@@ -7888,8 +7881,7 @@ func FuzzStreams(f *testing.F) {
 }
 
 // TestEnds: the end of an epoch counts once its last item has been handed over, even if the context ends in the body of that
-// item, behind every stage and for any number of workers. A sequence that stops because its context has ended has not reached
-// the end of its epoch, and no stage takes it for that.
+// item, behind every stage and for any number of workers. No stage takes the end of its context for the end of its source.
 func TestEnds(t *testing.T) {
 	stopping := &feed{n: 1, before: func(ctx context.Context, i int) {
 		if i == 1 {
@@ -7988,7 +7980,6 @@ func TestPlaces(t *testing.T) {
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, Unbatch(loader).Repeat(0).Shuffle(1, 1).Take(9)), "the item before pos 3, sample 3: bad sample"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, counting(8, 3).Repeat(2)), "the item before pos 4: item 3 is bad"},
 		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "the item before pos 4: OnError: bad sample"},
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
 		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
@@ -8212,9 +8203,8 @@ func TestReadAhead(t *testing.T) {
 
 // sampler.go: Shuffle, Mix and Shard.
 
-// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before all that wait have left or the next
-// batch is full, and so can what Map has used, before the loop has the result. Shuffle keeps
-// nine cursors.
+// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected while the loop goes on, and what Map has used
+// before the loop has the result. Shuffle keeps nine cursors.
 func TestItemsAreForgotten(t *testing.T) {
 	type block = [4096]byte
 	var values, states []weak.Pointer[block]
@@ -8276,8 +8266,7 @@ func TestResumes(t *testing.T) {
 }
 
 // TestStreamRanks: after a stop in lock-step any rank's cursor resumes all ranks, and another number of ranks, without loss or
-// repeat, even if items that failed before Shard have healed by then and a Filter leaves them out. So it is if a Mix joins
-// sources of which each is sharded.
+// repeat, even if items that failed before Shard have healed by then and a Filter leaves them out, alone and in a Mix.
 func TestStreamRanks(t *testing.T) {
 	var gone []int
 	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
@@ -8364,8 +8353,7 @@ func TestPipelineIsLoader(t *testing.T) {
 // worker.go: Map, Prefetch, and functions and readers that die.
 
 // TestRandInMap: the random numbers in f depend on the seed of the context, the item's epoch and place, and the Map, and not on
-// the number of workers. The same holds for a loader's samples, inside and outside a Cache. The source has no generator, which
-// all items would share.
+// the number of workers. The same holds for a loader's samples, inside and outside a Cache. A source of items has none.
 func TestRandInMap(t *testing.T) {
 	const n = 20
 	draw := func(ctx context.Context, drawn []int) ([]int, error) {
@@ -8738,8 +8726,7 @@ func TestShuffleDelays(t *testing.T) {
 }
 
 // TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most, and none that
-// has ended. The loop waits only for the source that it draws. It may run in a goroutine that is locked to its thread, as those
-// of CUDA are.
+// has ended. The loop waits only for the source that it draws, and may be locked to its thread, as those of CUDA are.
 func TestMixStart(t *testing.T) {
 	const ms = time.Millisecond
 	slow := func(open time.Duration) ints {
