@@ -335,7 +335,7 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Fatalf("%v%s", err, waiting)
 }
 
-// inBubbles matches the stack of a goroutine that waits in a bubble: how, the bubble's number, and the first line of this package.
+// inBubbles matches the stack of a goroutine that waits in a bubble: how, in which, and the first line of this package.
 var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
 	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
@@ -5891,10 +5891,6 @@ func TestWorker(t *testing.T) {
 
 // TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
 func TestFiles(t *testing.T) {
-	var archive bytes.Buffer
-	w := zip.NewWriter(&archive)
-	must(0, errors.Join(w.AddFS(tree()), w.Close()))
-	zipped := must(zip.NewReader(bytes.NewReader(archive.Bytes()), int64(archive.Len())))
 	for patterns, want := range map[string]string{
 		"":                   ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt",
 		"*.png":              "b.png",
@@ -5906,23 +5902,20 @@ func TestFiles(t *testing.T) {
 		"dog/1.png":          "dog/1.png",
 		"[ab].* a.txt */1.*": "a.txt b.png cat/1.png dog/1.png",
 	} {
-		for _, fsys := range []fs.FS{tree(), zipped} {
-			var names []string
-			for _, file := range values(t, must(Files(fsys, strings.Fields(patterns)...))) {
-				equal(t, "content", string(file.Data), "in "+file.Name)
-				names = append(names, file.Name)
-			}
-			equal(t, patterns, strings.Join(names, " "), want)
+		var names []string
+		for _, file := range values(t, must(Files(tree(), strings.Fields(patterns)...))) {
+			equal(t, "content", string(file.Data), "in "+file.Name)
+			names = append(names, file.Name)
 		}
+		equal(t, patterns, strings.Join(names, " "), want)
 	}
 	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
 		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
 		equal(t, pattern, []bool{errors.Is(err, fs.ErrPermission), err != nil}, []bool{denied, denied})
 	}
-	mixed, disk := fstest.MapFS{"a/x/y/1": {}, "b/x": {}}, t.TempDir() // x is a folder, and a file
-	must(0, os.CopyFS(disk, mixed))
+	mixed := fstest.MapFS{"a/x/y/1": {}, "b/x": {}} // x is a folder, and a file
 	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
-		equal(t, pattern, must(Files(mixed, pattern)).Len()+must(Files(os.DirFS(disk), pattern)).Len(), 2)
+		equal(t, pattern, must(Files(mixed, pattern)).Len(), 1)
 	}
 }
 
@@ -5945,12 +5938,11 @@ func TestFolder(t *testing.T) {
 		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
 		{closed, "[", `pattern "[": syntax error in pattern`},
+		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
 	} {
 		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
 		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
 	}
-	_, _, err := Folder(closedFS{tree(), "dog"})
-	equal(t, "a folder that cannot be listed", errors.Is(err, fs.ErrPermission), true)
 }
 
 // TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
@@ -6037,7 +6029,6 @@ func TestBadDatasets(t *testing.T) {
 func TestCheckDataset(t *testing.T) {
 	type record struct {
 		label  int // not exported
-		image  image.Image
 		tags   map[string]*int
 		weight float64
 	}
@@ -6046,8 +6037,7 @@ func TestCheckDataset(t *testing.T) {
 	buffer := make([]int, 1)
 	for want, get := range map[string]func(i int) (any, error){
 		"nothing differs": func(i int) (any, error) {
-			gray := image.NewGray(image.Rect(0, 0, i, 1))
-			return record{i, gray, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
+			return record{i, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
 		},
 		"sample 0 has changed … reuses memory": func(i int) (any, error) { buffer[0] = i; return &buffer, nil },
 		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
@@ -6168,28 +6158,21 @@ func TestGoldenOrders(t *testing.T) {
 		return fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), nil
 	})
 	f, g := newFeistel(12, 0), newFeistel(10, 0)
-	for _, c := range []struct {
-		got  any
-		want string
-	}{
-		{positions(Random(10, 0), 0), "[5 0 2 6 3 8 9 4 1 7]"},
-		{positions(Random(10, 0), 1), "[2 6 7 0 9 1 4 5 8 3]"},
-		{positions(Random(10, 1), 0), "[2 0 9 7 1 5 4 6 8 3]"},
-		{positions(Random(5000, 0), 0)[:5], "[2496 3590 4037 2124 4576]"},
-		{positions(Random(131073, 0), 0)[:5], "[70077 24005 18452 1604 34750]"},
-		{[]int{f.at(7), f.at(11), f.at(5), f.at(1)}, "[11 5 1 7]"},
-		{[]int{g.at(7), g.at(5), g.at(1)}, "[5 1 7]"},
-		{positions(RandomWithReplacement(10, 10, 0), 0), "[7 3 6 9 6 1 5 7 5 6]"},
-		{positions(must(Weighted(weights, 6, true, 0)), 0), "[1 1 4 5 4 3]"},
-		{positions(must(Weighted(weights, 6, false, 0)), 0), "[1 4 5 0 2 3]"},
-		{[][]int{buckets(0), buckets(1), buckets(2), buckets(3)}, "[[3 2] [0 6] [5] [7 4]]"},
-		{batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7], "[553 203]"},
+	for want, got := range map[string]any{
+		"[5 0 2 6 3 8 9 4 1 7]":          positions(Random(10, 0), 0),
+		"[2 6 7 0 9 1 4 5 8 3]":          positions(Random(10, 0), 1),
+		"[2 0 9 7 1 5 4 6 8 3]":          positions(Random(10, 1), 0),
+		"[2496 3590 4037 2124 4576]":     positions(Random(5000, 0), 0)[:5],
+		"[70077 24005 18452 1604 34750]": positions(Random(131073, 0), 0)[:5],
+		"[11 5 1 7]":                     []int{f.at(7), f.at(11), f.at(5), f.at(1)},
+		"[5 1 7]":                        []int{g.at(7), g.at(5), g.at(1)},
+		"[7 3 6 9 6 1 5 7 5 6]":          positions(RandomWithReplacement(10, 10, 0), 0),
+		"[1 1 4 5 4 3]":                  positions(must(Weighted(weights, 6, true, 0)), 0),
+		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
+		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
+		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
 	} {
-		equal(t, "an order that has changed", fmt.Sprint(c.got), c.want)
-	}
-	if n := int64(1e12); strconv.IntSize == 64 {
-		at := Random(int(n), 7).Order(0)
-		equal(t, "a long order", fmt.Sprint(at(0), at(1), at(2)), "355048705807 329753703346 644169081424")
+		equal(t, "an order that has changed", fmt.Sprint(got), want)
 	}
 }
 
@@ -6261,15 +6244,13 @@ func TestOrderFunc(t *testing.T) {
 
 // TestResize checks that a resized sampler walks on through the epochs of the one inside.
 func TestResize(t *testing.T) {
-	for _, s := range []Sampler{Random(7, 1), Sequential(3), RandomWithReplacement(5, 9, 2)} {
-		var endless []int
-		for epoch := range 60 {
-			endless = append(endless, positions(s, epoch)...)
-		}
-		for _, count := range []int{1, 6, 7, 8, 14, 15, 30} {
-			for _, epoch := range []int{0, 1, 5} {
-				equal(t, fmt.Sprint(s), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
-			}
+	s, endless := Random(7, 1), []int{}
+	for epoch := range 30 {
+		endless = append(endless, positions(s, epoch)...)
+	}
+	for count := 1; count <= 30; count++ {
+		for epoch := range 6 {
+			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
 		}
 	}
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
@@ -6295,15 +6276,12 @@ func TestReplacement(t *testing.T) {
 	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
 		fits(positions(must(Weighted(weights, 100000, true, 3)), 0), weights...)
 	}
-	var pairs, tiny []int // as one number; tiny weights, by which a waiting time would be infinite
+	var pairs []int // as one number
 	for epoch := range 20000 {
 		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
 		pairs = append(pairs, drawn[0]*4+drawn[1])
-		drawn = positions(must(Weighted([]float64{1e-310, 1e-310, 1e-310}, 3, false, 2)), epoch)
-		tiny = append(tiny, drawn[0]*3+drawn[1])
 	}
 	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
-	fits(tiny, 0, 1, 1, 1, 0, 1, 1, 1, 0)
 	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), upTo(4))
 	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
 	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
@@ -6348,8 +6326,7 @@ func TestBuckets(t *testing.T) {
 }
 
 // FuzzDeal checks what each shard gets, from any position, for every length, number of shards and batch size. After each step
-// all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together, so that
-// their number may change.
+// all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together.
 func FuzzDeal(f *testing.F) {
 	for k := range 400 {
 		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
@@ -6430,7 +6407,6 @@ func TestShardFromEnv(t *testing.T) {
 	for _, c := range [][2]string{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
-		{"RANK=2 WORLD_SIZE=4", "no error, {2 4}"},
 		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
@@ -6447,18 +6423,16 @@ func TestShardFromEnv(t *testing.T) {
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
 		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
 	} {
-		t.Run(c[0], func(t *testing.T) {
-			for _, name := range all {
-				t.Setenv(name, "") // so that it is put back
-				must(0, os.Unsetenv(name))
-			}
-			for _, setting := range strings.Fields(c[0]) {
-				name, value, _ := strings.Cut(setting, "=")
-				t.Setenv(name, value)
-			}
-			shard, err := ShardFromEnv()
-			saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", shard)), c[1])
-		})
+		for _, name := range all {
+			t.Setenv(name, "") // so that it is put back
+			must(0, os.Unsetenv(name))
+		}
+		for _, setting := range strings.Fields(c[0]) {
+			name, value, _ := strings.Cut(setting, "=")
+			t.Setenv(name, value)
+		}
+		shard, err := ShardFromEnv()
+		saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", shard)), c[1])
 	}
 }
 
@@ -7405,8 +7379,7 @@ func TestCursorJSON(t *testing.T) {
 }
 
 // TestBadOptions checks that options that make no sense are refused, with the field, its value, what is allowed, and no more.
-// So are options that leave no rank a batch although there are samples, and an order that knows how many samples the data
-// set must have, if the data set has another number.
+// So are options that leave no rank a batch although there are samples, and orders for another number of samples.
 func TestBadOptions(t *testing.T) {
 	some, three := numbers(3), newLoader(t, numbers(3), Options{})
 	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
@@ -7514,15 +7487,6 @@ func TestForgotten(t *testing.T) {
 func alive[T any](all []weak.Pointer[T]) int {
 	runtime.GC()
 	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
-}
-
-// TestIndicesLen: a sampler that grows does not change a stream of its indices.
-func TestIndicesLen(t *testing.T) {
-	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
-	s := Indices(grows)
-	grows.n = 5
-	equal(t, "indices", collect(t, s.Epoch(t.Context(), 0)), upTo(3))
-	saysAll(t, ending(s.Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "Indices(grows)"}})), "pos must be at most 3")
 }
 
 // The tests of the second reading: streams and where the time goes, in the order of the rooms.
@@ -7660,37 +7624,28 @@ func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 // numbers both times. If the data are large, check a Subset. A sample must not contain itself.
 func checkDataset[T any](data Dataset[T]) error {
 	type fetched struct {
-		sample T
-		err    error
-		was    string // what it held when it was fetched
-	}
-	fetch := func(i int, getAll getAll[T]) (f fetched) {
-		ctx := WithSeed(context.Background(), uint64(i))
-		var sampleAt func(int) (T, error)
-		if getAll != nil {
-			sampleAt, f.err = try(func() (func(int) (T, error), error) { return getAll(ctx, []int{i}) })
-		}
-		if f.err == nil {
-			f.sample, f.err = get(ctx, data, i, sampleAt, 0)
-		}
-		f.was = contents(f.sample, f.err)
-		return f
+		batch []T // of one sample
+		err   error
+		was   string // what they held when the sample was fetched
 	}
 	n := data.Len()
 	all := make([]fetched, 2*n)
-	for pass, getAll := range []getAll[T]{nil, getAllOf(data)} {
-		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
+	for pass, data := range []Dataset[T]{Func(n, data.Get), data} { // the second may have GetBatch
+		loader, order := must(New(data, List[T], Options{})), []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0)
 		var running sync.WaitGroup
+		goroutines := 1 + 3*pass
 		for g := range goroutines {
 			running.Go(func() {
 				for pos := g; pos < n; pos += goroutines {
-					all[pass*n+order(pos)] = fetch(order(pos), getAll)
+					batch, err := loader.Batch(context.Background(), 0, order(pos))
+					err = errors.Unwrap(err) // the cause, without the place
+					all[pass*n+order(pos)] = fetched{batch, err, contents(batch, err)}
 				}
 			})
 		}
 		running.Wait()
 		for k, f := range all { // also before several goroutines would race for that memory
-			if f.was != "" && contents(f.sample, f.err) != f.was {
+			if f.was != "" && contents(f.batch, f.err) != f.was {
 				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
 			}
 		}
@@ -7870,6 +7825,9 @@ func TestStreams(t *testing.T) {
 		}
 		return map[int]error{5: io.EOF, 9: e}[e.Pos] // nil drops the item; e itself stays
 	}
+	grows := &sampler{n: 3, name: "grows", order: Sequential(5).Order}
+	grown := Indices(grows)
+	grows.n = 5
 	in2 := func(s ints) string { return fmt.Sprint(outcomes(s.Epoch(t.Context(), 2))) }
 	for _, c := range []struct {
 		name  string
@@ -7887,6 +7845,7 @@ func TestStreams(t *testing.T) {
 		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
 		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
 		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
+		{"Indices of a sampler that has grown", of(grown), "[0 1 2]"},
 		{"Shuffle, greatest size", of(counting(9).Shuffle(math.MaxInt/4, 1)), "[201 208 205 204 203 207 200 202 206]"},
 		{"Shuffle, endless", of(counting(4).Repeat(0).Shuffle(3, 1).Take(9)), "[201 200 203 202 300 301 303 400 302]"},
 		{"Shuffle, in letters to be escaped", of(Zip(size, counting(9)).Shuffle(5, 6)), ""},
@@ -7896,15 +7855,15 @@ func TestStreams(t *testing.T) {
 		{"Mix cycle", of(Mix(cycle, counting(1), counting(2), counting(3, 1))),
 			"[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
 		{"Mix forever", of(Mix(forever, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
-		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))), "[200 200 201 200 202 203 204 205 201 300 301 " +
-			"201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 500 501 500 502 503]"},
+		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))),
+			"[200 200 201 200 202 203 204 205 201 300 301 201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 " +
+				"500 501 500 502 503]"},
 		{"Shard", of(Map(counting(8, 4).Shard(Shard{1, 3}, PadTail), 0, quick)), "[201 error item 4 is bad 207]"},
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
 		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, several))), "[0 0 0 0 0]"},
 		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), in2(Map(counting(20, 5), 0, double))},
-		{"Prefetch", of(counting(5, 2).Prefetch(2)), "[200 201 error item 2 is bad 203 204]"},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
 			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
@@ -7960,8 +7919,7 @@ func FuzzStreams(f *testing.F) {
 }
 
 // TestEnds: the end of an epoch counts once its last item has been handed over, even if the context ends in the body of that
-// item, behind every stage and for any number of workers. A sequence that stops because its context has ended has not reached
-// the end of its epoch, and no stage takes it for that.
+// item, behind every stage and for any number of workers. No stage takes the end of its context for the end of its source.
 func TestEnds(t *testing.T) {
 	stopping := &feed{n: 1, before: func(ctx context.Context, i int) {
 		if i == 1 {
@@ -8054,16 +8012,12 @@ func TestPlaces(t *testing.T) {
 	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(nested(ctx, 1)) })
 	function := Map(Indices(Sequential(4)), 0, nested)
 	same := func(_ context.Context, batch []int) ([]int, error) { return batch, nil }
-	for _, c := range []struct {
-		err  error
-		want string
-	}{
+	for _, c := range []refusal{
 		{failure(t, loader), "batch 1, sample 3: bad sample"},
 		{failure(t, Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, Unbatch(loader).Repeat(0).Shuffle(1, 1).Take(9)), "the item before pos 3, sample 3: bad sample"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, counting(8, 3).Repeat(2)), "the item before pos 4: item 3 is bad"},
 		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "the item before pos 4: OnError: bad sample"},
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
 		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
@@ -8128,6 +8082,7 @@ func TestRefusedCursors(t *testing.T) {
 		{unordered, Cursor{}, "Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave"},
 		{s.Take(3), saved(`{"epoch":0,"pos":1,"state":{}}`), "it was made by another stream, this is Take(3)"},
 		{s.Take(3), saved(`{"epoch":0,"pos":4,"state":{"by":"Take(3)"}}`), "pos must be at most 3"},
+		{indices, saved(`{"epoch":0,"pos":10,"state":{"by":"Indices(Sequential(9))"}}`), "pos must be at most 9"},
 		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`), "damaged: 2 is not one of 2 parts"},
 		{Unbatch(Batch(s, 4, List[int])), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`), "the source has changed"},
 		{Unbatch(Batch(s, 4, List[int])), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`), "damaged"},
@@ -8286,9 +8241,8 @@ func TestReadAhead(t *testing.T) {
 
 // sampler.go: Shuffle, Mix and Shard.
 
-// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected, before all that wait have left or the next
-// batch is full, and so can what Map has used, before the loop has the result. Shuffle keeps
-// nine cursors.
+// TestItemsAreForgotten: what Shuffle and Batch have handed over can be collected while the loop goes on, and what Map has used
+// before the loop has the result. Shuffle keeps nine cursors.
 func TestItemsAreForgotten(t *testing.T) {
 	type block = [4096]byte
 	var values, states []weak.Pointer[block]
@@ -8349,22 +8303,8 @@ func TestResumes(t *testing.T) {
 	}
 }
 
-// TestMix: by weight, each epoch and seed has an order of its own. The loop may run in a goroutine that is locked to its
-// thread, as those of CUDA are.
-func TestMix(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	orders := map[string]bool{}
-	for k := range 9 {
-		s := Mix(MixOptions{Weights: []float64{1, 1}, Seed: uint64(k / 3)}, letters("aaaaaaaaaaaa"), letters("bbbbbbbbbbbb"))
-		orders[fmt.Sprint(collect(t, s.Epoch(t.Context(), k%3)))] = true
-	}
-	equal(t, "orders", len(orders), 9)
-}
-
 // TestStreamRanks: after a stop in lock-step any rank's cursor resumes all ranks, and another number of ranks, without loss or
-// repeat, even if items that failed before Shard have healed by then and a Filter leaves them out. So it is if a Mix joins
-// sources of which each is sharded.
+// repeat, even if items that failed before Shard have healed by then and a Filter leaves them out, alone and in a Mix.
 func TestStreamRanks(t *testing.T) {
 	var gone []int
 	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
@@ -8451,8 +8391,7 @@ func TestPipelineIsLoader(t *testing.T) {
 // worker.go: Map, Prefetch, and functions and readers that die.
 
 // TestRandInMap: the random numbers in f depend on the seed of the context, the item's epoch and place, and the Map, and not on
-// the number of workers. The same holds for a loader's samples, inside and outside a Cache. The source has no generator, which
-// all items would share.
+// the number of workers. The same holds for a loader's samples, inside and outside a Cache. A source of items has none.
 func TestRandInMap(t *testing.T) {
 	const n = 20
 	draw := func(ctx context.Context, drawn []int) ([]int, error) {
@@ -8624,9 +8563,8 @@ func TestDeafSources(t *testing.T) {
 
 // dataloader.go: where the time goes.
 
-// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, again
-// from the first after the last; a sample of -1 fails. step is how long the loop takes for a batch. What happens between
-// loops is neither waiting nor training.
+// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, in turn; a
+// sample of -1 fails. step is how long the loop takes for a batch. The time between loops does not count.
 func TestStats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	const ms = time.Millisecond
@@ -8680,31 +8618,28 @@ func TestStats(t *testing.T) {
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
 			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				stats := new(Stats)
-				c.opts.Trace = stats.Observe
-				loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-					d := c.load[i%len(c.load)]
-					time.Sleep(d)
-					return i, map[bool]error{true: errBad}[d < 0]
-				}), c.opts)
-				for epoch := range c.epochs {
-					for range loader.Epoch(t.Context(), epoch) {
-						time.Sleep(c.step)
-					}
-					time.Sleep(10 * time.Second) // an evaluation
+		inBubble(t, func(t *testing.T) {
+			stats := new(Stats)
+			c.opts.Trace = stats.Observe
+			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
+				d := c.load[i%len(c.load)]
+				time.Sleep(d)
+				return i, map[bool]error{true: errBad}[d < 0]
+			}), c.opts)
+			for epoch := range c.epochs {
+				for range loader.Epoch(t.Context(), epoch) {
+					time.Sleep(c.step)
 				}
-				got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
-				equal(t, "Stats", got[max(0, len(got)-len(c.want)):], c.want)
-			})
+				time.Sleep(10 * time.Second) // an evaluation
+			}
+			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
+			equal(t, c.name, got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
 }
 
 // TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
-// pass. The loop waits for each item and for the end, and takes some time for each item. Item 1 fails. On a terminal each line
-// covers the one before, in less than 80 columns.
+// pass. Item 1 fails. On a terminal each line covers the one before, in less than 80 columns.
 func TestProgress(t *testing.T) {
 	const s, hour = time.Second, time.Hour
 	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
@@ -8731,41 +8666,39 @@ func TestProgress(t *testing.T) {
 		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
 		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
-					time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
-				}}
-				var out strings.Builder
-				k := 0
-				for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
-					if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
-						t.Fatalf("item %d: %d, %v", k, i, err)
-					}
-					if k++; k == c.leave {
-						break
-					}
-					time.Sleep(c.body)
+		inBubble(t, func(t *testing.T) {
+			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+				time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
+			}}
+			var out strings.Builder
+			k := 0
+			for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
+				if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
+					t.Fatalf("item %d: %d, %v", k, i, err)
 				}
-				time.Sleep(time.Hour)
-				got, ended := strings.CutSuffix(out.String(), "\n")
-				equal(t, "a newline at the end", ended, true)
-				lines, last := strings.Split(got, "\n"), 0
-				if c.terminal {
-					lines = strings.Split(got, "\r")[1:]
-					for i, line := range lines {
-						lines[i] = strings.TrimRight(line, " ")
-						if len(line) < last || len(line) > 79 {
-							t.Errorf("%q has %d columns, after %d", line, len(line), last)
-						}
-						last = len(lines[i])
+				if k++; k == c.leave {
+					break
+				}
+				time.Sleep(c.body)
+			}
+			time.Sleep(time.Hour)
+			got, ended := strings.CutSuffix(out.String(), "\n")
+			equal(t, "a newline at the end", ended, true)
+			lines, last := strings.Split(got, "\n"), 0
+			if c.terminal {
+				lines = strings.Split(got, "\r")[1:]
+				for i, line := range lines {
+					lines[i] = strings.TrimRight(line, " ")
+					if len(line) < last || len(line) > 79 {
+						t.Errorf("%q has %d columns, after %d", line, len(line), last)
 					}
+					last = len(lines[i])
 				}
-				equal(t, "lines", len(lines), c.lines)
-				if c.want != "" {
-					equal(t, "shown", strings.Join(lines, "\n"), c.want)
-				}
-			})
+			}
+			equal(t, c.name+": lines", len(lines), c.lines)
+			if c.want != "" {
+				equal(t, c.name, strings.Join(lines, "\n"), c.want)
+			}
 		})
 	}
 	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
@@ -8831,13 +8764,15 @@ func TestShuffleDelays(t *testing.T) {
 }
 
 // TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most, and none that
-// has ended. The loop waits only for the source that it draws.
+// has ended. The loop waits only for the source that it draws, and may be locked to its thread, as those of CUDA are.
 func TestMixStart(t *testing.T) {
 	const ms = time.Millisecond
 	slow := func(open time.Duration) ints {
 		return (&feed{n: 9, before: func(_ context.Context, i int) { time.Sleep(open * time.Duration(max(0, 1-i))) }}).stream()
 	}
 	took := func(t *testing.T, s ints, at *Cursor, items int) (took time.Duration) { // until the last of so many items comes
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		start := time.Now()
 		for _, err := range s.Run(t.Context(), at) {
 			took = time.Since(start)
@@ -8847,20 +8782,12 @@ func TestMixStart(t *testing.T) {
 		}
 		return took
 	}
-	for _, c := range []struct {
-		sources int
-		opts    MixOptions
-		resumed time.Duration // for an item of each other source, after a resume
-	}{
-		{8, MixOptions{}, 50 * ms},
-		{8, MixOptions{Weights: slices.Repeat([]float64{1}, 8)}, 50 * ms},
-		{66, MixOptions{}, 100 * ms},
-	} {
+	for sources, resumed := range map[int]time.Duration{8: 50 * ms, 66: 100 * ms} { // until each other source has yielded an item
 		inBubble(t, func(t *testing.T) {
 			var at Cursor
-			s := Mix(c.opts, slices.Repeat([]ints{slow(50 * ms)}, c.sources)...)
+			s := Mix(MixOptions{}, slices.Repeat([]ints{slow(50 * ms)}, sources)...)
 			equal(t, "the first item", took(t, s, &at, 1), 50*ms)
-			equal(t, fmt.Sprint("the others of ", c.sources), took(t, s, &at, c.sources-1), c.resumed)
+			equal(t, fmt.Sprint("the others of ", sources), took(t, s, &at, sources-1), resumed)
 		})
 	}
 	inBubble(t, func(t *testing.T) {
