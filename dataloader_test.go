@@ -5937,7 +5937,6 @@ func TestFolder(t *testing.T) {
 		{closed, "*.png", `class "cat" has no file (patterns ["*.png"])`},
 		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
-		{closed, "[", `pattern "[": syntax error in pattern`},
 		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
 	} {
 		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
@@ -6016,7 +6015,6 @@ func TestBadDatasets(t *testing.T) {
 		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
 		{files(""), `Files: … pattern "": it matches no file`},
 		{files("a/["), "Files: … syntax error in pattern"},
-		{files("../x"), "Files: … matches no file"},
 		{folder(nil), "Folder … nil"},
 		{errorOf(Files(os.DirFS("nowhere"))), "Files: nowhere: … open ."},
 		{folder(os.DirFS("nowhere")), "Folder: nowhere: … open ."},
@@ -6043,7 +6041,7 @@ func TestCheckDataset(t *testing.T) {
 		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
 		"sample 6 differs":                     func(i int) (any, error) { return map[int]*int64{1: ptr(at(6, i))}, nil },
 		"sample 7 differs":                     func(i int) (any, error) { return []any{ptr(at(7, i))}, nil },
-		"sample 8 differs":                     func(i int) (any, error) { return nil, []error{nil, errBad}[at(8, i)%2] },
+		"sample 8 differs":                     func(i int) (any, error) { return nil, fmt.Errorf("fetch %d", at(8, i)) },
 	} {
 		err := checkDataset(Func(9, func(_ context.Context, i int) (any, error) { return get(i) }))
 		saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
@@ -7099,8 +7097,7 @@ func TestGetBatch(t *testing.T) {
 		return Concat(whole, numbers(3), Slice[int]{}, must(Subset(whole, []int{7, 6, 0})), must(Split(whole, 1, 4, 4))[1])
 	}
 	for _, opts := range []Options{
-		{BatchSize: 4, Workers: 2},
-		{BatchSize: 5, Shuffle: true, Seed: 2, OnError: dropBad},
+		{BatchSize: 4, Workers: 2, Shuffle: true, Seed: 2},
 		{BatchSampler: Batches(Random(18, 3), 18, false), OnError: dropBad},
 	} {
 		want, got := outcomes(newLoader(t, over(numbers(8)), opts).Epoch(t.Context(), 1)), newLoader(t, over(fetch), opts)
@@ -7624,28 +7621,37 @@ func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 // numbers both times. If the data are large, check a Subset. A sample must not contain itself.
 func checkDataset[T any](data Dataset[T]) error {
 	type fetched struct {
-		batch []T // of one sample
-		err   error
-		was   string // what they held when the sample was fetched
+		sample T
+		err    error
+		was    string // what it held when it was fetched
+	}
+	byBatch := func(ctx context.Context, i int) (sample T, err error) {
+		sampleAt, err := getAllOf(data)(ctx, []int{i})
+		if err != nil {
+			return sample, err
+		}
+		return sampleAt(0)
+	}
+	if getAllOf(data) == nil {
+		byBatch = data.Get
 	}
 	n := data.Len()
 	all := make([]fetched, 2*n)
-	for pass, data := range []Dataset[T]{Func(n, data.Get), data} { // the second may have GetBatch
-		loader, order := must(New(data, List[T], Options{})), []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0)
+	for pass, get := range []func(context.Context, int) (T, error){data.Get, byBatch} {
+		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
 		var running sync.WaitGroup
-		goroutines := 1 + 3*pass
 		for g := range goroutines {
 			running.Go(func() {
 				for pos := g; pos < n; pos += goroutines {
-					batch, err := loader.Batch(context.Background(), 0, order(pos))
-					err = errors.Unwrap(err) // the cause, without the place
-					all[pass*n+order(pos)] = fetched{batch, err, contents(batch, err)}
+					ctx := WithSeed(context.Background(), uint64(order(pos)))
+					sample, err := try(func() (T, error) { return get(ctx, order(pos)) })
+					all[pass*n+order(pos)] = fetched{sample, err, contents(sample, err)}
 				}
 			})
 		}
 		running.Wait()
 		for k, f := range all { // also before several goroutines would race for that memory
-			if f.was != "" && contents(f.batch, f.err) != f.was {
+			if f.was != "" && contents(f.sample, f.err) != f.was {
 				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
 			}
 		}
@@ -7863,7 +7869,6 @@ func TestStreams(t *testing.T) {
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
 		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, several))), "[0 0 0 0 0]"},
-		{"Map, 3 workers", of(Map(counting(20, 5), 3, double)), in2(Map(counting(20, 5), 0, double))},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
 			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
@@ -7957,7 +7962,6 @@ func TestChangedSources(t *testing.T) {
 				source.bad = change[1]
 				want := outcomes(s.Epoch(t.Context(), 0))
 				equal(t, "whether items fail", strings.Contains(fmt.Sprint(want), "is bad"), source.bad != nil)
-				equal(t, "items", len(all)-1, len(want))
 				for k, at := range all {
 					got := outcomes(s.Run(t.Context(), ptr(throughJSON(t, at))))
 					equal(t, fmt.Sprintf("after %d, with %v instead of %v", k, change[1], change[0]), got, want[k:])
@@ -8016,7 +8020,6 @@ func TestPlaces(t *testing.T) {
 		{failure(t, loader), "batch 1, sample 3: bad sample"},
 		{failure(t, Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, Unbatch(loader).Repeat(0).Shuffle(1, 1).Take(9)), "the item before pos 3, sample 3: bad sample"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "the item before pos 4: OnError: bad sample"},
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
@@ -8435,7 +8438,6 @@ func TestRandInMap(t *testing.T) {
 		equal(t, "a source draws alone", other == mixed[k], k%2 == 0)
 	}
 	equal(t, "different numbers of two sources", len(slices.Compact(sorted(mixed))), 2*n)
-
 	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
 	for workers := range 2 {
 		saysAll(t, ending(Map(source, workers, quick).Epoch(seeded, 0)), "Rand: the context is from no loader")
@@ -8586,7 +8588,6 @@ func TestStats(t *testing.T) {
 		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
 		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
 			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
-		// Only the first batch is waited for.
 		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
 			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, " +
 				"if they wait rather than compute; to compute there are 8 CPUs"},
@@ -8605,7 +8606,6 @@ func TestStats(t *testing.T) {
 				"a few batches are so slow that the loop waits for them while workers are idle"},
 		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
 			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would load during training"},
-		// Training that is never timed is unknown.
 		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
 			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
@@ -8764,7 +8764,7 @@ func TestShuffleDelays(t *testing.T) {
 }
 
 // TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most, and none that
-// has ended. The loop waits only for the source that it draws, and may be locked to its thread, as those of CUDA are.
+// has ended. The loop waits only for the source that it draws. Its goroutine may be locked to its thread, as for CUDA.
 func TestMixStart(t *testing.T) {
 	const ms = time.Millisecond
 	slow := func(open time.Duration) ints {
