@@ -25,9 +25,10 @@
 //
 // The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each
 // section answers one question. Most sections end with four things to do, in the package's folder: a prediction to make, a
-// command that shows the answer, names to read, and a line to break, with the test that notices. "go doc -u -src
-// engine.loop", for example, prints a name that is not exported. Examples are in dataloader_test.go. After a break,
-// "git checkout ." restores the code.
+// command that shows the answer, names to read, and a line to break, with the test that notices. Time in these tests is
+// simulated, so that a second takes no time; but each change is compiled, which takes half a minute. "go doc -u -src
+// engine.loop", for example, prints a name that is not exported. Examples are in dataloader_test.go; the README has a command
+// that prints one. After a break, "git checkout worker.go" restores that file.
 //
 // # A loop of ten lines
 //
@@ -52,7 +53,7 @@
 // others. Any sample may be fetched at any time, by several goroutines at once.
 //
 //   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
-//   - Run: go test -v -run TestCache$
+//   - Run: go test -v -run 'TestCache$'
 //   - Read: Dataset, Func and Cache
 //   - Break: in Cache write "lock <- nil" for "lock <- kept". The same command says how often the sample is fetched now.
 //
@@ -65,7 +66,7 @@
 //
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
 //     the middle?
-//   - Run: go test -run ^$ -bench Start
+//   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
 //   - Read: Sampler, Random, permutation, feistel and feistel.at
 //   - Break: in feistel.at write "left = add" for "left += add", and run go test -run TestRandomIsBijection
 //
@@ -82,12 +83,12 @@
 //
 // # One goroutine
 //
-// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it. This is the
-// first version of a loader (PyTorch: _SingleProcessDataLoaderIter), and the specification of the others: any number of
-// workers gives the same batches, errors and random numbers, in the same order unless it is Unordered, sooner.
+// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it (PyTorch:
+// _SingleProcessDataLoaderIter). This is the specification of everything else. With workers the batches, errors and random
+// numbers are the same, and come sooner; they come in the same order, too, unless Options.Unordered is set.
 //
-// One worker already changes much: it loads the next batches while the loop trains. Example_inTenLines is a loader without
-// goroutines, and Example_oneWorker the same with one.
+// One worker already changes much: it loads the next batches while the loop trains. Four Examples are small loaders, each the
+// one before with a few lines changed. Example_inTenLines is a loader without goroutines, and Example_oneWorker has one.
 //
 //   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch
 //     take with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
@@ -96,16 +97,15 @@
 //
 // # Several goroutines, out of order
 //
-// How can a worker never block when it sends? Workers are goroutines. They take tasks from one queue and put results into
-// another, while the loop trains. A task says which batch to make, and its result is the batch; both lie in a slot of one
-// array, and the queues carry the slot's number.
+// How do workers hand over batches without ever blocking? Workers are goroutines. They take tasks from one queue and put
+// results into another, while the loop trains. A task says which batch to make, and its result is the batch.
 //
 // If the queue of results had no room, the workers would block for ever after a break. A worker could select between its send
 // and a signal to stop. Room in the queue is simpler. A batch is in flight from the moment its task is sent until it is handed
 // to the body. The number of batches in flight is bounded. The bound is called the window: it is Workers × Prefetch, which is
 // Workers × 2 unless Options.Prefetch is set. Each queue has room for a window, so no send ever blocks.
 //
-// With Options.Unordered a batch is handed over as soon as it is ready: the second version (PyTorch: in_order=False).
+// With Options.Unordered a batch is handed over as soon as it is ready (PyTorch: in_order=False).
 //
 //   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result.
 //     How many workers are blocked for ever, for r = 0 to 4?
@@ -117,8 +117,8 @@
 // # In order
 //
 // How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its
-// turn: the third version (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two
-// counters, send and recv, describe what is in flight:
+// turn (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv,
+// describe what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -127,13 +127,16 @@
 //	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
-// most window batches are in flight, even if batch 2 never comes; out of order, too. With the one in the body, window + 1
-// batches take memory. In order, batch k lies in slot k % (window+1), so the cache is no more than a flag for each slot, which
-// says that its batch is ready. The loop looks into the queue of results only while it waits for a batch. So what is ready
+// most window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed
+// over; the bound is the same. With the one in the body, window + 1 batches take memory.
+//
+// Tasks and batches lie in an array of window + 1 slots, and the queues carry the numbers of slots. In order, batch k lies in
+// slot k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready. The loop looks
+// into the queue of results only while it waits for a batch. So what is ready
 // while the body runs stays in the queue, and goes into the cache when the loop waits again.
 //
-// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. The package's own, the type
-// engine, also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
+// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. Its queues carry batches, not
+// slots. The package's own, the type engine, also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
 // testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The line
 // at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
 //
@@ -141,15 +144,18 @@
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //   - Break: in engine.loop write "if false {" for "if e.ordered {". The same command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". The same command says where each goroutine waits for ever.
+//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than window
+//     are sent, and sends block after all: the same command says where each goroutine waits for ever.
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield, and run go test -run TestLookAhead
-//   - Write: empty the body of engine.loop, and write it again. These tests are its specification: go test -run
-//     'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'
+//   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot
+//     is always spare. nextTask may be called again after it has reported that there is none. Five tests are the specification:
+//     go test -run 'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'. TestLesson, which looks
+//     for the lines of the Breaks, fails with a loop of your own.
 //
 // # How large a window
 //
 // When does a larger window help? It helps when workers stand idle because the window is full, and training is not the
-// limit. In the picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
+// limit. In the README's picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
 // then has a backlog to train on, and a window of 12 ends at the same time. If it is trained on for 5 ms or less, a window of
 // 12 lets the workers load on, the loop ends 40 ms sooner, and order costs nothing. So set Options.Prefetch to more than 2 if
 // the times of batches vary much, or if a batch takes so little time that the workers wait for tasks.
@@ -165,7 +171,7 @@
 // other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
 // depends only on the seed, the epoch and the position.
 //
-// The number of a sample comes about in four steps. The deal says at which position of the epoch the sample stands. The epoch
+// A sample's random number comes about in four steps. The deal says at which position of the epoch the sample stands. The epoch
 // and the position are its spot. Before each Get the worker moves its scope, which the context carries, to the sample's spot.
 // Rand hashes the seed and the spot into the seed of a generator, at its first call for this sample.
 //
@@ -201,7 +207,7 @@
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
-// Goexit is the one exception to the specification: with 0 workers it ends the loop's goroutine.
+// Goexit is the one exception to the rule that workers change nothing: with 0 workers it ends the loop's goroutine.
 //
 // Goroutines live only inside the range. Leaving it in any way ends the context that each Get was given, and waits until
 // every Get has returned. A loader and a stream have nothing to close.
@@ -211,7 +217,8 @@
 //   - Run: go test -v -run TestBreakWaits (its time is simulated)
 //   - Read: SampleError, fetch, and engine.run from its defers on
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes.
+//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers load
+//     the rest of the window first, four batches of three samples.
 //
 // # Cursors and checkpoints
 //
@@ -234,7 +241,7 @@
 // A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
 // counts as seen.
 //
-//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many samples are lost, and
+//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and plan.resume
@@ -272,7 +279,7 @@
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Read: Stream, Stream.Take and staged and ExampleCursor_stream (what each field of a pipeline's cursor means)
+//   - Read: Stream, Stream.Take and staged and ExampleCursor_stream (the cursor of a pipeline, field by field)
 //   - Break: in Stream.Take write "Source: state.Source" for "Source: item.Next", and run go test -run TestStreams/Take
 //
 // # Tar shards
@@ -280,7 +287,7 @@
 // How are many small files read fast? They are stored as a few tar archives, called shards, which a disk or a web server
 // reads from front to back at full speed (PyTorch: webdataset). [Tar] is the stream of their records; its cursor is a shard
 // and a byte offset. [OpenTar] reads records by index, and a [TarWriter] writes them. A shard that is damaged or truncated
-// is an error that says where; no sample is lost in silence. Read Tar and readShard.
+// is an error that says where; no sample is lost in silence. Read Tar, tarState, readShard and recordReader.
 //
 // # Where the time goes
 //
@@ -294,8 +301,9 @@
 // To learn how a loader works, go through this comment and do what stands at the end of each section. To
 // change the package, read it by file. Four files answer one question each, first for data with indices, then, after the line
 // "Second reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine
-// and how (worker.go). Read their first halves, then dataloader.go, then the second halves, then tar.go. The first halves are
-// 9,700 words of comment and 1,900 lines of code.
+// and how (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go. The first
+// halves are 9,700 words of comment, without this one, and 1,900 lines of code. The numbers that go with a batch, such as step
+// and pos, are explained at the type deal.
 package dataloader
 
 import (
@@ -364,8 +372,8 @@ type Options struct {
 	// Workers is the number of goroutines that load. With 0 the loop's own goroutine loads each batch when it is needed.
 	// PyTorch: num_workers.
 	Workers int
-	// Prefetch is the number of batches in flight for each worker; 0 means 2. Workers × Prefetch is the window. Without
-	// Workers it must be 0. PyTorch: prefetch_factor.
+	// Prefetch times Workers is the window: the most batches in flight, of all workers together. 0 means 2. More helps if the
+	// times of batches vary much, or if a batch takes less than 100 µs. Without Workers it must be 0. PyTorch: prefetch_factor.
 	Prefetch int
 	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes
 	// exactly once, also across a resume. PyTorch: in_order=False.
@@ -435,7 +443,7 @@ type plan struct {
 	samples   int                       // in the data set
 	deal      deal                      // of a whole epoch
 	name      string                    // describes the order, for cursors
-	state     *loaderState              // the State of all cursors with nothing in Done
+	state     *loaderState              // the State of the cursors whose Done is empty
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
@@ -701,7 +709,8 @@ func settle[B any](p *pass, t *task[B]) {
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
-	// of positions that all shards together have consumed. If Unordered, it stops at the first batch not yet handed over.
+	// of positions that all shards together have consumed. If Unordered, it counts only up to the first batch that has not
+	// been handed over.
 	// Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor, so that another one refuses it, and may hold more. The
@@ -877,8 +886,8 @@ func itemError(next Cursor, err error) *SampleError {
 	return e
 }
 
-// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
-// context can be one. For example, a program trains and evaluates in two loops. The training meets a bad sample, and cancels
+// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it: a loop that skips each
+// *SampleError must not skip its last error. The cause of a cancelled context can be a *SampleError. For example, a program trains and evaluates in two loops. The training meets a bad sample, and cancels
 // the context of both with that *SampleError. The evaluation, which skips every *SampleError, would skip this one too, take
 // the end of the sequence for the end of the epoch, and begin it again, for ever.
 func finalError(err error) error {
@@ -927,12 +936,12 @@ type pass struct {
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
-	firstBatch int // the number in the epoch of the batch at step 0; an estimate if another batch size made the cursor
+	firstBatch int // the number in the epoch of the batch at step 0; only about, if the cursor is from another batch size
 	steps      int
 	began      time.Time // zero without Trace
 
 	// These belong to the loop.
-	next     int       // the next step to send, unless it is below mark or in ahead
+	next     int       // the next step to send; nextStep passes over the steps that are below mark or in ahead
 	mark     int       // the low-water mark: all steps below it have been handed over, and the step at it has not
 	ahead    []span    // the steps above mark that have been handed over; sorted, no two touch
 	returned time.Time // when the body returned last; zero without Trace
@@ -1144,7 +1153,7 @@ type Stats struct {
 	samples, dropped, workers  int
 	loading, waiting, training time.Duration
 	starting                   time.Duration // the part of waiting that was for the first batches of loops
-	blocked                    time.Duration // the part of waiting while the next batch was ready
+	blocked                    time.Duration // the part of waiting while the batch behind it was ready
 	last                       Timing
 }
 

@@ -634,8 +634,8 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error
 //     and ends.
 //   - State is any value that encoding/json writes and reads. It must not change after the item has been yielded. Stages
-//     behind copy it into their own, and each checkpoint has it. So it holds places, not items, and of what is only compared a
-//     digest.
+//     behind copy it into their own, and each checkpoint has it. So it holds places, not items, and a digest of what is only
+//     compared.
 //   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the item after it can be
 //     read.
 //   - A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and its last pair has
@@ -760,7 +760,7 @@ func older(from Cursor) error {
 }
 
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
-// cursor. There are n now, and after them the source stands at last. At a cursor after which nothing is read again, it is nil.
+// cursor. There are n now, and after them the source stands at last. If the cursor reads nothing again, changed returns nil.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 	if s.N == 0 {
 		return nil
@@ -837,8 +837,8 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // the last error of the loop, and the epoch is not complete. A source that cannot be read twice, such as standard input, cannot
 // be resumed, and has only one epoch.
 //
-// A seq that sees that ctx has ended may return before its last item. Whether it has done so is not known. Therefore an
-// epoch in which ctx has ended when seq returns is not complete: its last pair has the cause of ctx. A resume calls seq again
+// A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
+// count as complete, and its last pair has the cause of ctx. A resume calls seq again
 // and skips the items before the cursor. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")

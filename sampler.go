@@ -149,8 +149,8 @@ func newFeistel(n, seed uint64) *feistel {
 // at returns the value at position pos. In each round the left half adds a hash of the right half modulo a, and the right half
 // is xored with a hash of the left half. Subtracting undoes the one, the same xor the other, so the network is one-to-one on
 // its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle;
-// the start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two starts never end at one
-// value.
+// the start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two positions never have the
+// same value.
 func (f *feistel) at(pos int) int {
 	x, mask := uint64(pos), uint64(1)<<f.k-1 // mask has the k bits of the right half
 	for {
@@ -570,7 +570,7 @@ const maxShards = 1 << 20
 // nth returns the position of the shard's item i in a sequence that is dealt out: Index + i×Count.
 func (s Shard) nth(i int) int { return s.Index + i*s.Count }
 
-// of returns how many of n items are the shard's: those with nth(i) < n.
+// of returns how many of n items are the shard's: the number of i with nth(i) < n.
 func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 
 // ShardFromEnv returns the shard of this process, as its launcher describes it in the environment:
@@ -634,6 +634,20 @@ const (
 	UnevenTail
 )
 
+// A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
+//
+//	begin+r, begin+r+c, begin+r+2c, …
+//
+// and divides them into batches of size positions. A step is one batch of each shard: step k takes size×c positions, from
+// begin+k×size×c on. So if size×c stays the same, another number of shards goes on with the same samples in each step. Under a
+// BatchSampler a position is a batch, and size is 1. Ten positions, dealt to three shards in batches of two:
+//
+//	        shard 0   1   2
+//	step 0        0   1   2
+//	              3   4   5      the next step begins at position 6, for all shards
+//	step 1        6   7   8
+//	              9  10  11      PadTail takes 10 and 11 for 0 and 1, UnevenTail only 9, DropTail none of this row
+//
 // These numbers go with a batch. Each has the same name everywhere:
 //
 //	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
@@ -646,21 +660,6 @@ const (
 //
 // Batch = firstBatch + step, where firstBatch is 0 in a pass from the start of an epoch. Task k is step k, unless the pass
 // resumes a loop that was out of order: then it leaves out the steps that are done.
-
-// A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
-//
-//	begin+r, begin+r+c, begin+r+2c, …
-//
-// and divides them into batches of size positions. A step is one batch of each shard: step k takes size×c positions, from
-// begin+k×size×c on. Therefore another c with the same size×c
-// continues after any step with the same samples in each step. Under a BatchSampler a
-// position is a batch, and size is 1. Ten positions, dealt to three shards in batches of two:
-//
-//	        shard 0   1   2
-//	step 0        0   1   2
-//	              3   4   5      the next step begins at position 6, for all shards
-//	step 1        6   7   8
-//	              9  10  11      PadTail takes 10 and 11 for 0 and 1, UnevenTail only 9, DropTail none of this row
 type deal struct {
 	begin, n int
 	size     int   // at most n+1
@@ -668,7 +667,8 @@ type deal struct {
 	tail     Tail
 	dropLast bool
 
-	mine, most int // the number of positions of this shard; and of rows, the last of which may not be full
+	mine int // the number of positions of this shard
+	most int // the number of rows of one position for each shard, the last of which may not be full
 }
 
 // start returns the deal of the positions begin … n-1.
@@ -771,7 +771,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		var changed error
 		leave := func(x delayed[T]) bool {
 			if pos++; pos > from.Pos {
-				for ; first+step <= x.due+1-bound; first += step {
+				for ; first+step <= x.due+1-bound; first += step { // all items before first+step have left
 					kept = slices.Delete(kept, 0, 1)
 				}
 				next := stageState{N: pos - first, Source: kept[0], Again: read - first, after: last}

@@ -193,7 +193,7 @@ func tarError(shard string, entry *tarEntry, err error) error {
 // shard show that it is compressed.
 type tarState struct {
 	By         string `json:"by"`                   // describes the stream; any other stream refuses the cursor
-	Ended      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended
+	Ended      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended: the number of the one that comes
 	Offset     int64  `json:"offset,omitempty"`     // of the next header in the shard after these
 	Compressed bool   `json:"compressed,omitempty"` // whether that shard is
 }
@@ -1428,7 +1428,7 @@ func staleIndex(shard string) error {
 // An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
 // files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
 //
-// An index may be of another shard, or of an older one with the same name. So scan reads those parts of the shard about
+// An index may be of another shard, or of an older one with the same name. So scanShard reads those parts of the shard about
 // which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
 // in most cases. So the number of records need not be read either.
 func readIndex(shard *os.File) (files []tarEntry, err error) {

@@ -47,15 +47,16 @@ import (
 //	recv <= send <= recv+window
 //
 // and each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
-// the reorder cache, which holds the results that have come before their turn. Each queue has room for window numbers.
-// Therefore:
+// the reorder cache, which holds the results that have come before their turn. (Out of order recv only counts the results,
+// and send - recv tasks are in these places. For streams the places of the reader come before the queue tasks; see readAhead.)
+// Each queue has room for window numbers. Therefore:
 //
 //   - No send ever blocks. A worker needs no select between its send and a signal to stop.
 //   - The engine stops by closing tasks and waiting for the workers.
 //   - Memory is bounded, even if task 0 never returns.
 //
 // In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0 to window, and each later task the slot that
-// the body had last, which is that of result k-window-1. So the next result to hand over is in slot recv % (window+1), and
+// the body had last, which is that of result k-window-1: with window 6, task 7 takes the slot of result 0. So the next result to hand over is in slot recv % (window+1), and
 // the reorder cache is one flag for each slot: ready. Out of order the loop takes the slots as they come, and ready is not
 // used. The bound is the same.
 //
@@ -84,7 +85,8 @@ type engine struct {
 }
 
 // run calls yield with the slot of one result after the other, until there are no more or yield returns false. If ctx
-// ends, the remaining tasks come back without having been worked on. So a yield that finds ctx ended must not use the slot.
+// ends, the remaining tasks come back without having been worked on, and their slots hold no result. So yield looks at ctx
+// first.
 // When run returns, also by a panic in yield, all its goroutines have ended.
 //
 // At the end the deferred calls run from the last to the first:
@@ -146,7 +148,7 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 		sendTask(slot)
 	}
 	ready := make([]bool, e.window+1) // the reorder cache
-	spare := e.window                 // the slot for the next task: at first the last one, then the one that the body had before
+	spare := e.window                 // the slot for the next task: the one that no task has had, then the one that the body had last
 	for recv < send {
 		slot := recv % (e.window + 1)
 		if e.ordered {
@@ -166,9 +168,9 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 	}
 }
 
-// startWorker starts the goroutine of a worker. If user code ends the goroutine by runtime.Goexit, no line after the call
-// of work runs, and working stays true. The deferred function then sends the slot on, since the loop would wait for it for
-// ever, and another goroutine takes the place of this one.
+// startWorker starts the goroutine of a worker. If user code ends the goroutine by runtime.Goexit, only deferred functions
+// run, and working is still true. The deferred function then sends the slot on, since the loop would wait for it for ever, and
+// starts another goroutine in the place of this one.
 func (e *engine) startWorker(ctx context.Context, number int, running *sync.WaitGroup, tasks <-chan int, results chan<- int) {
 	running.Go(func() {
 		slot, working := 0, false
@@ -237,8 +239,8 @@ type task[B any] struct {
 func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst B) (B, error)) {
 	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
 	w.pass, w.step, w.index, w.loaded = p, t.step, -1, w.loaded[:0]
-	w.failed = nil    // the task before keeps the slice
-	t.err = errGoexit // which stands until build has returned: user code may end the goroutine
+	w.failed = nil    // a new slice: the task before has the old one
+	t.err = errGoexit // the error if user code ends the goroutine, and no line below runs but the deferred ones
 	defer func() {
 		if t.err != nil {
 			t.err = w.sampleError(t.err)
