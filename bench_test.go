@@ -798,7 +798,7 @@ func BenchmarkStart(b *testing.B) {
 	middle := func(by string) Cursor {
 		return Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf(by, huge)}}
 	}
-	b.Run("New", func(b *testing.B) {
+	b.Run("n=1e12/New", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			must(New(numbers(huge), List[int], opts))
@@ -809,10 +809,10 @@ func BenchmarkStart(b *testing.B) {
 		run  func(context.Context, *Cursor) iter.Seq2[[]int, error]
 		at   Cursor
 	}{
-		{"first", loader.Run, Cursor{}},
-		{"resumed", loader.Run, middle("Random(%d, seed 0)")},
-		{"resumed/pipeline", pipeline.Run, middle("Indices(Random(%d, seed 0))")},
-		{"first/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
+		{"n=1e12/first", loader.Run, Cursor{}},
+		{"n=1e12/middle", loader.Run, middle("Random(%d, seed 0)")},
+		{"n=1e12/middle-of-pipeline", pipeline.Run, middle("Indices(Random(%d, seed 0))")},
+		{"n=1000/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
 	} {
 		b.Run(line.name, func(b *testing.B) {
 			b.ReportAllocs()

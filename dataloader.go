@@ -279,7 +279,7 @@
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Read: Stream, Stream.Take and staged and ExampleCursor_stream (the cursor of a pipeline, field by field)
+//   - Read: Stream, Stream.Take, staged and ExampleCursor_stream (a cursor and its fields)
 //   - Break: in Stream.Take write "Source: state.Source" for "Source: item.Next", and run go test -run TestStreams/Take
 //
 // # Tar shards
