@@ -8486,6 +8486,10 @@ func TestStreamsThatDie(t *testing.T) {
 		dies(Batch(counting(3), 1, each), "[300 error Batch: panic: ouch 302]")
 		dies(Map(counting(3), 0, f), failed)
 	}
+	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
+	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError
+	is := []bool{errors.As(err, new(*SampleError)), errors.As(err, new(*PanicError))}
+	equal(t, "whether it is a *SampleError, a *PanicError", is, []bool{false, true})
 }
 
 // TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
