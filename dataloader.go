@@ -279,7 +279,7 @@
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Read: Stream, Stream.Take, staged and ExampleCursor_stream (a cursor and its fields)
+//   - Read: Stream, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
 //   - Break: in Stream.Take write "Source: state.Source" for "Source: item.Next", and run go test -run TestStreams/Take
 //
 // # Tar shards
