@@ -55,7 +55,7 @@
 //   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
 //   - Run: go test -v -run 'TestCache$'
 //   - Read: Dataset, Func and Cache
-//   - Break: in Cache write "lock <- nil" for "lock <- kept". The same command says how often the sample is fetched now.
+//   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command says how often the sample is fetched now.
 //
 // # The sampler
 //
@@ -68,7 +68,7 @@
 //     the middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
 //   - Read: Sampler, Random, permutation, feistel and feistel.at
-//   - Break: in feistel.at write "left = add" for "left += add", and run go test -run TestRandomIsBijection
+//   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
 //
@@ -79,7 +79,7 @@
 //   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop, which recycles each. In how many places of memory?
 //   - Run: go test -v -run TestRecycle
 //   - Read: Collate, Stack and fetchAndCollate
-//   - Break: in Stack write "copy(dst.Data, s.Data)" for "copy(dst.Data[i*size:], s.Data)", and run go test -run TestStack
+//   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by "copy(dst.Data, s.Data)", and run go test -run TestStack
 //
 // # One goroutine
 //
@@ -111,7 +111,7 @@
 //     How many workers are blocked for ever, for r = 0 to 4?
 //   - Run: go test -v -run TestNaivePool
 //   - Read: Example_outOfOrder (Example_oneWorker with one line more) and engine.startWorker
-//   - Break: in engine.run write "e.window), make(chan int)" for "e.window), make(chan int, e.window)", and run go test -run
+//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)", and run go test -run
 //     TestBreakWaits
 //
 // # In order
@@ -143,7 +143,7 @@
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
-//   - Break: in engine.loop write "if false {" for "if e.ordered {". The same command notices.
+//   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
 //   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than window
 //     are sent, and sends block after all: the same command says where each goroutine waits for ever.
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield, and run go test -run TestLookAhead
@@ -178,7 +178,7 @@
 //   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
 //   - Read: spot, scope, scope.move and Rand
-//   - Break: in scope.move write "s.spot = to" for "s.spot, s.seeded = to, false". The same command notices.
+//   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot = to". The same command notices.
 //
 // # Errors and breaks
 //
@@ -245,7 +245,7 @@
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and plan.resume
-//   - Break: in plan.resume write "ahead: nil" for "ahead: s.Done". The same command notices.
+//   - Break: in plan.resume replace "ahead: s.Done" by "ahead: nil". The same command notices.
 //
 // # Shards and ranks
 //
@@ -253,14 +253,15 @@
 // positions Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says
 // what happens if the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so
 // one file is enough. The file resumes any number of ranks: the rest of the epoch is dealt out anew. If ranks × BatchSize
-// stays the same, the ranks together also train on the same samples in each step. The cursor of an Unordered loop resumes
+// stays the same, the ranks together also train on the same samples in each step. The last step of an epoch may differ, since
+// PadTail fills it up for the number of ranks; with DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes
 // only its own rank, with the same batch size.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
 //   - Read: Shard, Tail and deal
-//   - Break: in Shard.nth write "s.Index + i" for "s.Index + i*s.Count". The same command notices.
+//   - Break: in Shard.nth replace "s.Index + i*s.Count" by "s.Index + i". The same command notices.
 //
 // # Streams
 //
@@ -280,7 +281,7 @@
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
 //   - Read: Stream, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
-//   - Break: in Stream.Take write "Source: state.Source" for "Source: item.Next", and run go test -run TestStreams/Take
+//   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
 //
 // # Tar shards
 //

@@ -888,7 +888,8 @@ func ExampleCursor() {
 }
 
 // A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
-// another file and renamed, so that the file is always whole.
+// another file and renamed, so that the file is always whole. A file without a cursor is refused: it is another program's, and
+// the training would begin anew and overwrite it.
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
@@ -922,10 +923,14 @@ func Example_checkpoint() {
 		if errors.Is(err, fs.ErrNotExist) {
 			return c, nil // the first process begins with the zero checkpoint
 		}
-		if err != nil {
-			return c, err
+		c.At.Epoch = -1
+		if err = cmp.Or(err, json.Unmarshal(data, &c)); err == nil && c.At.Epoch < 0 {
+			err = errors.New("it has no cursor")
 		}
-		return c, json.Unmarshal(data, &c)
+		if err != nil {
+			err = fmt.Errorf("checkpoint %s: %w", name, err)
+		}
+		return c, err
 	}
 
 	// train is one process. It is interrupted after a number of steps.
@@ -2865,8 +2870,8 @@ func ExampleSplit_crossValidation() {
 }
 
 // Files in two folders that belong together by name: images and labels, or images and masks. If a file is missing in each
-// folder, Pairs of two Files joins the wrong ones without an error. match joins files by name, and refuses those without a
-// partner. Put in your own patterns, and in key what the two names have in common.
+// folder, Pairs of two Files joins the wrong ones without an error. match joins the files below two folders, at any depth, by
+// their names without the folder and the extension, and refuses those without a partner. Put in your own folders.
 func ExamplePairs_byName() {
 	fsys := fstest.MapFS{ // or os.DirFS("train")
 		"images/0001.jpg": {Data: []byte("picture 1")}, "labels/0001.txt": {Data: []byte("cat")},
@@ -2874,24 +2879,24 @@ func ExamplePairs_byName() {
 		"images/0003.jpg": {Data: []byte("picture 3")}, "labels/0003.txt": {Data: []byte("dog")},
 		"labels/0004.txt": {Data: []byte("cow")},
 	}
-	key := func(name string) string { return strings.TrimSuffix(path.Base(name), path.Ext(name)) }
-	match := func(patterns ...string) (Slice[Pair[string, string]], error) {
-		found := map[string][2]string{} // the two names of a key
-		for side, pattern := range patterns {
-			names, err := fs.Glob(fsys, pattern)
-			if err == nil && len(names) == 0 {
-				err = fs.ErrNotExist
-			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", pattern, err)
-			}
-			for _, name := range names {
-				both := found[key(name)]
+	match := func(folders ...string) (Slice[Pair[string, string]], error) {
+		found := map[string][2]string{} // the two names of a key, such as 0001 or day1/0001
+		for side, folder := range folders {
+			err := fs.WalkDir(fsys, folder, func(name string, entry fs.DirEntry, err error) error {
+				if err != nil || entry.IsDir() {
+					return err
+				}
+				key := strings.TrimSuffix(strings.TrimPrefix(name, folder+"/"), path.Ext(name))
+				both := found[key]
 				if both[side] != "" {
-					return nil, fmt.Errorf("%s and %s have the same key", both[side], name)
+					return fmt.Errorf("%s and %s have the same name", both[side], name)
 				}
 				both[side] = name
-				found[key(name)] = both
+				found[key] = both
+				return nil
+			})
+			if err != nil {
+				return nil, err
 			}
 		}
 		var pairs Slice[Pair[string, string]]
@@ -2909,11 +2914,11 @@ func ExamplePairs_byName() {
 		return pairs, nil
 	}
 
-	_, err := match("images/*.jpg", "labels/*.txt")
+	_, err := match("images", "labels")
 	fmt.Println(err)
 	delete(fsys, "images/0002.jpg")
 	delete(fsys, "labels/0004.txt")
-	pairs, err := match("images/*.jpg", "labels/*.txt")
+	pairs, err := match("images", "labels")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -3311,7 +3316,7 @@ func ExampleDataLoader_Run_pull() {
 // of its cursors is the offset of the next line, so a resume seeks, where FromSeq would read the file again. Put in your own
 // file, State and items. The helper checkStream in dataloader_test.go tests a stream of your own.
 func ExampleStream() {
-	file := strings.NewReader("1\n22\nthree\n4\n5\n")
+	file := strings.NewReader("1\n22\nthree\n4\n5")
 	type state struct {
 		By     string `json:"by"`
 		Offset int64  `json:"offset"`
@@ -3332,7 +3337,10 @@ func ExampleStream() {
 			for pos := from.Pos + 1; ; pos++ {
 				line, err := lines.ReadString('\n')
 				if err == io.EOF {
-					return // the epoch is complete, even if ctx has ended
+					if line == "" {
+						return // the epoch is complete, even if ctx has ended
+					}
+					err = nil // the last line has no end
 				}
 				if err = cmp.Or(err, context.Cause(ctx)); err != nil { // before each item: has ctx ended?
 					yield(Item[int]{}, err)
@@ -3340,7 +3348,7 @@ func ExampleStream() {
 				}
 				at = state{by, at.Offset + int64(len(line))}
 				item := Item[int]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: at}}
-				if n, err := strconv.Atoi(line[:len(line)-1]); err != nil {
+				if n, err := strconv.Atoi(strings.TrimSuffix(line, "\n")); err != nil {
 					item.Err = err // a failed item has no Value, and its Next is the cursor after it
 				} else {
 					item.Value = n
@@ -3436,7 +3444,8 @@ func ExampleStream_stage() {
 
 // OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError between the stage whose
 // items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
-// whose every item fails looks empty. A resume may ask again about an item that was dropped before.
+// whose every item fails looks empty. A stream knows only the position of an item, so the function of Map should name the item
+// in its error. A resume may ask again about an item that was dropped before.
 func ExampleStream_OnError() {
 	words := []string{"1", "2", "three", "4", "five", "6", "7"}
 	numbers := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
@@ -4710,12 +4719,17 @@ func Example_mnist() {
 //		fetch func(ctx context.Context, indices []int) ([]string, error)
 //	}
 //
-//	func (t texts) Len() int
+//	func (t texts) Len() int { return t.n }
 //	func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) { return t.fetch(ctx, indices) }
-//	func (t texts) Get(ctx context.Context, i int) (string, error) // the first text of t.fetch(ctx, []int{i})
+//	func (t texts) Get(ctx context.Context, i int) (string, error) {
+//		all, err := t.fetch(ctx, []int{i})
+//		return strings.Join(all, ""), err // of one
+//	}
 //
 // The result of a query is in any order. It has a row once that was asked for twice, and lacks a row that has been deleted.
-// So fetch puts the texts in the order of the indices. Postgres has $1, $2, … for the question marks, or id = ANY($1).
+// So fetch puts the texts in the order of the indices. Here a deleted row fails its batch. To lose only that sample, let the
+// samples be pointers, return nil for it, and return the error in the Transform. Postgres has $1, $2, … for the question
+// marks, or id = ANY($1).
 func ExampleBatchGetter() {
 	ctx := context.Background()
 	db := sql.OpenDB(tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}) // or sql.Open, with a driver and an address
@@ -5065,7 +5079,8 @@ func (s *signedShard) Read(p []byte) (int, error) {
 }
 
 // Signed URLs that expire while a shard is read. A new one is asked for when a shard is opened, and when a connection breaks and
-// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature.
+// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. Copy the type
+// signedShard, too, which stands before this Example. (cutWriter is only for the server here: it cuts an answer.)
 func ExampleOpener_signedURLs() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -5172,7 +5187,7 @@ func ExampleTarOptions_elastic() {
 		first := index * readers / count
 		var next []func() (Record, error, bool)
 		for i := range at {
-			records, err := Tar(shards, TarOptions{Shard: Shard{first + i, readers}, Shuffle: true, Seed: 1})
+			records, err := Tar(shards, TarOptions{Shard: Shard{Index: first + i, Count: readers}, Shuffle: true, Seed: 1})
 			if err != nil {
 				return nil, err
 			}
@@ -5599,7 +5614,7 @@ func TestLesson(t *testing.T) {
 		}
 	}
 	for _, item := range regexp.MustCompile(`//   - Break: in .*`).FindAllString(lesson, -1) {
-		pattern := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:write ".*" for|move|delete)(?: the second)? "([^"]+)"`)
+		pattern := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:replace|move|delete)(?: the second)? "([^"]+)"`)
 		part := pattern.FindStringSubmatch(item) // type, function and code
 		function := regexp.MustCompile(fmt.Sprintf(`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
 		if !strings.Contains(function.FindString(fmt.Sprint(source)), part[3]) {

@@ -472,6 +472,9 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 	}
 	for _, pattern := range patterns {
 		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
+		if all && err != nil {
+			return nil, err
+		}
 		if _, bad := path.Match(pattern, ""); bad != nil {
 			err = bad
 		} else if err == nil && len(found) == 0 && !all {
@@ -579,7 +582,8 @@ func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], c
 		begin, _ := slices.BinarySearch(names, entry.Name()+"/")
 		end, _ := slices.BinarySearch(names, entry.Name()+"0") // "0" follows "/"
 		if begin == end {
-			return nil, nil, fmt.Errorf("dataloader: Folder: %s: class %q has no file (patterns %q)", root(fsys), entry.Name(), patterns)
+			return nil, nil, fmt.Errorf("dataloader: Folder: %s: class %q has no file (patterns %q); add files, or remove the folder",
+				root(fsys), entry.Name(), patterns)
 		}
 		for _, name := range names[begin:end] {
 			samples = append(samples, Pair[string, int]{name, len(classes)})

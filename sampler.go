@@ -583,7 +583,7 @@ func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. Without any the result is the zero Shard, a single process. A number that is missing or makes no sense is
+// variables on. Without any the result is the zero Shard, a single process, whose Count is 0. A number that is missing or makes no sense is
 // an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks that starts the
 // process without srun: it would be one process, and rank 0 of many.
 func ShardFromEnv() (Shard, error) {

@@ -487,7 +487,8 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
 	if err != nil {
-		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, is left out", err, quote(key))
+		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, and all after it in the shard are left out",
+			err, quote(key))
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
@@ -671,15 +672,15 @@ func (r *tarReader) readHeaders() error {
 		r.dataEnd = r.entry.data + size
 		return r.skipTo(r.entry.data)
 	case len(b) >= tarBlock:
-		return r.readHeadersSlowly(isZero(b[:tarBlock]))
+		return r.readHeadersSlowly(string(b[:tarBlock]))
 	case r.pos > 0:
 		return errTruncated
 	}
 	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
 }
 
-// readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. marker says that
-// they begin with a block of zeros, as the end marker does. As in archive/tar, the marker's second block may be missing.
+// readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. If block, the first of
+// them, is zero, they are the end marker. As in archive/tar, the marker's second block may be missing.
 //
 // archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
 // another reader. archive/tar does not document that; the tests would notice a change.
@@ -689,8 +690,8 @@ func (r *tarReader) readHeaders() error {
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
 // stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
 // of 2^63-1 would take for ever, so a sparse file above max ends the shard.
-func (r *tarReader) readHeadersSlowly(marker bool) error {
-	t := tar.NewReader(r)
+func (r *tarReader) readHeadersSlowly(block string) error {
+	t, marker := tar.NewReader(r), isZero([]byte(block))
 	h, err := t.Next()
 	switch {
 	case err == io.EOF && marker && r.entry.head == 0:
@@ -700,6 +701,8 @@ func (r *tarReader) readHeadersSlowly(marker bool) error {
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
+	case err == tar.ErrHeader && r.entry.head == 0:
+		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w", quote(block[:30]), err)
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
