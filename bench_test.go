@@ -870,8 +870,6 @@ var (
 //
 //	go test -run '^$' -bench Mine -data /data/train -decode
 //	go test -run '^$' -bench Mine -data '/data/train-{000..146}.tar'
-//
-// Without -data the benchmark is skipped, with a line that says how to use it.
 func BenchmarkMine(b *testing.B) {
 	if *mineData == "" {
 		fmt.Println("mine: to measure your own data, go test -run '^$' -bench Mine -data DIR, or -data 'train-{000..146}.tar';",
@@ -1090,18 +1088,20 @@ func (w *way) against(zero *way) (speed, ratio float64) {
 	return ratio * median(slices.Clone(zero.speeds)), ratio
 }
 
-// advice says how many workers to take, which is the fewest that are within 5 % of the fastest. ways[0] has no workers, and idle
-// is how many CPUs are idle while it loads. There is no advice on a busy machine: if the middle half of a way's rounds differ by
-// more than half, or if other programs take half of the other CPUs.
+// advice says how many workers to take, which is the fewest that are within 5 % of the fastest; more workers than CPUs count only
+// if they gain a tenth. ways[0] has no workers, and idle is how many CPUs are idle while it loads. There is no advice on a busy
+// machine: if the middle half of a way's rounds differ by more than half, or if other programs take half of the other CPUs.
 func (m *mine) advice(ways []*way, idle float64, cold string) string {
 	busy := ""
 	if idle < float64(m.cpus-1)/2 {
 		busy = fmt.Sprintf("while one goroutine loads, %.1f of %d CPUs are idle", idle, m.cpus)
 	}
-	var speeds []float64
-	for _, way := range ways {
+	speeds, fastest := []float64(nil), 0.0
+	for k, way := range ways {
 		speed, _ := way.against(ways[0])
-		speeds = append(speeds, speed)
+		if speeds = append(speeds, speed); k > 0 && (way.workers <= m.cpus || speed > 1.1*fastest) {
+			fastest = max(fastest, speed)
+		}
 		s := slices.Sorted(slices.Values(way.speeds))
 		if low, high := s[len(s)/4], s[len(s)*3/4]; high > 1.5*low {
 			busy = fmt.Sprintf("with Workers: %d a quarter of the rounds load at most %v %ss/s, and a quarter at least %v",
@@ -1113,13 +1113,13 @@ func (m *mine) advice(ways []*way, idle float64, cold string) string {
 	}
 	var fewer []string
 	enough := 1
-	for ; speeds[enough] < 0.95*slices.Max(speeds[1:]); enough++ {
+	for ; speeds[enough] < 0.95*fastest; enough++ {
 		fewer = append(fewer, fmt.Sprintf("%d for at most %v %ss/s", ways[enough].workers, rounded(speeds[enough]), m.unit))
 	}
 	best := ways[enough].workers
 	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more ", best, rounded(speeds[enough]), m.unit)
 	if enough < len(ways)-1 {
-		text += "workers gain at most 5 %.\n"
+		text += "workers gain little.\n"
 	} else {
 		text += fmt.Sprintf("workers than the %d CPUs help, so try %d, too.\n", m.cpus, 2*best)
 	}
@@ -1208,11 +1208,11 @@ func TestAdvice(t *testing.T) {
 		idle   float64
 		want   string
 	}{
-		{"100 100 200 195, 110 110 209 214, 90 90 171 175", 0.6, `Take Workers: 2: 190 files/s, and more workers gain at most 5 %.
+		{"100 100 200 205, 110 110 209 220, 90 90 171 188", 0.6, `Take Workers: 2: 190 files/s, and more workers gain little.
 Fewer are enough for a slower training: 1 for at most 100 files/s.
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 2.0 times as fast.
 the disk`},
-		{"1000 790 824 830", math.NaN(), `Take Workers: 1: 790 files/s, and more workers gain at most 5 %.
+		{"1000 790 824 830", math.NaN(), `Take Workers: 1: 790 files/s, and more workers gain little.
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 1.8 times as fast.
 the disk`},
 		{"1000 790 824 830", 0.4, "The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. Measure again when it " +
