@@ -224,7 +224,7 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 				state.N, batch.Value = 0, make([]T, 1)
 			}
 			for n := state.N; n < len(batch.Value); n++ {
-				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), after: batch.Next}
+				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), afterCursor: batch.Next}
 				if n+1 == len(batch.Value) {
 					next = stageState{Source: batch.Next}
 				}

@@ -135,10 +135,11 @@
 // into the queue of results only while it waits for a batch. So what is ready
 // while the body runs stays in the queue, and goes into the cache when the loop waits again.
 //
-// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. Its queues carry batches, not
-// slots. The package's own, the type engine, also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The line
-// at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
+// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. Its queues carry batches,
+// not slots. The package's own, the type engine, also reads streams, stops its workers by a context, and survives panics. The
+// picture in the README, and testdata/timeline.txt, show the same batches without workers, with one, and with three, out of
+// order and in order. The line at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache
+// with it.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
@@ -154,8 +155,8 @@
 //
 // # How large a window
 //
-// When does a larger window help? It helps when workers stand idle because the window is full, and training is not the
-// limit. In the README's picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
+// When does a larger window help? It helps when workers stand idle because the window is full, and training is not the limit.
+// In the README's picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
 // then has a backlog to train on, and a window of 12 ends at the same time. If it is trained on for 5 ms or less, a window of
 // 12 lets the workers load on, the loop ends 40 ms sooner, and order costs nothing. So set Options.Prefetch to more than 2 if
 // the times of batches vary much, or if a batch takes so little time that the workers wait for tasks.
@@ -249,13 +250,13 @@
 //
 // # Shards and ranks
 //
-// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the
-// positions Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says
-// what happens if the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so
-// one file is enough. The file resumes any number of ranks: the rest of the epoch is dealt out anew. If ranks × BatchSize
-// stays the same, the ranks together also train on the same samples in each step. The last step of an epoch may differ, since
-// PadTail fills it up for the number of ranks; with DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes
-// only its own rank, with the same batch size.
+// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
+// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says what happens if
+// the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is enough.
+// The file resumes any number of ranks: the rest of the epoch is dealt out anew. If ranks × BatchSize stays the same, the
+// ranks together also train on the same samples in each step. The last step of an epoch may differ, since PadTail fills it up
+// for the number of ranks; with DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes only
+// its own rank, with the same batch size.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
@@ -385,7 +386,7 @@ type Options struct {
 	// dropped is skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same
 	// number of steps, it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. An error that
 	// belongs to no single sample has Index -1: it is Collate's, GetBatch's, that of NewFunc's load, or the sampler's, such
-	// as an index outside the data set. It fails the batch, and OnError is not asked; nor is it if Get calls Goexit.
+	// as an index outside the data set. It fails the batch, and OnError is not asked; nor is it asked about a Goexit.
 	//
 	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
 	// counts is not part of a cursor.
@@ -873,7 +874,7 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 // itemError returns err, the error of the item before next, as a *SampleError that says where the loop is.
 //
 // Only an error that is itself a *SampleError comes from the source of the loop: a loader's, which may have passed any
-// stages. It stays as it is if next is the loader's own cursor. Behind a stage that makes its own cursors the loader's epoch
+// stages. It stays as it is if the loader itself has made next. Behind a stage that makes its own cursors the loader's epoch
 // and batch are not those of the loop, and only the sample's index is kept. If a function of the user's runs a loop of its
 // own that fails, the stage has wrapped its error, which says nothing of this loop's place.
 func itemError(next Cursor, err error) *SampleError {
@@ -888,9 +889,10 @@ func itemError(next Cursor, err error) *SampleError {
 }
 
 // finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it: a loop that skips each
-// *SampleError must not skip its last error. The cause of a cancelled context can be a *SampleError. For example, a program trains and evaluates in two loops. The training meets a bad sample, and cancels
-// the context of both with that *SampleError. The evaluation, which skips every *SampleError, would skip this one too, take
-// the end of the sequence for the end of the epoch, and begin it again, for ever.
+// *SampleError must not skip its last error. The cause of a cancelled context can be a *SampleError. For example, a program
+// trains and evaluates in two loops. The training meets a bad sample, and cancels the context of both with that *SampleError.
+// The evaluation, which skips every *SampleError, would skip this one too, take the end of the sequence for the end of the
+// epoch, and begin it again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}

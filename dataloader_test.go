@@ -6587,7 +6587,8 @@ func TestLookAhead(t *testing.T) {
 				for range seq {
 					taken++
 					synctest.Wait() // everything that was asked for is loaded now
-					what := fmt.Sprintf("%d workers, Prefetch %d, Unordered %t: fetched with batch %d in hand", test[0], test[1], unordered, taken)
+					what := fmt.Sprintf("%d workers, Prefetch %d, Unordered %t: fetched with batch %d in hand",
+						test[0], test[1], unordered, taken)
 					equal(t, what, int(data.begun.Load()), min(50, taken+test[2]))
 				}
 				equal(t, fmt.Sprintf("%d workers, Prefetch %d, Unordered %t: batches", test[0], test[1], unordered), taken, 50)

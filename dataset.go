@@ -109,8 +109,8 @@ type funcDataset[T any] struct {
 	getAll getAll[T] // nil if every sample is fetched on its own
 }
 
-// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns gives sample j
-// of them, after any Transform. So each sample can fail on its own and has random numbers of its own, even if all were
+// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns has sample j of them,
+// with every Transform applied to it. So each sample can fail on its own and has random numbers of its own, even if all were
 // fetched in one call.
 type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(j int) (T, error), err error)
 
@@ -715,15 +715,15 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 
 // A stageState is the State in the cursors that staged makes.
 type stageState struct {
-	By      string   `json:"by"`                // describes the stage; a cursor of another stage is refused
-	N       int      `json:"n,omitempty"`       // the stage's own count
-	Source  Cursor   `json:"source,omitzero"`   // if the stage has one source
-	Sources []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
-	Ended   []bool   `json:"ended,omitempty"`   // which of Sources have ended
-	Again   int      `json:"again,omitempty"`   // how many items a resume reads again
-	After   mark     `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of after
-	End     *Cursor  `json:"end,omitempty"`     // the same in full, in cursors of an older version
-	after   Cursor
+	By          string   `json:"by"`                // describes the stage; a cursor of another stage is refused
+	N           int      `json:"n,omitempty"`       // the stage's own count
+	Source      Cursor   `json:"source,omitzero"`   // if the stage has one source
+	Sources     []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
+	Ended       []bool   `json:"ended,omitempty"`   // which of Sources have ended
+	Again       int      `json:"again,omitempty"`   // how many items a resume reads again
+	After       mark     `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
+	End         *Cursor  `json:"end,omitempty"`     // the same in full, in cursors of an older version
+	afterCursor Cursor
 }
 
 // version2 ends the name of a stage whose cursors had another meaning in an earlier version of this package.
@@ -809,7 +809,7 @@ func markOf(c Cursor) mark {
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
-		s.After = markOf(s.after)
+		s.After = markOf(s.afterCursor)
 	}
 	return json.Marshal(fields(s))
 }

@@ -583,9 +583,9 @@ func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. Without any the result is the zero Shard, a single process, whose Count is 0. A number that is missing or makes no sense is
-// an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks that starts the
-// process without srun: it would be one process, and rank 0 of many.
+// variables on. Without any the result is the zero Shard, a single process, whose Count is 0. A number that is missing or
+// makes no sense is an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks
+// that starts the process without srun: it would be one process, and rank 0 of many.
 func ShardFromEnv() (Shard, error) {
 	launchers := [][3]string{ // the rank, the number of ranks, and what else to say if they make no sense
 		{"RANK", "WORLD_SIZE"},
@@ -774,7 +774,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 				for ; first+step <= x.due+1-bound; first += step { // all items before first+step have left
 					kept = slices.Delete(kept, 0, 1)
 				}
-				next := stageState{N: pos - first, Source: kept[0], Again: read - first, after: last}
+				next := stageState{N: pos - first, Source: kept[0], Again: read - first, afterCursor: last}
 				return yield(Item[T]{Value: x.value, Err: x.err}, pos, next)
 			}
 			if pos == from.Pos { // all that left before the cursor
@@ -813,6 +813,8 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	})
 }
 
+// A delayed is an item that waits in a Shuffle. It leaves when item number due has been read.
+//
 // Item i leaves when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers below 3 × size, which depend
 // on the seed, the epoch and i. Items that leave at the same time keep their order, and those that are left at the end of the
 // source leave in the order in which they are due. Shuffle(2, 3) of eight items:
@@ -832,8 +834,6 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 // Rejected: a reservoir, from which a random item leaves when one is read. It mixes as well, but an item may stay in it for
 // the whole epoch, so a resume would have to read all of the epoch again. And windows, which are permuted one after the other:
 // they mix half as well, and the loop waits at every window until all of it has been read.
-
-// A delayed is an item that waits. It leaves when item number due has been read.
 type delayed[T any] struct {
 	due   int
 	value T
@@ -1130,7 +1130,7 @@ func (m *mixer[T]) leave(cancel func()) {
 //	row 0      item 0   item 1   item 2
 //	yielded    rank 0   rank 1   rank 2
 //	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
-//	N               2        1        0      the rest of the row; Pos + N is where row 1 begins, for all ranks
+//	N               2        1        0      the items of the row that follow; Pos + N is where row 1 begins, for all ranks
 func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	shard, bad := shard.withCount()

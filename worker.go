@@ -56,9 +56,9 @@ import (
 //   - Memory is bounded, even if task 0 never returns.
 //
 // In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0 to window, and each later task the slot that
-// the body had last, which is that of result k-window-1: with window 6, task 7 takes the slot of result 0. So the next result to hand over is in slot recv % (window+1), and
-// the reorder cache is one flag for each slot: ready. Out of order the loop takes the slots as they come, and ready is not
-// used. The bound is the same.
+// the body had last, which is that of result k-window-1: with window 6, task 7 takes the slot of result 0. So the next result
+// to hand over is in slot recv % (window+1), and the reorder cache is one flag for each slot: ready. Out of order the loop
+// takes the slots as they come, and ready is not used. The bound is the same.
 //
 // The fields of an engine are set before its goroutines start, and only read afterwards. The variables of loop belong to the
 // loop, those of startWorker to its worker.
@@ -148,7 +148,7 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 		sendTask(slot)
 	}
 	ready := make([]bool, e.window+1) // the reorder cache
-	spare := e.window                 // the slot for the next task: the one that no task has had, then the one that the body had last
+	spare := e.window                 // the slot for the next task: one that none has had yet, then the one that the body had last
 	for recv < send {
 		slot := recv % (e.window + 1)
 		if e.ordered {
