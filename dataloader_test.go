@@ -6835,8 +6835,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 			}
 			took = time.Since(left)
 			want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
-			equal(t, way+": Gets still running, Gets begun since, time that leaving took",
-				fmt.Sprint(data.running.Load(), data.begun.Load()-begun, took), fmt.Sprint(0, 0, want))
+			const text = "%d Gets still run, %d began after it, leaving took %v"
+			equal(t, way, fmt.Sprintf(text, data.running.Load(), data.begun.Load()-begun, took), fmt.Sprintf(text, 0, 0, want))
 		}()
 		n := -1
 		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
