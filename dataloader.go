@@ -23,12 +23,12 @@
 //		}
 //	}
 //
-// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each
-// section answers one question. Most sections end with four things to do, in the package's folder: a prediction to make, a
-// command that shows the answer, names to read, and a line to break, with the test that notices. Time in these tests is
-// simulated, so that a second takes no time; but each change is compiled, which takes half a minute. "go doc -u -src
-// engine.loop", for example, prints a name that is not exported. Examples are in dataloader_test.go; the README has a command
-// that prints one. After a break, "git checkout worker.go" restores that file.
+// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each section
+// answers one question. Most sections end with exercises, to be done in the package's folder: Predict, Run, Read and, in
+// some, Break, which is a line to change so that a test notices. The tests simulate time, so that a second takes no time; but
+// each change is compiled, which takes half a minute. "go doc -u -src engine.loop", for example, prints a name that is not
+// exported. Examples are in dataloader_test.go; the README has a command that prints one. After a break, "git checkout
+// worker.go" restores that file.
 //
 // # A loop of ten lines
 //
@@ -76,7 +76,8 @@
 // tensor with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may
 // reuse memory: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call, without samples.
 //
-//   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop, which recycles each. In how many places of memory?
+//   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop. The loop recycles each batch. For how many batches is
+//     memory allocated?
 //   - Run: go test -v -run TestRecycle
 //   - Read: Collate, Stack and fetchAndCollate
 //   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by "copy(dst.Data, s.Data)", and run go test -run TestStack
@@ -84,11 +85,12 @@
 // # One goroutine
 //
 // Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it (PyTorch:
-// _SingleProcessDataLoaderIter). This is the specification of everything else. With workers the batches, errors and random
-// numbers are the same, and come sooner; they come in the same order, too, unless Options.Unordered is set.
+// _SingleProcessDataLoaderIter). This is the specification: the tests compare everything else with it. With workers the
+// batches, errors and random numbers are the same, and come sooner; they come in the same order, too, unless
+// Options.Unordered is set.
 //
-// One worker already changes much: it loads the next batches while the loop trains. Four Examples are small loaders, each the
-// one before with a few lines changed. Example_inTenLines is a loader without goroutines, and Example_oneWorker has one.
+// One worker already saves much time: it loads the next batches while the loop trains. Four Examples build a loader step by
+// step: Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder and Example_inFiftyLines.
 //
 //   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch
 //     take with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
@@ -145,21 +147,22 @@
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than window
-//     are sent, and sends block after all: the same command says where each goroutine waits for ever.
+//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than
+//     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield, and run go test -run TestLookAhead
 //   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot
-//     is always spare. nextTask may be called again after it has reported that there is none. Five tests are the specification:
-//     go test -run 'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'. TestLesson, which looks
-//     for the lines of the Breaks, fails with a loop of your own.
+//     is always spare. nextTask may be called again after it has reported that there is none. Five tests are the
+//     specification: go test -run 'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'.
+//     TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
 //
 // # How large a window
 //
 // When does a larger window help? It helps when workers stand idle because the window is full, and training is not the limit.
-// In the README's picture three workers wait behind batch 2, with a window of 6. If a batch is trained on for 10 ms, the loop
-// then has a backlog to train on, and a window of 12 ends at the same time. If it is trained on for 5 ms or less, a window of
-// 12 lets the workers load on, the loop ends 40 ms sooner, and order costs nothing. So set Options.Prefetch to more than 2 if
-// the times of batches vary much, or if a batch takes so little time that the workers wait for tasks.
+// In the README's picture the window is 6. One of three workers loads batch 2, and the other two are idle, because the window
+// is full. If a batch is trained on for 10 ms, the loop then has a backlog to train on, and a window of 12 ends at the same
+// time. If it is trained on for 5 ms or less, a window of 12 lets the workers load on, the loop ends 40 ms sooner, and order
+// costs nothing. So set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time
+// that the workers wait for tasks.
 //
 //   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
 //     take?
@@ -172,9 +175,10 @@
 // other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
 // depends only on the seed, the epoch and the position.
 //
-// A sample's random number comes about in four steps. The deal says at which position of the epoch the sample stands. The epoch
-// and the position are its spot. Before each Get the worker moves its scope, which the context carries, to the sample's spot.
-// Rand hashes the seed and the spot into the seed of a generator, at its first call for this sample.
+// A sample's random number comes about in four steps. The type deal, which divides an epoch among the ranks, gives the
+// sample's position in the epoch. The epoch, the position and, under a BatchSampler, the number in the batch are the sample's
+// spot. Before each Get the worker moves its scope, which the context carries, to the sample's spot. Rand hashes the seed and
+// the spot into the seed of a generator, at its first call for this sample.
 //
 //   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
@@ -200,7 +204,7 @@
 //		train(batch)
 //	}
 //
-// Options.OnError drops a bad sample from its batch instead:
+// With Options.OnError, that function decides: it drops the sample, and the batch is smaller, or it fails the batch:
 //
 //	if Get                  without OnError             with OnError
 //	returns an error        the batch fails             OnError decides
@@ -208,24 +212,24 @@
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
-// Goexit is the one exception to the rule that workers change nothing: with 0 workers it ends the loop's goroutine.
+// Workers change neither batches nor errors. Goexit is the one exception: with 0 workers it ends the loop's goroutine.
 //
 // Goroutines live only inside the range. Leaving it in any way ends the context that each Get was given, and waits until
 // every Get has returned. A loader and a stream have nothing to close.
 //
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
 //     and if it does not?
-//   - Run: go test -v -run TestBreakWaits (its time is simulated)
+//   - Run: go test -v -run TestBreakWaits
 //   - Read: SampleError, fetch, and engine.run from its defers on
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers load
-//     the rest of the window first, four batches of three samples.
+//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers
+//     load the rest of the window first, four batches of three samples.
 //
 // # Cursors and checkpoints
 //
-// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current:
-// the epoch, the position after the batch in hand, and a description of the order with its seed, so that a loader with
-// another order refuses it. Saved as JSON it is the checkpoint; passed to Run it is the resume, for any number of workers
+// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current: the
+// epoch, the position after the batch in hand, a description of the order, and Options.Seed. A loader with another order or
+// another seed refuses it. Saved as JSON it is the checkpoint; passed to Run it is the resume, for any number of workers
 // (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
@@ -377,19 +381,19 @@ type Options struct {
 	// Prefetch times Workers is the window: the most batches in flight, of all workers together. 0 means 2. More helps if the
 	// times of batches vary much, or if a batch takes less than 100 µs. Without Workers it must be 0. PyTorch: prefetch_factor.
 	Prefetch int
-	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes
-	// exactly once, also across a resume. PyTorch: in_order=False.
+	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes exactly once,
+	// also in a run that resumes from the cursor. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped
-	// and its batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all
-	// dropped is skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same
-	// number of steps, it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. An error that
-	// belongs to no single sample has Index -1: it is Collate's, GetBatch's, that of NewFunc's load, or the sampler's, such
-	// as an index outside the data set. It fails the batch, and OnError is not asked; nor is it asked about a Goexit.
+	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped and its
+	// batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all dropped is
+	// skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same number of steps,
+	// it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. Errors of Collate, GetBatch,
+	// NewFunc's load and the sampler, such as an index outside the data set, belong to no single sample. They have Index -1 and
+	// fail the batch; OnError is not asked about them, nor about a Goexit.
 	//
-	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. What OnError
-	// counts is not part of a cursor.
+	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. A count that
+	// OnError keeps is not saved in a cursor.
 	//
 	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
 	// depend on Workers. Two loops over one loader may call it at the same time.
@@ -449,10 +453,10 @@ type plan struct {
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
-// New makes a loader of the samples of data, which collate makes into batches. It is the NewFunc whose load fetches the
-// samples one by one and collates them; each sample has its own Rand, and OnError is asked about it. New calls data.Len
-// once. Options that make no sense are an error that names the field, its value and what is allowed, and so are options
-// that leave no rank a batch. An empty data set is not an error; it yields no batches.
+// New makes a loader of the samples of data, which collate makes into batches. Unlike with NewFunc, each sample has its own
+// Rand, and OnError is asked about each sample that fails. New calls data.Len once. Options that make no sense are an error
+// that names the field, its value and what is allowed, and so are options that leave no rank a batch. An empty data set is
+// not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	err := cmp.Or(errorIf(data == nil, "dataloader: the data set is nil"),
 		errorIf(collate == nil, "dataloader: the Collate is nil; List makes a slice of the samples"))
@@ -613,9 +617,9 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // memory. Recycle is optional, and pays for large batches.
 //
 // A loop that recycles each batch in its body needs the memory of Workers × Prefetch + 1 batches: the window in flight, and
-// the one in the body. A loop that recycles a batch only after it has the next one needs one more, and so many are kept. If
-// more is given back, the garbage collector gets the rest. It also gets the memory of batches that fail, and of those in
-// flight when a loop is left.
+// the one in the body. A loop that recycles a batch only after it has the next one needs memory for one batch more. The
+// loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. It also gets the
+// memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -704,10 +708,9 @@ func settle[B any](p *pass, t *task[B]) {
 	}
 }
 
-// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a checkpoint needs. Save it
-// as JSON, and pass it to Run to continue there. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start
-// of epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in
-// place.
+// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a loader needs to continue: save
+// it as JSON, with the weights, and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
+// epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in place.
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
@@ -715,15 +718,15 @@ type Cursor struct {
 	// been handed over.
 	// Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
-	// State describes the loader or stream that made the cursor, so that another one refuses it, and may hold more. The
-	// description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In a cursor
-	// decoded from JSON it is a json.RawMessage, which Load decodes.
+	// State describes the loader or stream that made the cursor; a different one refuses it. A stream may also keep data of its
+	// own there. The description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In
+	// a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
-// epoch and unknown fields are errors: another checkpoint must not be taken for the start of epoch 0. A struct that embeds
-// a Cursor has them, because this method reads all of it. null leaves *c as it is.
+// epoch and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0. If a struct embeds a
+// Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
@@ -835,8 +838,9 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 //	the body gets   batch 0      a SampleError   batch 2      (the end)
 //	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
 //
-// A panic of items becomes that error: with workers the same panic happens in another goroutine, where it can only be an
-// error. A panic of the body is not of this package's making, and passes, and so does a panic after the body has left.
+// If items panics, handOver returns the panic as the last error: with workers the same panic happens in another goroutine,
+// which can only report it as an error. A panic of the body is not of this package's making, and passes, and so does a panic
+// after the body has left.
 //
 // The documentation of errgroup argues against turning panics into errors: whoever gets the error may not see that the
 // program is broken. Here the error keeps the panic's value and stack, and one broken file among a million must not end a
@@ -873,10 +877,10 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 
 // itemError returns err, the error of the item before next, as a *SampleError that says where the loop is.
 //
-// Only an error that is itself a *SampleError comes from the source of the loop: a loader's, which may have passed any
-// stages. It stays as it is if the loader itself has made next. Behind a stage that makes its own cursors the loader's epoch
-// and batch are not those of the loop, and only the sample's index is kept. If a function of the user's runs a loop of its
-// own that fails, the stage has wrapped its error, which says nothing of this loop's place.
+// If err itself, and not an error that it wraps, is a *SampleError, it comes from the loader at the source; stages pass it on
+// unchanged. It stays as it is if the loader itself has made next. Behind a stage that makes its own cursors the loader's
+// epoch and batch are not those of the loop, and only the sample's index is kept. If a user's function runs a loop of its own
+// that fails, the stage has wrapped its error, and the place in it is ignored.
 func itemError(next Cursor, err error) *SampleError {
 	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
 	if source, ok := err.(*SampleError); ok {
@@ -939,7 +943,7 @@ type pass struct {
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
-	firstBatch int // the number in the epoch of the batch at step 0; only about, if the cursor is from another batch size
+	firstBatch int // the number of step 0's batch in the epoch; approximate, if ranks × BatchSize has changed since the cursor
 	steps      int
 	began      time.Time // zero without Trace
 
@@ -1123,7 +1127,7 @@ type Timing struct {
 	Done     time.Time // when it was loaded
 	Received time.Time // when the loop had it
 
-	Wait  time.Duration // how long the loop was blocked
+	Wait  time.Duration // how long the loop waited for this batch
 	Step  time.Duration // how long the body had the batch before; 0 for the first batch of a loop
 	First bool          // whether it is the first batch of a loop
 }
@@ -1156,7 +1160,7 @@ type Stats struct {
 	samples, dropped, workers  int
 	loading, waiting, training time.Duration
 	starting                   time.Duration // the part of waiting that was for the first batches of loops
-	blocked                    time.Duration // the part of waiting while the batch behind it was ready
+	blocked                    time.Duration // the part of waiting during which the batch after it was ready
 	last                       Timing
 }
 

@@ -35,7 +35,7 @@ import (
 //
 // A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. ReadAt on a
 // shared file is safe; Read is not, because the goroutines would share the file's offset. A Get that waits should return
-// when ctx ends. An error of Get fails this sample; io.EOF has no special meaning.
+// when ctx ends. An error of Get fails the batch, or OnError is asked; io.EOF has no special meaning.
 //
 // A sample must stay valid until its batch is made. A Get that returns one buffer again and again makes batches in which
 // all samples are the last one. To test a data set of your own, call checkDataset in a test file in this folder.
@@ -53,9 +53,9 @@ type Dataset[T any] interface {
 // Transform behind it return the error.
 //
 // Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
-// GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch
-// into reused memory. A type that embeds a data set with GetBatch and overrides only Get is still asked by the GetBatch
-// that it embeds. PyTorch: __getitems__.
+// GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch into
+// reused memory. If a type embeds a data set with GetBatch and overrides only Get, a loader still calls the embedded
+// GetBatch. PyTorch: __getitems__.
 type BatchGetter[T any] interface {
 	GetBatch(ctx context.Context, indices []int) ([]T, error)
 }
@@ -345,11 +345,10 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 // cacheSalt tells the seed of what is inside a Cache from that of what is outside.
 const cacheSalt = 0x6361636865
 
-// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits. The first wait is backoff,
-// and each further wait is twice as long. A random part of up to one half is subtracted, so that many machines do not
-// return at the same moment. It gives up when ctx ends. Every attempt draws the same random numbers from Rand(ctx), so
-// the attempt that succeeds draws what the first one would have drawn. Retry panics if data is nil, attempts is less than
-// 1 or backoff is negative.
+// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits. The first wait is backoff, and
+// each further wait is twice as long. A random part of up to one half is subtracted, so that many machines do not return at
+// the same moment. Retry resets Rand(ctx) before each further attempt, so all attempts draw the same numbers. Retry gives up
+// when ctx ends. Retry panics if data is nil, attempts is less than 1 or backoff is negative.
 func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
 	panicIf(data == nil, "Retry: the data set is nil")
 	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
@@ -391,9 +390,9 @@ func pause(ctx context.Context, d time.Duration) error {
 // In a GetBatch, and in the load of NewFunc, the whole batch has one generator, which depends on its first position. Its
 // numbers therefore depend on how the epoch is divided into batches.
 //
-// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand panics if
-// ctx is not the context that Get, Transform's or Map's function was given, or one made from it: with any other context
-// every sample would draw the same numbers. To call such a function outside a loader, pass it a context of WithSeed.
+// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand needs the
+// context that a function of yours was given by a loader or a Map, or one of WithSeed. With any other context it panics,
+// because every sample would draw the same numbers.
 //
 // In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run. So the numbers are
 // the same too, until the number of workers changes.
@@ -411,9 +410,10 @@ func Rand(ctx context.Context) *rand.Rand {
 	return s.rand
 }
 
-// WithSeed returns a context for the same sample whose Rand has the given seed. Use it in a Get for a second generator
-// that is independent of the first, and around a stream's loop to set the seed of the stream's functions. A loader has
-// Options.Seed instead. Outside of loaders and streams the context has one generator, which goes on from call to call.
+// WithSeed returns a context in which Rand uses the given seed; epoch and position stay those of ctx. Use it in a Get for a
+// second generator that is independent of the first, and around a stream's loop to set the seed of the stream's functions. A
+// loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one
+// sequence.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
 	s := scopeOf(ctx)
 	ctx, _ = withScope(ctx, s.worker, seed, s.spot)

@@ -73,9 +73,9 @@ func Sequential(n int) Sampler {
 	}}
 }
 
-// Random is a new permutation of 0 … n-1 in every epoch. An epoch needs at most 8 KiB of memory, whatever n is, and the
-// index at any position of any epoch is computed at once: up to n = 4,096 it stands in a table, above it is computed position
-// by position. Random panics if n is negative.
+// Random is a new permutation of 0 … n-1 in every epoch. An epoch needs at most 8 KiB of memory, whatever n is, and any
+// position of any epoch takes the same time. Up to n = 4,096 the permutation of an epoch is a table; for larger n each index
+// is computed when it is asked for. Random panics if n is negative.
 //
 // At some lengths above 4,096 all permutations are even, or all are odd. Training is not affected.
 //
@@ -146,11 +146,11 @@ func newFeistel(n, seed uint64) *feistel {
 	return f
 }
 
-// at returns the value at position pos. In each round the left half adds a hash of the right half modulo a, and the right half
-// is xored with a hash of the left half. Subtracting undoes the one, the same xor the other, so the network is one-to-one on
-// its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle;
-// the start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two positions never have the
-// same value.
+// at returns the value at position pos. In each round the left half adds a hash of the right half modulo a, and the right
+// half is xored with a hash of the left half. Subtraction inverts the addition, and xor inverts itself, so the network is
+// one-to-one on its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle; the
+// start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two positions never have the same
+// value.
 func (f *feistel) at(pos int) int {
 	x, mask := uint64(pos), uint64(1)<<f.k-1 // mask has the k bits of the right half
 	for {
@@ -231,7 +231,7 @@ func checkCount(constructor string, n, count int) {
 	panicIf(count > 0 && n == 0, "%s: count is %d, must be 0, as there are no samples", constructor, count)
 }
 
-// Weighted draws each position of an epoch with a chance proportional to the sample's weight: weights[i] for sample i.
+// Weighted draws a sample for each position of an epoch, with a chance proportional to its weight: weights[i] for sample i.
 // A sample of weight 0 is never drawn. Weights must be finite and not negative. At least one must be positive, and
 // without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
 // with another number of samples.
@@ -408,10 +408,9 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may
-// take time proportional to its length. Two are kept because Resize, where one of its epochs crosses from one of the
-// sampler's to the next, asks for both in turn. The function is safe for concurrent use. It panics if the
-// order of an epoch is nil.
+// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may take
+// time proportional to its length. Two are kept because an epoch of Resize may span two epochs of its sampler, and then asks
+// for both in turn. The function is safe for concurrent use. It panics if the order of an epoch is nil.
 func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
@@ -476,10 +475,10 @@ func (b batchSampler) samples() int { return b.needs }
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
 
-// Buckets makes batches of samples of similar length, so that batches need little padding. lengths[i] is the
-// length of sample i. A batch's longest length times its number of samples is at most budget. Samples whose lengths
-// differ by less than an eighth share a bucket. In every epoch each bucket is shuffled and divided into batches anew,
-// and the batches of all buckets come in a new order.
+// Buckets makes batches of samples of similar length, so that batches need little padding. lengths[i] is the length of sample
+// i. A batch's longest length times its number of samples is at most budget. The lengths in a bucket exceed its shortest by
+// at most an eighth. In every epoch each bucket is shuffled and divided into batches anew, and the batches of all buckets
+// come in a new order.
 //
 // A budget that is not positive, and a length that is negative or above the budget, are errors. New refuses a data set with
 // another number of samples.
@@ -583,9 +582,10 @@ func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. Without any the result is the zero Shard, a single process, whose Count is 0. A number that is missing or
-// makes no sense is an error, because it would mean training on the wrong samples. So is an sbatch script for several tasks
-// that starts the process without srun: it would be one process, and rank 0 of many.
+// variables on. If no rank variable is set, the result is the zero Shard, which means a single process; its Count is 0. A
+// number that is missing or makes no sense is an error, because it would mean training on the wrong samples. It is also an
+// error if an sbatch script for several tasks starts the process without srun: Slurm then calls the only process rank 0 of
+// many.
 func ShardFromEnv() (Shard, error) {
 	launchers := [][3]string{ // the rank, the number of ranks, and what else to say if they make no sense
 		{"RANK", "WORLD_SIZE"},
@@ -648,7 +648,7 @@ const (
 //	step 1        6   7   8
 //	              9  10  11      PadTail takes 10 and 11 for 0 and 1, UnevenTail only 9, DropTail none of this row
 //
-// These numbers go with a batch. Each has the same name everywhere:
+// These numbers go with a batch. In engine, pass and deal they have these names:
 //
 //	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
 //	slot         where a task lies: 0 … window (worker.go)
@@ -668,7 +668,7 @@ type deal struct {
 	dropLast bool
 
 	mine int // the number of positions of this shard
-	most int // the number of rows of one position for each shard, the last of which may not be full
+	most int // the number of rows, where a row is one position for each shard; the last may not be full
 }
 
 // start returns the deal of the positions begin … n-1.
@@ -909,7 +909,7 @@ const (
 
 // MixOptions say how a Mix draws. The zero value takes the sources in turn and ends with the first.
 type MixOptions struct {
-	Weights []float64 // the chance of each source, relative to the others; nil: in turn
+	Weights []float64 // the share of each source, relative to the others; nil: in turn
 	Seed    uint64    // for Weights
 	Stop    Stop
 }
@@ -917,7 +917,8 @@ type MixOptions struct {
 // Mix takes items from several sources, in turn or by weight. In epoch e every source starts with its epoch e; a source that
 // is continued goes on with its epochs e+1, e+2, …. If such an epoch has no items, the mix cannot be continued. With
 // StopAtLast the weights are those of the sources that are left. The cursor of a mix contains the cursors of all sources, the
-// number of draws, and which sources have ended. It has no items: what a source has yielded is drawn.
+// number of draws, and which sources have ended. It has no items: those that were read ahead but not yielded are read again
+// at a resume.
 //
 // Every source is read in a goroutine of its own, up to eight items ahead. At the start and at a resume the first 64 sources are
 // opened at the same time, and the others at their first draw; the loop waits only for the source that it draws. So the

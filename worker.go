@@ -49,10 +49,10 @@ import (
 // and each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
 // the reorder cache, which holds the results that have come before their turn. (Out of order recv only counts the results,
 // and send - recv tasks are in these places. For streams the places of the reader come before the queue tasks; see readAhead.)
-// Each queue has room for window numbers. Therefore:
+// Each queue has a capacity of window. Therefore:
 //
 //   - No send ever blocks. A worker needs no select between its send and a signal to stop.
-//   - The engine stops by closing tasks and waiting for the workers.
+//   - To stop, the engine cancels the workers' context, closes the queue that it sends to, and waits.
 //   - Memory is bounded, even if task 0 never returns.
 //
 // In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0 to window, and each later task the slot that
@@ -472,10 +472,10 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
 // does not call f again for items before the cursor.
 //
-// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. The numbers are others than those of
-// a loader at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map
-// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and
-// so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
+// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. They differ from those of a loader
+// at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map changes
+// the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and so do
+// two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
