@@ -27,7 +27,7 @@
 // answers one question. Most sections end with exercises, to be done in the package's folder: Predict, Run, Read and, in
 // some, Break, which is a line to change so that a test notices. The tests simulate time, so that a second takes no time; but
 // each change is compiled, which takes half a minute. "go doc -u -src engine.loop", for example, prints a name that is not
-// exported. Examples are in dataloader_test.go; the README has a command that prints one. After a break, "git checkout
+// exported. Examples are in dataloader_test.go; the README has a command that prints one. After a Break, "git checkout
 // worker.go" restores that file.
 //
 // # A loop of ten lines

@@ -472,10 +472,10 @@ func try[T any](f func() (T, error)) (value T, err error) {
 // An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
 // does not call f again for items before the cursor.
 //
-// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. They differ from those of a loader
-// at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map changes
-// the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and so do
-// two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
+// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. Its numbers differ from those of a
+// loader at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map
+// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position,
+// and so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
