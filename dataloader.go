@@ -412,7 +412,7 @@ func (o Options) withDefaults() (_ Options, err error) {
 	batched := o.BatchSampler != nil
 	err = cmp.Or(
 		errorIf(batched && o.BatchSize != 0, "BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize),
-		errorIf(batched && o.Sampler != nil, "BatchSampler excludes Sampler (%v); leave it unset", o.Sampler),
+		errorIf(batched && o.Sampler != nil, "BatchSampler excludes Sampler; leave it unset"),
 		errorIf(batched && o.Shuffle, "BatchSampler excludes Shuffle (true); leave it unset"),
 		errorIf(batched && o.DropLast, "BatchSampler excludes DropLast (true); leave it unset"),
 		errorIf(o.Sampler != nil && o.Shuffle, "Sampler excludes Shuffle; a shuffling Sampler is Random"),

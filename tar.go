@@ -1887,9 +1887,10 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data to at most limit bytes, and refuses more before it has allocated more. A gzip file ends with its size,
-// which is believed unless so few bytes cannot become so many: deflate makes at most 1032 bytes of one. If a file has several
-// members, that is the size of the last: the first attempt counts the rest, and the second has the right size.
+// gunzip decompresses data to at most limit bytes, and refuses more before it has allocated more. A gzip file ends with its
+// size, so that memory can be allocated once. In a damaged file these bytes say anything. So a size above the limit, or of more
+// than eight times the file, is not believed: the first attempt only counts, and the second has the right size. So it is with a
+// file of several members, where the size is that of the last: the first attempt counts the rest.
 //
 // io.ReadAll would take 2½ times as much memory before it refuses.
 func gunzip(data []byte, limit int64) ([]byte, error) {
@@ -1898,7 +1899,10 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 		return nil, unexpected(err)
 	}
 	size := int64(binary.LittleEndian.Uint32(data[len(data)-4:]))
-	for size = min(size, limit, 1032*int64(len(data))); ; r.Reset(bytes.NewReader(data)) {
+	if size > min(limit, 8*int64(len(data))) {
+		size = 0
+	}
+	for ; ; r.Reset(bytes.NewReader(data)) {
 		text := make([]byte, size)
 		if _, err := io.ReadFull(r, text); err != nil {
 			return nil, unexpected(err)
