@@ -7322,7 +7322,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{BatchSampler: none, BatchSize: 2}), excludes + "BatchSize (2); leave it unset"},
 		{loader(Options{BatchSampler: none, Shuffle: true}), excludes + "Shuffle (true); leave it unset"},
 		{loader(Options{BatchSampler: none, DropLast: true}), excludes + "DropLast (true); leave it unset"},
-		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler (Sequential(1)); leave it unset"},
+		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler; leave it unset"},
 		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
 		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
 		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
