@@ -10726,7 +10726,7 @@ func TestDecode(t *testing.T) {
 	}{
 		{"gz", string(bomb), "more than 8388608 bytes", 8 << 20, 9 << 20},
 		{"gz.gz", gz(string(bomb)), "more than 8388608 bytes", 8<<20 + int64(len(bomb)), 9 << 20},
-		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\xff", "gzip: invalid checksum", 1 << 30, 1 << 20},
+		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\x0f", "gzip: invalid checksum", 1 << 30, 1 << 20},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
