@@ -960,10 +960,16 @@ func Example_checkpoint() {
 	}
 	fmt.Println(train(2))
 	fmt.Println(train(-1))
+	if err := os.WriteFile(name, []byte(`{"loss":1}`), 0o666); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(errors.Unwrap(train(-1)))
 	// Output:
 	// interrupted
 	// the sum of two epochs: 30
 	// <nil>
+	// it has no cursor
 }
 
 // A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
@@ -5927,7 +5933,7 @@ func TestBadDatasets(t *testing.T) {
 		{files(""), `Files: … pattern "": it matches no file`},
 		{files("a/["), "Files: … syntax error in pattern"},
 		{folder(nil), "Folder … nil"},
-		{errorOf(Files(os.DirFS("nowhere"))), "Files: nowhere: … open ."},
+		{errorOf(Files(os.DirFS("nowhere"))), "Files: nowhere: open ."}, // without a pattern that nobody gave
 		{folder(os.DirFS("nowhere")), "Folder: nowhere: … open ."},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
 		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},

@@ -86,8 +86,7 @@ type engine struct {
 
 // run calls yield with the slot of one result after the other, until there are no more or yield returns false. If ctx
 // ends, the remaining tasks come back without having been worked on, and their slots hold no result. So yield looks at ctx
-// first.
-// When run returns, also by a panic in yield, all its goroutines have ended.
+// first. When run returns, also by a panic in yield, all its goroutines have ended.
 //
 // At the end the deferred calls run from the last to the first:
 //
