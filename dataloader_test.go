@@ -556,20 +556,17 @@ func Example() {
 	})
 	loader, err := New(squares, List[float64], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var at Cursor
 	for at.Epoch < 2 {
 		for batch, err := range loader.Run(context.Background(), &at) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			checkpoint, err := json.Marshal(at)
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println(batch, string(checkpoint))
 		}
@@ -592,19 +589,16 @@ func ExampleNew_oneProcess() {
 	labels := Func(20, func(ctx context.Context, i int) (int, error) { return i % 3, nil })
 	data, err := Pairs(features, labels)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(data, CollatePair(Stack[float32], List[int]), Options{BatchSize: 8})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(loader.Len(), "batches")
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.First.Shape, batch.Second)
 	}
@@ -626,14 +620,12 @@ func ExampleNew_outOfOrder() {
 	})
 	loader, err := New(slow, List[int], Options{Workers: 2, Unordered: true})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	received := 0
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(batch)
 		if received++; received == 5 {
@@ -659,13 +651,11 @@ func ExampleNew_inOrder() {
 	})
 	loader, err := New(slow, List[int], Options{Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(batch)
 	}
@@ -678,14 +668,12 @@ func ExampleNew_inOrder() {
 func ExampleDataLoader_Epoch() {
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 6, Shuffle: true, Seed: 42})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, epoch := range []int{0, 0, 1} {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println("epoch", epoch, batch)
 		}
@@ -701,14 +689,12 @@ func ExampleDataLoader_Run() {
 	const batchSize = 2
 	loader, err := New(Slice[string]{"a", "b", "c", "d", "e"}, List[string], Options{BatchSize: batchSize})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var at Cursor
 	for batch, err := range loader.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("epoch", at.Epoch, "batch", (at.Pos-1)/batchSize, "of", loader.Len(), batch)
 	}
@@ -722,15 +708,13 @@ func ExampleDataLoader_Run() {
 func ExampleStream_Run_restartOrContinue() {
 	loader, err := New(Slice[string]{"a", "b", "c", "d"}, List[string], Options{})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var at Cursor
 	untilB := func(seq iter.Seq2[[]string, error]) {
 		for batch, err := range seq {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Print(batch)
 			if batch[0] == "b" {
@@ -761,8 +745,7 @@ func ExampleSampleError() {
 	})
 	loader, err := New(data, List[int], Options{BatchSize: 4, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	train := func(ctx context.Context) error {
 		var at Cursor
@@ -804,8 +787,7 @@ func ExampleCursor_stream() {
 	var at Cursor
 	for _, err := range batches.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		if at.Pos == 20 {
 			break
@@ -893,8 +875,7 @@ func ExampleCursor() {
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "checkpoint.json")
@@ -978,8 +959,7 @@ func Example_checkpoint() {
 func Example_training() {
 	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer archive.Close()
 
@@ -1189,13 +1169,11 @@ func Example_datasetOfYourOwn() {
 	var data Dataset[Tensor[float32]] = squares{n: 5}
 	loader, err := New(data, Stack[float32], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.Shape, batch.Data)
 	}
@@ -1236,21 +1214,18 @@ func ExampleFiles() {
 	}
 	files, err := Files(fsys, "**/*.txt")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	words := Transform(files, func(ctx context.Context, f File) (string, error) {
 		return f.Name + ": " + strings.ToUpper(string(f.Data)), nil
 	})
 	loader, err := New(words, List[string], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -1271,8 +1246,7 @@ func ExampleFolder() {
 	}
 	samples, classes, err := Folder(fsys, "**/*.txt")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(classes, samples)
 
@@ -1286,8 +1260,7 @@ func ExampleFolder() {
 	}
 	balanced, err := Weighted(weights, len(weights), true, 1)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	texts := Transform(samples, func(_ context.Context, s Pair[string, int]) (string, error) {
 		text, err := fs.ReadFile(fsys, s.First)
@@ -1295,13 +1268,11 @@ func ExampleFolder() {
 	})
 	loader, err := New(texts, List[string], Options{BatchSize: 4, Sampler: balanced})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("%q\n", batch)
 	}
@@ -1316,18 +1287,15 @@ func ExampleRows() {
 	features := Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, Shape: []int{5, 2}}
 	data, err := Rows(features)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("size", batch.Shape[0], "shape", batch.Shape, "dimensions", len(batch.Shape), batch.Data)
 	}
@@ -1344,13 +1312,11 @@ func ExamplePairs() {
 	data, err3 := Pairs(features, labels)
 	loader, err4 := New(data, CollatePair(Stack[float32], Stack[int64]), Options{BatchSize: 3})
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Shape, batch.Second.Data)
 	}
@@ -1372,13 +1338,11 @@ func ExampleRand() {
 	for _, workers := range []int{0, 3} {
 		loader, err := New(data, List[string], Options{Seed: 7, Workers: workers})
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println(batch[0])
 		}
@@ -1405,14 +1369,12 @@ func ExampleCache() {
 	})
 	loader, err := New(Cache(Retry(remote, 3, time.Millisecond)), List[string], Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for epoch := range 3 {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println("epoch", epoch, batch, "after", calls, "calls")
 		}
@@ -1429,24 +1391,20 @@ func ExampleSplit() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	parts, err := Split(data, 1, 7, 3)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	few, err := Subset(data, []int{9, 0})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, part := range []Dataset[int]{parts[0], parts[1], Concat(few, parts[1])} {
 		loader, err := New(part, List[int], Options{BatchSize: 10})
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println(batch)
 		}
@@ -1463,8 +1421,7 @@ func ExampleSplit() {
 func ExampleSampler() {
 	weighted, err := Weighted([]float64{0, 1, 0, 3}, 8, true, 1)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, s := range []Sampler{
 		Sequential(5),
@@ -1495,13 +1452,11 @@ func ExampleTorchRandom() {
 	for rank := range 3 {
 		loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: TorchRandom(10, 0), Shard: Shard{Index: rank, Count: 3}})
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println("rank", rank, batch)
 		}
@@ -1565,13 +1520,11 @@ func ExampleBatches() {
 	}
 	loader, err := New(data, List[string], Options{BatchSampler: sampler})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -1591,18 +1544,15 @@ func ExampleBuckets() {
 	var sampler BatchSampler
 	sampler, err := Buckets(lengths, 12, 1)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(sentences, Pad('.'), Options{BatchSampler: sampler})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		var ragged Ragged[rune] = batch
 		fmt.Printf("%v %v %q\n", ragged.Shape, ragged.Lengths, string(ragged.Data))
@@ -1682,22 +1632,19 @@ func ExampleBuckets_ranks() {
 	texts := Func(len(lengths), func(_ context.Context, i int) ([]rune, error) { return make([]rune, lengths[i]), nil })
 	buckets, err := Buckets(lengths, 240, 1)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, sampler := range []BatchSampler{buckets, sameWidth{buckets, lengths, ranks}} {
 		widths := make([][ranks]int, (sampler.Len()+ranks-1)/ranks)
 		for rank := range ranks {
 			loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: ranks}})
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			step := 0
 			for batch, err := range loader.Epoch(context.Background(), 0) {
 				if err != nil {
-					fmt.Println(err)
-					return
+					log.Fatal(err)
 				}
 				widths[step][rank] = batch.Shape[1]
 				step++
@@ -1748,13 +1695,11 @@ func ExampleTail() {
 		for rank := range 4 {
 			loader, err := New(data, List[int], Options{BatchSize: 3, Shard: Shard{Index: rank, Count: 4}, Tail: tail})
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			for batch, err := range loader.Epoch(context.Background(), 0) {
 				if err != nil {
-					fmt.Println(err)
-					return
+					log.Fatal(err)
 				}
 				steps = append(steps, batch)
 			}
@@ -1780,13 +1725,11 @@ func ExampleCollate() {
 	}
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5, 6}, sum, Options{BatchSize: 3})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -1813,13 +1756,11 @@ func ExampleTensor() {
 	}
 	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		var shape []int64
 		for _, n := range batch.Shape {
@@ -2062,8 +2003,7 @@ func ExamplePanicError() {
 	})
 	loader, err := New(data, List[string], Options{Workers: 1})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		var bad *SampleError
@@ -2079,8 +2019,7 @@ func ExamplePanicError() {
 			continue
 		}
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -2107,8 +2046,7 @@ func ExampleDataLoader() {
 	}
 	loader, err := New(Slice[int]{1, 2, 3, 4}, List[int], Options{BatchSize: 3})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(evaluate(loader))
 	// Output: 10 <nil>
@@ -2118,19 +2056,16 @@ func ExampleDataLoader() {
 func ExampleDataLoader_Batch() {
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	ctx := context.Background()
 	for batch, err := range loader.Epoch(ctx, 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		last, err := loader.Batch(ctx, 0, loader.Len()-1)
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("train", batch, "evaluate", last)
 	}
@@ -2144,19 +2079,16 @@ func ExampleDataLoader_Batch() {
 func ExampleDataLoader_Recycle() {
 	data, err := Rows(Tensor[float32]{Data: make([]float32, 1000*784), Shape: []int{1000, 784}})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(data, Stack[float32], Options{BatchSize: 50})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	memory := map[*float32]bool{}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		memory[&batch.Data[0]] = true
 		loader.Recycle(batch)
@@ -2182,8 +2114,7 @@ func ExampleOptions_onError() {
 		return nil
 	}})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
@@ -2215,15 +2146,13 @@ func ExampleOptions_onErrorRanks() {
 	for rank := range 2 {
 		loader, err := New(data, List[float64], Options{BatchSize: 2, Shard: Shard{Index: rank, Count: 2}, OnError: drop})
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		step := 0
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			var bad *SampleError
 			if err != nil && !errors.As(err, &bad) {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			for _, loss := range batch { // the zero batch has none
 				sums[step] += loss
@@ -2255,13 +2184,11 @@ func ExampleTiming() {
 	}
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2, Trace: trace})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -2285,13 +2212,11 @@ func ExampleStats() {
 	stats := new(Stats)
 	loader, err := New(data, List[int], Options{BatchSize: 10, Workers: 1, Trace: stats.Observe})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		time.Sleep(time.Millisecond) // train
 	}
@@ -2304,14 +2229,12 @@ func ExampleStats() {
 func ExampleProgress() {
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var shown strings.Builder
 	for batch, err := range Progress(&shown, loader.Len(), loader.Epoch(context.Background(), 0)) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -2343,8 +2266,7 @@ func ExampleFromSeq() {
 	var at Cursor
 	for s, err := range upper.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(s, " ")
 		if at.Pos >= 5 {
@@ -2353,20 +2275,17 @@ func ExampleFromSeq() {
 	}
 	saved, err := json.Marshal(at)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println("| saved at pos", at.Pos)
 
 	var resumed Cursor
 	if err := json.Unmarshal(saved, &resumed); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for s, err := range upper.Run(context.Background(), &resumed) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(s, " ")
 	}
@@ -2381,16 +2300,14 @@ func ExampleMap() {
 	fsys := fstest.MapFS{"a.txt": {Data: []byte("7")}, "b.txt": {Data: []byte("8")}, "c.txt": {Data: []byte("9")}}
 	names, err := fs.Glob(fsys, "*.txt")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	list := Map(Indices(Sequential(len(names))), 0, func(_ context.Context, i int) (string, error) { return names[i], nil })
 	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) { return fs.ReadFile(fsys, name) }).Prefetch(10)
 	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) { return strconv.Atoi(string(data)) })
 	for number, err := range decode.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(number)
 	}
@@ -2407,13 +2324,11 @@ func ExampleBatch() {
 	pipeline := Batch(Map(Indices(sampler), 8, data.Get), 2, List[string])
 	loader, err := New(data, List[string], Options{Sampler: sampler, BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for both, err := range Zip(pipeline, StreamOf(loader)).Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(both.First, both.Second)
 	}
@@ -2430,8 +2345,7 @@ func ExampleBatch_collate() {
 	})
 	for padded, err := range Batch(words, 2, Pad('.')).Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(padded.Shape, padded.Lengths, string(padded.Data))
 	}
@@ -2441,8 +2355,7 @@ func ExampleBatch_collate() {
 	})
 	for text, err := range joined.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(text)
 	}
@@ -2464,8 +2377,7 @@ func ExampleUnbatch() {
 	})
 	for batch, err := range Batch(Unbatch(fetched), 3, List[string]).Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -2488,8 +2400,7 @@ func ExampleStream_Filter() {
 			continue
 		}
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(n)
 	}
@@ -2506,8 +2417,7 @@ func ExampleStream_Shuffle_cursor() {
 	var at Cursor
 	for batch, err := range batches.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		if at.Pos == 40 {
 			fmt.Println("batch", batch)
@@ -2516,8 +2426,7 @@ func ExampleStream_Shuffle_cursor() {
 	}
 	text, err := json.MarshalIndent(at, "", " ")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(string(text))
 	// epoch    the epoch that is being read
@@ -2569,8 +2478,7 @@ func ExampleStream_Prefetch() {
 	fmt.Println("defined")
 	for i, err := range part.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(i)
 	}
@@ -2591,8 +2499,7 @@ func ExampleMix() {
 	mix := Mix(MixOptions{Stop: StopAtLast}, numbers, times(100), times(111))
 	for i, err := range mix.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(i, " ")
 	}
@@ -2608,8 +2515,7 @@ func ExampleMixOptions() {
 		mix := Mix(MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, letters("abcdef"), letters("XYZ")).Take(24)
 		for letter, err := range mix.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Print(letter)
 		}
@@ -2635,8 +2541,7 @@ func ExampleChain() {
 		var all []int
 		for i, err := range s.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			all = append(all, i)
 		}
@@ -2644,8 +2549,7 @@ func ExampleChain() {
 	}
 	for pair, err := range Zip(low, high).Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Print(pair, " ")
 	}
@@ -2667,15 +2571,13 @@ func ExampleStreamOf() {
 	})
 	loader, err := New(data, List[int], Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var stream Stream[[]int] = StreamOf(loader)
 	var last Item[[]int]
 	for item, err := range stream(context.Background(), Cursor{Epoch: 7}) {
 		if err != nil { // the stream cannot be continued
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(item.Value, item.Err, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
 		last = item
@@ -2695,18 +2597,15 @@ func ExampleCursor_Load() {
 	at := Cursor{Epoch: 2, Pos: 100, State: state{Line: 1 << 60}}
 	saved, err := json.Marshal(at)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var back Cursor
 	if err := json.Unmarshal(saved, &back); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var s state
 	if err := back.Load(&s); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(s.Line == 1<<60)
 	// Output: true
@@ -2736,18 +2635,15 @@ func ExampleWeighted() {
 	}
 	balanced, err := Weighted(weights, len(samples), true, 1) // with replacement: there are only 10 dogs
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(samples, List[Pair[string, int]], Options{BatchSize: 25, Sampler: balanced})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		count := [2]int{}
 		for _, s := range batch {
@@ -2803,15 +2699,13 @@ func ExampleSubset_stratified() {
 	trainLoader, err4 := New(trainSet, List[string], Options{BatchSize: 40, Sampler: balanced})
 	testLoader, err5 := New(testSet, List[string], Options{BatchSize: 40})
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(len(train), "for training,", len(test), "for the test, loaded so far:", loaded.Load())
 	for _, loader := range []*DataLoader[[]string]{trainLoader, testLoader} {
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			count := map[string]int{}
 			for _, label := range batch {
@@ -2839,8 +2733,7 @@ func ExampleSplit_crossValidation() {
 	}
 	parts, err := Split(data, 1, lengths...)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	read := func(part Dataset[int], opts Options) (all []int) {
 		loader, err := New(part, List[int], opts)
@@ -2926,8 +2819,7 @@ func ExamplePairs_byName() {
 	delete(fsys, "labels/0004.txt")
 	pairs, err := match("images", "labels")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	samples := Transform(pairs, func(_ context.Context, p Pair[string, string]) (Pair[string, string], error) {
 		picture, err1 := fs.ReadFile(fsys, p.First)
@@ -2936,13 +2828,11 @@ func ExamplePairs_byName() {
 	})
 	loader, err := New(samples, CollatePair(List[string], List[string]), Options{BatchSize: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("%q %q\n", batch.First, batch.Second)
 	}
@@ -2984,14 +2874,12 @@ func ExampleCollate_struct() {
 	}
 	loader, err := New(data, collate, Options{BatchSize: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	memory := map[any]bool{}
 	for b, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(b.images.Shape, b.images.Data, b.labels, b.names)
 		memory[&b.images.Data[0]], memory[&b.labels[0]], memory[&b.names[0]] = true, true, true
@@ -3022,14 +2910,12 @@ func ExampleResize() {
 	sampler := Resize(Random(data.Len(), 1), passes*data.Len())
 	loader, err := New(data, List[int], Options{BatchSize: 2, Sampler: sampler, Workers: 1})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var at Cursor
 	for batch, err := range loader.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		pass := at.Epoch*passes + (at.Pos-1)/data.Len()
 		fmt.Println("pass", pass, batch, "cursor", at.Epoch, at.Pos)
@@ -3062,8 +2948,7 @@ func ExampleStream_Repeat() {
 	steps := 5
 	for batch, err := range batches.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("pass", (at.Pos-1)/data.Len(), batch)
 		if steps--; steps == 0 {
@@ -3072,8 +2957,7 @@ func ExampleStream_Repeat() {
 	}
 	saved, err := json.Marshal(at)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(string(saved))
 	// Output:
@@ -3195,13 +3079,11 @@ func ExampleWorker() {
 	})
 	loader, err := New(data, List[string], Options{BatchSize: 3, Workers: workers})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -3239,8 +3121,7 @@ func ExampleDataLoader_Recycle_ownMemory() {
 	}
 	loader, err := NewFunc(n, load, Options{BatchSize: batchSize, Workers: workers, Prefetch: prefetch})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for piece := range slices.Chunk(memory, batchSize*width) {
 		loader.Recycle(Tensor[float32]{Data: piece})
@@ -3249,8 +3130,7 @@ func ExampleDataLoader_Recycle_ownMemory() {
 	batches := 0
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		batches++ // begin to upload batch
 		if before.Data != nil {
@@ -3279,8 +3159,7 @@ func ExampleDataLoader_Run_pull() {
 	})
 	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{BatchSize: 2, DropLast: true, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	type batch = Pair[Tensor[float32], Tensor[int32]]
 	var at Cursor
@@ -3435,8 +3314,7 @@ func ExampleStream_stage() {
 	for at.Epoch == 0 { // leave the loop and resume after each pair
 		for p, err := range pairs.Run(context.Background(), &at) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println(p.First, p.Second, at)
 			break
@@ -3467,8 +3345,7 @@ func ExampleStream_OnError() {
 	})
 	for batch, err := range Batch(sound, 2, List[int]).Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -3487,8 +3364,7 @@ func ExampleDataLoader_At() {
 	data := Func(10, func(ctx context.Context, i int) (int, error) { return i, nil })
 	loader, err := New(data, List[int], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	ctx := context.Background()
 	step := 4 // four steps have been taken; an epoch has three
@@ -3496,8 +3372,7 @@ func ExampleDataLoader_At() {
 	fmt.Println("epoch", at.Epoch, "pos", at.Pos)
 	for batch, err := range loader.Run(ctx, &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("step", step, batch)
 		step++
@@ -3525,8 +3400,7 @@ func ExampleStream_Shard() {
 			var steps [][]int
 			for batch, err := range Batch(part, 2, List[int]).Epoch(context.Background(), 0) {
 				if err != nil {
-					fmt.Println(err)
-					return
+					log.Fatal(err)
 				}
 				steps = append(steps, batch)
 			}
@@ -3559,8 +3433,7 @@ func ExampleStream_Repeat_ranks() {
 		batches := Batch(Map(own, 2, decode).OnError(drop), 2, List[int]).Take(steps)
 		for batch, err := range batches.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println("rank", rank, batch)
 		}
@@ -3582,8 +3455,7 @@ func ExampleProgress_loss() {
 	const perStep = 2 // BatchSize × ranks
 	loader, err := New(Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}, List[float64], Options{BatchSize: perStep})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var clock time.Time
 	now := func() time.Time { return clock } // in a program: now := time.Now
@@ -3611,8 +3483,7 @@ func ExampleProgress_loss() {
 		bar := newBar(&terminal, step(), loader.Len())
 		for batch, err := range loader.Run(context.Background(), &at) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			loss := 0.0
 			for _, x := range batch {
@@ -3667,8 +3538,7 @@ func ExampleProgress_slowStage() {
 		var shown strings.Builder // in a program os.Stderr
 		for _, err := range Progress(&shown, items, stage.stream.Take(items).Epoch(context.Background(), 0)) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 		}
 		fmt.Println(stage.name, strings.Fields(shown.String())[:2]) // the rate is the next field
@@ -3689,14 +3559,12 @@ func ExampleTar() {
 	for label, name := range []string{"cat", "dog"} {
 		files := []File{{Name: "txt", Data: []byte("I am a " + name)}, {Name: "cls", Data: []byte(strconv.Itoa(label))}}
 		if err := w.Write(Record{Key: name, Files: files}); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
@@ -3738,14 +3606,12 @@ func ExampleOpenTar() {
 	w := NewTarWriter(&shard)
 	for _, name := range []string{"cat", "cow", "dog"} {
 		if err := w.Write(Record{Key: name, Files: []File{{Name: "txt", Data: []byte("I am a " + name)}}}); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "train.tar")
@@ -3793,8 +3659,7 @@ func ExampleTarWriter() {
 	fmt.Println(w.Write(Record{Key: "pets/cat", Files: files}))
 	fmt.Println(w.Write(Record{Key: "pets/cat.2", Files: files}))
 	if err := w.Close(); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r := tar.NewReader(&shard); ; {
 		h, err := r.Next()
@@ -3802,8 +3667,7 @@ func ExampleTarWriter() {
 			break
 		}
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(h.Name, h.Size)
 	}
@@ -3819,8 +3683,7 @@ func ExampleOpener() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
 	if err := errors.Join(w.Write(Record{Key: "cat", Files: []File{{Name: "txt", Data: []byte("meow")}}}), w.Close()); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	store := fstest.MapFS{"bucket/train.tar": {Data: shard.Bytes()}}
 	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -3837,13 +3700,11 @@ func ExampleOpener() {
 	}
 	records, err := Tar([]string{"mem://bucket/train.tar"}, TarOptions{Open: open})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
 	}
@@ -3854,8 +3715,7 @@ func ExampleOpener() {
 func ExampleExpand() {
 	shards, err := Expand("https://example.org/{train,valid}-{08..10}.tar")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, name := range shards {
 		fmt.Println(name)
@@ -3895,8 +3755,7 @@ func ExampleDecode() {
 	}
 	dir, err := os.MkdirTemp("", "pets")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	shard, folder := filepath.Join(dir, "pets.tar"), filepath.Join(dir, "pets")
@@ -3956,13 +3815,11 @@ func ExampleImageTensor() {
 	})
 	loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.Shape, "images, planes, rows, columns")
 		for data := range slices.Chunk(batch.Data, 6) {
@@ -3980,8 +3837,7 @@ func ExampleImageTensor() {
 func Example_imageFolder() {
 	archive, err := zip.OpenReader("testdata/digits.zip")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer archive.Close()
 	fsys, err := fs.Sub(archive, "train") // or os.DirFS("train")
@@ -4046,13 +3902,11 @@ func Example_imageSizes() {
 	})
 	loader, err := New(squares, Stack[float32], Options{BatchSize: 4, Shuffle: true, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.Shape)
 		loader.Recycle(batch)
@@ -4145,13 +3999,11 @@ func Example_imageAugmentation() {
 	for _, run := range []struct{ epoch, workers int }{{0, 0}, {0, 3}, {1, 3}} {
 		loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 1, Workers: run.workers})
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for batch, err := range loader.Epoch(context.Background(), run.epoch) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Println("epoch", run.epoch, "workers", run.workers, "shape", batch.Shape)
 			for t := range slices.Chunk(batch.Data, 3*size*size) {
@@ -4180,8 +4032,7 @@ func Example_trainingFromTar() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "digits")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 
@@ -4376,8 +4227,7 @@ func Example_trainingFromTar() {
 func ExampleNewFunc() {
 	dir, err := os.MkdirTemp("", "tokens")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	text, err := binary.Append(nil, binary.LittleEndian, []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535})
@@ -4473,8 +4323,7 @@ func ExampleUnbatch_packing() {
 	for range 2 {
 		var err error
 		if saved, err = train(saved); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("saved: %.60s…\n", saved)
 	}
@@ -4492,8 +4341,7 @@ func ExampleUnbatch_packing() {
 func Example_jsonLines() {
 	dir, err := os.MkdirTemp("", "lines")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" +
@@ -4567,8 +4415,7 @@ func Example_jsonLines() {
 func Example_csv() {
 	dir, err := os.MkdirTemp("", "csv")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	text := "class,note,length,width\ncat,purrs,46,25\n\"dog\",\"barks,\nat night\",85,30\n\ncow,,240,70\n"
@@ -4650,8 +4497,7 @@ func Example_mnist() {
 		w := gzip.NewWriter(&b)
 		_, err := w.Write(data)
 		if err := errors.Join(err, w.Close()); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		mnist[name] = &fstest.MapFile{Data: b.Bytes()}
 	}
@@ -5052,8 +4898,7 @@ func ExampleOpener_presigned() {
 	// The example of AWS's documentation.
 	address, err := url.Parse(presign("examplebucket", "test.txt", time.Date(2013, 5, 24, 0, 0, 0, 0, time.UTC), 24*time.Hour))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(address.Query().Get("X-Amz-Signature"))
 	// Output:
@@ -5092,13 +4937,11 @@ func ExampleOpener_signedURLs() {
 	w := NewTarWriter(&shard)
 	for _, key := range []string{"cat", "dog", "pig"} {
 		if err := w.Write(Record{Key: key, Files: []File{{Name: "txt", Data: make([]byte, 1<<20)}}}); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	var used sync.Map // the signatures, each of which the server accepts once
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -5169,8 +5012,7 @@ func ExampleTarOptions_elastic() {
 	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	var shards []string
@@ -5304,8 +5146,7 @@ func ExampleFromSeq_cache() {
 			if bad := (*SampleError)(nil); errors.As(err, &bad) {
 				value = "failed"
 			} else if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Print(" ", value)
 			if steps--; steps == 0 {
@@ -5338,8 +5179,7 @@ func ExampleFunc_cacheOnDisk() {
 
 	dir, err := os.MkdirTemp("", "decoded-v1")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	slow := Transform(raw, decode)
@@ -5397,8 +5237,7 @@ func ExampleFunc_cacheOnDisk() {
 func ExampleTarWriter_rollingShards() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	pattern := filepath.Join(dir, "train-%06d.tar")
