@@ -250,7 +250,7 @@
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and plan.resume
-//   - Break: in plan.resume replace "ahead: s.Done" by "ahead: nil". The same command notices.
+//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
 //
 // # Shards and ranks
 //
@@ -395,10 +395,12 @@ type Options struct {
 	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. A count that
 	// OnError keeps is not saved in a cursor.
 	//
-	// OnError runs in the loop's goroutine when the batch is about to be handed over, so the order of its calls does not
-	// depend on Workers. Two loops over one loader may call it at the same time.
+	// OnError runs when the batch is about to be handed over, in the goroutine that reads the loader, so the order of its calls
+	// does not depend on Workers. That goroutine is the loop's or, behind Mix, Prefetch or a Map with workers, one that reads
+	// ahead of the loop. Guard what OnError shares with others: two loops over one loader, and two loaders in a Mix, may call it
+	// at the same time.
 	OnError func(*SampleError) error
-	// Trace, if not nil, is called in the loop's goroutine for each batch, just before it is handed over. A failed batch
+	// Trace, if not nil, is called for each batch, where OnError would be, just before the batch is handed over. A failed batch
 	// counts too, and so does a batch whose samples were all dropped; both have 0 Samples. A panic in Trace ends the loop.
 	Trace func(Timing)
 }
@@ -498,7 +500,7 @@ func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error
 }
 
 // setOrder sets the order of n samples, and how the order is dealt out.
-func (l *plan) setOrder(n int, opts Options) error {
+func (pl *plan) setOrder(n int, opts Options) error {
 	o, err := opts.withDefaults()
 	if err != nil {
 		return err
@@ -506,43 +508,63 @@ func (l *plan) setOrder(n int, opts Options) error {
 	if n < 0 {
 		return fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
 	}
-	var positions interface{ Len() int } // of the order
-	if o.BatchSampler != nil {
-		positions, l.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
-	} else {
-		if o.Sampler == nil && o.Shuffle {
-			o.Sampler = Random(n, o.Seed)
-		} else if o.Sampler == nil {
-			o.Sampler = Sequential(n)
-		}
-		positions, l.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
-	}
-	count := positions.Len()
+	pl.opts, pl.samples = o, n
+	order := pl.chooseOrder()
+	count := order.Len()
 	if count < 0 || count > math.MaxInt/2 {
-		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", positions, count, math.MaxInt/2)
+		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", order, count, math.MaxInt/2)
 	}
+	pl.name = describe(order)
 	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
-	l.opts, l.samples, l.name = o, n, describe(positions)
-	l.deal = deal{n: count, size: size, shard: Shard{0, o.Shard.Count}, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	need, steps := samplesOf(positions), l.deal.steps() // of rank 0, which has the most batches
-	err = cmp.Or(
-		errorIf(need > 0 && need != n, "dataloader: Options: %s is for %d samples, the data set has %d; "+
-			"Weighted needs a weight for each sample, and Buckets a length", l.name, need, n),
-		errorIf(n > 0 && count == 0, "dataloader: Options: %s is empty, and there are %d samples", l.name, n),
-		errorIf(n > 0 && steps == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, DropLast %t, "+
-			"Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
-			n, l.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
-	l.deal.shard = o.Shard
-	l.deal = l.deal.start(0)
-	l.state = &loaderState{By: l.name, Seed: o.Seed}
+	pl.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	pl.state = &loaderState{By: pl.name, Seed: o.Seed}
 	if o.Unordered {
-		l.state.Shard, l.state.Size = &l.deal.shard, size
+		pl.state.Shard, pl.state.Size = &pl.deal.shard, size
 	}
-	return err
+	return pl.check(samplesOf(order))
+}
+
+// chooseOrder sets indicesOf, and returns the order that the options ask for.
+func (pl *plan) chooseOrder() (order interface{ Len() int }) {
+	samples, batches := pl.opts.Sampler, pl.opts.BatchSampler
+	switch {
+	case batches != nil:
+		pl.indicesOf = indicesOfBatches(keepTwo(batches.Batches))
+		return batches
+	case samples == nil && pl.opts.Shuffle:
+		samples = Random(pl.samples, pl.opts.Seed)
+	case samples == nil:
+		samples = Sequential(pl.samples)
+	}
+	pl.indicesOf = indicesOfSamples(keepTwo(samples.Order))
+	return samples
+}
+
+// check says why the order does not fit the samples, or why no rank has a batch. need is the number of samples for which the
+// order is made, or 0.
+func (pl *plan) check(need int) error {
+	n, o, rank0 := pl.samples, &pl.opts, pl.deal
+	rank0.shard.Index = 0 // the rank that has the most batches
+	rank0 = rank0.start(0)
+	return cmp.Or(
+		errorIf(need > 0 && need != n, "dataloader: Options: %s is for %d samples, the data set has %d; "+
+			"Weighted needs a weight for each sample, and Buckets a length", pl.name, need, n),
+		errorIf(n > 0 && pl.deal.n == 0, "dataloader: Options: %s is empty, and there are %d samples", pl.name, n),
+		errorIf(n > 0 && rank0.steps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
+			"DropLast %t, Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
+			n, pl.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
 }
 
 // Len returns the number of batches in an epoch of this shard.
-func (l *plan) Len() int { return l.deal.steps() }
+func (l *DataLoader[B]) Len() int {
+	l.mustExist("Len")
+	return l.deal.steps()
+}
+
+// mustExist panics if there is no loader, because New has returned an error instead.
+func (l *DataLoader[B]) mustExist(method string) {
+	panicIf(l == nil, "%s: the loader is nil; look at the error of New", method)
+}
 
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
 // Unordered. With Shuffle each epoch has another order. Errors are those of Run.
@@ -568,14 +590,15 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
 // variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
-	panicIf(l == nil, "Run: the loader is nil; look at the error of New")
+	l.mustExist("Run")
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
 // more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
 // are the same. At panics if epoch or k is negative.
-func (l *plan) At(epoch, k int) Cursor {
+func (l *DataLoader[B]) At(epoch, k int) Cursor {
+	l.mustExist("At")
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
 	if n := l.Len(); n > 0 {
 		panicIf(epoch >= math.MaxInt-k/n, "At: epoch is %d and k is %d, which is too far", epoch, k)
@@ -591,6 +614,7 @@ func (l *plan) At(epoch, k int) Cursor {
 // at its turn k. Step s of a training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are running. It
 // asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
+	l.mustExist("Batch")
 	p, err := l.resume(Cursor{Epoch: epoch})
 	if err == nil && (k < 0 || k >= p.steps) {
 		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
@@ -621,6 +645,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. It also gets the
 // memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
+	l.mustExist("Recycle")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.free) < l.maxFree {
@@ -647,13 +672,15 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			yield(Item[B]{}, err)
 			return
 		}
+		window := max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps))
+		slots := make([]task[B], window+1)
 		e := engine{ // no more workers, and no larger window, than there are steps
 			workers: min(l.opts.Workers, p.steps),
-			window:  max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)),
+			window:  window,
 			ordered: !l.opts.Unordered,
 			seed:    l.opts.Seed,
+			work:    func(w *worker, slot int) { makeBatch(w, p, &slots[slot], l.build) },
 		}
-		slots := make([]task[B], e.window+1)
 		e.nextTask = func(slot int) bool {
 			t := &slots[slot]
 			if t.step = p.nextStep(); t.step >= p.steps {
@@ -662,7 +689,6 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			t.batch, t.timing.Sent = l.recycled(), p.now()
 			return true
 		}
-		e.work = func(w *worker, slot int) { makeBatch(w, p, &slots[slot], l.build) }
 		received := func(slot int) bool {
 			t := &slots[slot]
 			t.timing.Received = p.now()
@@ -932,11 +958,13 @@ type loaderState struct {
 type span [2]int
 
 // A pass is one loop's way through the rest of an epoch. It counts its steps, which are the shard's batches, from where
-// the loop began. Out of order, the steps that have been handed over are those below mark, and some ahead of it:
+// the loop began. The steps that have been handed over are kept as spans. The first span begins at step 0, and may be empty;
+// where it ends is the low-water mark. In order there is no other span. Out of order there may be:
 //
 //	step   0 1 2 3 4 5 6 7 8 9          handed over: 0, 1, 3, 4, 7
-//	       x x . x x . . x . .
-//	           ^                        mark = 2, ahead = {3, 5} and {7, 8}
+//	       x x . x x . . x . .          done = {0, 2}, {3, 5} and {7, 8}
+//	           ^
+//	           the low-water mark
 type pass struct {
 	// Set by resume, and only read afterwards.
 	plan       *plan
@@ -945,71 +973,72 @@ type pass struct {
 	indicesAt  indicesAt
 	firstBatch int // the number of step 0's batch in the epoch; approximate, if ranks × BatchSize has changed since the cursor
 	steps      int
-	began      time.Time // zero without Trace
 
 	// These belong to the loop.
-	next     int       // the next step to send; nextStep passes over the steps that are below mark or in ahead
-	mark     int       // the low-water mark: all steps below it have been handed over, and the step at it has not
-	ahead    []span    // the steps above mark that have been handed over; sorted, no two touch
+	next     int       // the next step to send, unless it is done
+	done     []span    // the steps that have been handed over; sorted, no two touch
 	returned time.Time // when the body returned last; zero without Trace
 	last     Timing    // of the batch before; zero for the first
 }
 
 // resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order.
-func (l *plan) resume(from Cursor) (p *pass, err error) {
+func (pl *plan) resume(from Cursor) (*pass, error) {
 	var s loaderState
-	if err = from.fit(l.name, &s.By, &s); err != nil {
+	if err := from.fit(pl.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	p = &pass{plan: l, epoch: from.Epoch, deal: l.deal.start(min(from.Pos, l.deal.n)), ahead: s.Done}
-	p.firstBatch = from.Pos / l.deal.size / l.deal.shard.Count
+	p := &pass{plan: pl, epoch: from.Epoch, deal: pl.deal.start(min(from.Pos, pl.deal.n)), done: append([]span{{}}, s.Done...)}
+	p.firstBatch = from.Pos / p.deal.size / p.deal.shard.Count
 	p.steps = p.deal.steps()
-	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
-	switch {
-	case !from.atStart() && s.Seed != l.opts.Seed:
-		return nil, from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, l.opts.Seed)
-	case from.Pos > l.deal.n:
-		return nil, from.refused("pos must be at most %d", l.deal.n)
-	case outOfOrder && (*s.Shard != l.deal.shard || s.Size != l.deal.size):
-		return nil, from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			*s.Shard, s.Size, l.deal.shard, l.deal.size)
-	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
-		return nil, from.refused("its state is damaged: steps that are done need a shard and a size")
+	p.returned = p.now()
+	err := p.check(from, &s)
+	if err != nil {
+		return nil, err
 	}
-	end := 0 // of the span before; step 0 is at the mark, and never in a span
-	for _, done := range s.Done {
-		if done[0] <= end || done[1] <= done[0] || done[1] > p.steps {
-			return nil, from.refused("its state is damaged: %v are not steps of %d", s.Done, p.steps)
-		}
-		end = done[1]
-	}
-	p.indicesAt, err = try(func() (indicesAt, error) { return l.indicesOf(p.epoch), nil })
+	p.indicesAt, err = try(func() (indicesAt, error) { return pl.indicesOf(p.epoch), nil })
 	if err != nil && p.steps > 0 { // no steps need no order
 		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", p.epoch, err)
-	}
-	if l.opts.Trace != nil {
-		p.began = time.Now()
-		p.returned = p.began
 	}
 	return p, nil
 }
 
-// now returns the time if Trace is set, and zero otherwise. Reading the wall clock takes longer than reading the monotonic
-// clock, so the wall clock is read once, when the loop begins.
-func (p *pass) now() time.Time {
-	if p.began.IsZero() {
-		return p.began
+// check says why the cursor at which the pass begins does not fit, although its order does.
+func (p *pass) check(from Cursor, s *loaderState) error {
+	seed, shard, size := p.plan.opts.Seed, p.deal.shard, p.deal.size
+	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
+	switch {
+	case !from.atStart() && s.Seed != seed:
+		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, seed)
+	case from.Pos > p.deal.n:
+		return from.refused("pos must be at most %d", p.deal.n)
+	case outOfOrder && (*s.Shard != shard || s.Size != size):
+		return from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
+			*s.Shard, s.Size, shard, size)
+	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
+		return from.refused("its state is damaged: steps that are done need a shard and a size")
 	}
-	return p.began.Add(time.Since(p.began))
+	for i, d := range s.Done { // p.done[i] is the span before; step 0 is in none, as the low-water mark would be above it
+		if d[0] <= p.done[i][1] || d[1] <= d[0] || d[1] > p.steps {
+			return from.refused("its state is damaged: %v are not steps of %d", s.Done, p.steps)
+		}
+	}
+	return nil
 }
 
-// nextStep returns the next step to send; p.steps or more means that there is none. It skips the steps that were handed
-// over before the loop was resumed: those in ahead, and those that were in ahead until the mark moved past them.
+// now returns the time if Trace is set, and zero otherwise.
+func (p *pass) now() (now time.Time) {
+	if p.plan.opts.Trace != nil {
+		now = time.Now()
+	}
+	return now
+}
+
+// nextStep returns the next step to send; p.steps or more means that there is none. It passes over the steps that had been
+// handed over before the loop was resumed.
 func (p *pass) nextStep() int {
-	p.next = max(p.next, p.mark)
-	for _, done := range p.ahead {
-		if done[0] <= p.next && p.next < done[1] {
-			p.next = done[1]
+	for _, d := range p.done {
+		if d[0] <= p.next && p.next < d[1] {
+			p.next = d[1]
 		}
 	}
 	p.next++
@@ -1030,51 +1059,44 @@ func (p *pass) askOnError(step int, failed []*SampleError) error {
 	return nil
 }
 
-// markDone notes that a step is handed over. If it is the step at the mark, and nothing is ahead, only the mark moves.
-// Otherwise the step becomes a span of its own, which is joined to the spans that it touches. If the first span then begins
-// at the mark, the mark moves to its end. In the picture above, where mark is 2 and ahead is {3, 5} and {7, 8}:
+// markDone notes that a step is handed over. The step is added to the span that ends there, or else to a new one, and that
+// span is joined to the next one if the two touch. In the picture above:
 //
-//	markDone(6)   ahead = {3, 5} and {6, 8}
-//	markDone(2)   {2, 3} and {3, 5} are joined to {2, 5}, and the mark moves: mark = 5, ahead = {6, 8}
+//	markDone(6)   a new span {6, 7} is joined to {7, 8}: done = {0, 2}, {3, 5} and {6, 8}
+//	markDone(2)   {0, 2} becomes {0, 3}, and is joined to {3, 5}: the low-water mark moves to 5
 func (p *pass) markDone(step int) {
-	if step == p.mark && len(p.ahead) == 0 {
-		p.mark++
-		return
+	i := len(p.done) - 1
+	for p.done[i][0] > step {
+		i--
 	}
-	i, _ := slices.BinarySearchFunc(p.ahead, step, func(s span, step int) int { return s[0] - step }) // the first span after step
-	p.ahead = slices.Insert(p.ahead, i, span{step, step + 1})
-	p.join(i, i+1)
-	p.join(i-1, i)
-	if p.ahead[0][0] == p.mark {
-		p.mark = p.ahead[0][1]
-		p.ahead = slices.Delete(p.ahead, 0, 1)
+	if p.done[i][1] < step {
+		i++
+		p.done = slices.Insert(p.done, i, span{step, step})
 	}
-}
-
-// join makes one span of the spans i and j, which follows i, if there are both and they touch.
-func (p *pass) join(i, j int) {
-	if i >= 0 && j < len(p.ahead) && p.ahead[i][1] == p.ahead[j][0] {
-		p.ahead[i][1] = p.ahead[j][1]
-		p.ahead = slices.Delete(p.ahead, j, j+1)
+	p.done[i][1]++
+	if next := i + 1; next < len(p.done) && p.done[i][1] == p.done[next][0] {
+		p.done[i][1] = p.done[next][1]
+		p.done = slices.Delete(p.done, next, next+1)
 	}
 }
 
 // timing completes the timing of a batch that the loop has received.
 func (p *pass) timing(t Timing) Timing {
 	t.Wait = t.Received.Sub(p.returned)
-	t.Step = p.returned.Sub(cmp.Or(p.last.Received, p.returned))
+	t.Body = p.returned.Sub(cmp.Or(p.last.Received, p.returned))
 	t.First = p.last == Timing{}
 	return t
 }
 
 // cursor returns the place after the steps that have been handed over.
 func (p *pass) cursor() Cursor {
-	c := Cursor{p.epoch, p.deal.after(p.mark), p.plan.state}
-	if len(p.ahead) > 0 {
+	mark := p.done[0][1]
+	c := Cursor{p.epoch, p.deal.after(mark), p.plan.state}
+	if len(p.done) > 1 {
 		s := *p.plan.state
 		s.Shard, s.Size = &p.deal.shard, p.deal.size
-		for _, done := range p.ahead {
-			s.Done = append(s.Done, span{done[0] - p.mark, done[1] - p.mark})
+		for _, d := range p.done[1:] {
+			s.Done = append(s.Done, span{d[0] - mark, d[1] - mark})
 		}
 		c.State = &s
 	}
@@ -1128,7 +1150,7 @@ type Timing struct {
 	Received time.Time // when the loop had it
 
 	Wait  time.Duration // how long the loop waited for this batch
-	Step  time.Duration // how long the body had the batch before; 0 for the first batch of a loop
+	Body  time.Duration // how long the loop's body took before this batch, with the one before; 0 for the first batch of a loop
 	First bool          // whether it is the first batch of a loop
 }
 
@@ -1141,7 +1163,7 @@ type Timing struct {
 // at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
 // nil.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
-	panicIf(l == nil, "StreamOf: the loader is nil; look at the error of New")
+	l.mustExist("StreamOf")
 	if l.opts.Unordered {
 		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
 			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: " +
@@ -1174,7 +1196,7 @@ func (s *Stats) Observe(t Timing) {
 	s.workers = max(s.workers, t.Worker+1)
 	s.loading += t.Done.Sub(t.Start)
 	s.waiting += t.Wait
-	s.training += t.Step
+	s.training += t.Body
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
@@ -1253,8 +1275,11 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 }
 
 // Progress returns seq, and shows on w how far seq has got: the number of items, of total unless that is 0 or less, the
-// rate, the time left, and the share of the time in which the loop waited for seq. total is the number of items in seq;
-// for a resumed epoch that is the rest of the epoch. Values and errors pass unchanged.
+// rate, the time left, and the share of the time in which the loop waited for seq. Values and errors pass unchanged.
+//
+// total is the number of items in seq. Progress counts from 0, also after a resume, so pass the number of items that are left.
+// At a loader's Cursor at, l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos / ranks under a BatchSampler.
+// ExampleProgress_loss shows the whole epoch.
 //
 // To find the slow stage of a pipeline, read its source alone, then with one stage, then with two, and so on, each with
 // Take, Progress and an empty loop body: the rate falls at the slow stage. Stages in one goroutine add up their times.

@@ -7143,14 +7143,19 @@ func TestBadOptions(t *testing.T) {
 	}
 	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
 	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
-	pairs, none := Batches(Resize(weighted, 4), 2, true), fixedBatches{}
+	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{}, (*DataLoader[int])(nil)
 	const excludes = "= dataloader: Options.BatchSampler excludes "
 	refused(t, []refusal{
 		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
 		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
 		{errorOf(NewFunc[int](3, nil, Options{})), "NewFunc: load is nil"},
-		{panicOf(func() { (*DataLoader[int])(nil).Run(t.Context(), new(Cursor)) }), "the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }), "Run: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Len() }), "Len: the loader is nil"},
+		{panicOf(func() { missing.At(0, 0) }), "At: the loader is nil"},
+		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }), "Batch: the loader is nil"},
+		{panicOf(func() { missing.Recycle(0) }), "Recycle: the loader is nil"},
+		{panicOf(func() { StreamOf(missing) }), "StreamOf: the loader is nil"},
 		{panicOf(func() { three.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
 		{errorOf(three.Batch(t.Context(), -1, 0)), "epoch -1 … must not be negative"},
 		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},

@@ -327,7 +327,12 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 		}
 		w.index = i
 		w.scope.move(w.spots[j])
-		sample, err := get(w.ctx, data, i, sampleAt, j)
+		sample, err := try(func() (T, error) {
+			if sampleAt != nil {
+				return sampleAt(j)
+			}
+			return data.Get(w.ctx, i)
+		})
 		switch {
 		case err == nil:
 			*samples, w.loaded = append(*samples, sample), append(w.loaded, i)
@@ -339,15 +344,6 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 	}
 	w.index = -1
 	return nil
-}
-
-// get fetches sample i of data, which is sample j of the batch.
-func get[T any](ctx context.Context, data Dataset[T], i int, sampleAt func(j int) (T, error), j int) (sample T, err error) {
-	defer rescue(&err)
-	if sampleAt != nil {
-		return sampleAt(j)
-	}
-	return data.Get(ctx, i)
 }
 
 // A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
