@@ -405,8 +405,8 @@ type Options struct {
 	Trace func(Timing)
 }
 
-// withDefaults returns o with its defaults filled in, or says which field is wrong.
-func (o Options) withDefaults() (_ Options, err error) {
+// withDefaults returns o for n samples with its defaults filled in, or says which field is wrong.
+func (o Options) withDefaults(n int) (_ Options, err error) {
 	o.Shard, err = o.Shard.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
 		o.Prefetch = 2
@@ -430,6 +430,11 @@ func (o Options) withDefaults() (_ Options, err error) {
 		return o, fmt.Errorf("dataloader: Options.%w", err)
 	}
 	o.BatchSize = cmp.Or(o.BatchSize, 1)
+	if o.Shuffle {
+		o.Sampler = Random(n, o.Seed)
+	} else if o.Sampler == nil && !batched {
+		o.Sampler = Sequential(n)
+	}
 	return o, nil
 }
 
@@ -501,20 +506,24 @@ func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error
 
 // setOrder sets the order of n samples, and how the order is dealt out.
 func (pl *plan) setOrder(n int, opts Options) error {
-	o, err := opts.withDefaults()
-	if err != nil {
-		return err
-	}
 	if n < 0 {
 		return fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
 	}
-	pl.opts, pl.samples = o, n
-	order := pl.chooseOrder()
+	o, err := opts.withDefaults(n)
+	if err != nil {
+		return err
+	}
+	var order interface{ Len() int }
+	if o.BatchSampler != nil {
+		order, pl.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
+	} else {
+		order, pl.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
+	}
 	count := order.Len()
 	if count < 0 || count > math.MaxInt/2 {
 		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", order, count, math.MaxInt/2)
 	}
-	pl.name = describe(order)
+	pl.opts, pl.samples, pl.name = o, n, describe(order)
 	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
 	pl.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	pl.state = &loaderState{By: pl.name, Seed: o.Seed}
@@ -522,22 +531,6 @@ func (pl *plan) setOrder(n int, opts Options) error {
 		pl.state.Shard, pl.state.Size = &pl.deal.shard, size
 	}
 	return pl.check(samplesOf(order))
-}
-
-// chooseOrder sets indicesOf, and returns the order that the options ask for.
-func (pl *plan) chooseOrder() (order interface{ Len() int }) {
-	samples, batches := pl.opts.Sampler, pl.opts.BatchSampler
-	switch {
-	case batches != nil:
-		pl.indicesOf = indicesOfBatches(keepTwo(batches.Batches))
-		return batches
-	case samples == nil && pl.opts.Shuffle:
-		samples = Random(pl.samples, pl.opts.Seed)
-	case samples == nil:
-		samples = Sequential(pl.samples)
-	}
-	pl.indicesOf = indicesOfSamples(keepTwo(samples.Order))
-	return samples
 }
 
 // check says why the order does not fit the samples, or why no rank has a batch. need is the number of samples for which the
@@ -557,14 +550,12 @@ func (pl *plan) check(need int) error {
 
 // Len returns the number of batches in an epoch of this shard.
 func (l *DataLoader[B]) Len() int {
-	l.mustExist("Len")
+	l.mustExist()
 	return l.deal.steps()
 }
 
 // mustExist panics if there is no loader, because New has returned an error instead.
-func (l *DataLoader[B]) mustExist(method string) {
-	panicIf(l == nil, "%s: the loader is nil; look at the error of New", method)
-}
+func (l *DataLoader[B]) mustExist() { panicIf(l == nil, "the loader is nil; look at the error of New") }
 
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
 // Unordered. With Shuffle each epoch has another order. Errors are those of Run.
@@ -590,7 +581,7 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
 // variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
-	l.mustExist("Run")
+	l.mustExist()
 	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
 }
 
@@ -598,9 +589,9 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 // more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
 // are the same. At panics if epoch or k is negative.
 func (l *DataLoader[B]) At(epoch, k int) Cursor {
-	l.mustExist("At")
+	n := l.Len()
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
-	if n := l.Len(); n > 0 {
+	if n > 0 {
 		panicIf(epoch >= math.MaxInt-k/n, "At: epoch is %d and k is %d, which is too far", epoch, k)
 		epoch, k = epoch+k/n, k%n
 	}
@@ -614,7 +605,7 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 // at its turn k. Step s of a training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are running. It
 // asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
-	l.mustExist("Batch")
+	l.mustExist()
 	p, err := l.resume(Cursor{Epoch: epoch})
 	if err == nil && (k < 0 || k >= p.steps) {
 		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
@@ -645,7 +636,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. It also gets the
 // memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
-	l.mustExist("Recycle")
+	l.mustExist()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.free) < l.maxFree {
@@ -1163,7 +1154,7 @@ type Timing struct {
 // at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
 // nil.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
-	l.mustExist("StreamOf")
+	l.mustExist()
 	if l.opts.Unordered {
 		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
 			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: " +
