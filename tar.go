@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -1887,41 +1888,30 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data to at most limit bytes, and refuses more before it has allocated more. A gzip file ends with its
-// size, so that memory can be allocated once. In a damaged file these bytes say anything. So a size above the limit, or of more
-// than eight times the file, is not believed: the first attempt only counts, and the second has the right size. So it is with a
-// file of several members, where the size is that of the last: the first attempt counts the rest.
-//
-// io.ReadAll would take 2½ times as much memory before it refuses.
+// gunzip decompresses data to at most limit bytes. It reads the data twice: the first pass counts the bytes, so that the second
+// writes them into memory of the right size. io.ReadAll would take 2½ times as much memory before it refuses. The size at the end
+// of a gzip file is not enough: it is that of the last member only, and in a damaged file it says anything.
 func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, unexpected(err)
 	}
-	size := int64(binary.LittleEndian.Uint32(data[len(data)-4:]))
-	if size > min(limit, 8*int64(len(data))) {
-		size = 0
+	size, err := io.CopyN(io.Discard, r, limit+1)
+	if err != io.EOF {
+		return nil, cmp.Or(err, fmt.Errorf("it decompresses to more than %d bytes", limit))
 	}
-	for ; ; r.Reset(bytes.NewReader(data)) {
-		text := make([]byte, size)
-		if _, err := io.ReadFull(r, text); err != nil {
-			return nil, unexpected(err)
-		}
-		rest, err := io.CopyN(io.Discard, r, limit-size+1)
-		switch size += rest; {
-		case size > limit:
-			return nil, fmt.Errorf("it decompresses to more than %d bytes", limit)
-		case err != io.EOF:
-			return nil, err
-		case rest == 0:
-			return text, nil
-		}
-	}
+	text := make([]byte, size)
+	r.Reset(bytes.NewReader(data)) // its error is that of the next Read
+	_, err = io.ReadFull(r, text)
+	return text, err
 }
 
-// npyHeader is the header of an npy file of the types that Decode knows, as NumPy and others write it.
-var npyHeader = regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
-	`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
+// npyHeader matches the header of an npy file of the types that Decode knows, as NumPy and others write it. Otherwise
+// every program that imports the package would compile the pattern when it starts.
+var npyHeader = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
+		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
+})
 
 // decodeNumpy decodes an array in NumPy's npy format: a magic string, a version, the length of the header in 2 bytes, or
 // in 4 since version 2, the header in the syntax of Python, and the elements. It takes memory only for elements that are
@@ -1935,7 +1925,7 @@ func decodeNumpy(data []byte) (any, error) {
 		length, rest = uint(binary.LittleEndian.Uint32(data[8:])), data[12:]
 	}
 	header, rest := rest[:min(length, uint(len(rest)))], rest[min(length, uint(len(rest))):]
-	m := npyHeader.FindSubmatch(header)
+	m := npyHeader().FindSubmatch(header)
 	if m == nil {
 		const want = "descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False"
 		return nil, fmt.Errorf("the header %s is truncated or not supported: %s", quote(header), want)
