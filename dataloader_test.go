@@ -5645,92 +5645,6 @@ func TestWorker(t *testing.T) {
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
-// TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
-func TestFiles(t *testing.T) {
-	for patterns, want := range map[string]string{
-		"":                   ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt",
-		"*.png":              "b.png",
-		"*/*.png":            "cat/1.png cat/2.png dog/1.png",
-		"**/*.png":           "b.png cat/1.png cat/2.png cat/old/0.png dog/1.png",
-		"cat/**":             "cat/.hidden cat/1.png cat/2.png cat/old/0.png",
-		"cat/**/*.png":       "cat/1.png cat/2.png cat/old/0.png",
-		"**/x/**/z.*":        "dog/x/y/z.txt",
-		"dog/1.png":          "dog/1.png",
-		"[ab].* a.txt */1.*": "a.txt b.png cat/1.png dog/1.png",
-	} {
-		var names []string
-		for _, file := range values(t, must(Files(tree(), strings.Fields(patterns)...))) {
-			equal(t, "content", string(file.Data), "in "+file.Name)
-			names = append(names, file.Name)
-		}
-		equal(t, patterns, strings.Join(names, " "), want)
-	}
-	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
-		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
-		equal(t, pattern, []bool{errors.Is(err, fs.ErrPermission), err != nil}, []bool{denied, denied})
-	}
-	mixed := fstest.MapFS{"a/x/y/1": {}, "b/x": {}} // x is a folder, and a file
-	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
-		equal(t, pattern, must(Files(mixed, pattern)).Len(), 1)
-	}
-}
-
-// TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, and that no file
-// is opened.
-func TestFolder(t *testing.T) {
-	names, closed := fstest.MapFS{".git/7": {}}, closedFS{tree(), ".git"}
-	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z") {
-		names[name] = &fstest.MapFile{}
-	}
-	for _, c := range []struct {
-		fsys           fs.FS
-		patterns, want string
-	}{
-		{closedFS{names, ".git"}, "", "[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}] <nil>"},
-		{names, "*/* .git/*", `pattern ".git/*": it matches no file`},
-		{closed, "dog/1.png cat/o*/*", "[cat dog] [{cat/old/0.png 0} {dog/1.png 1}] <nil>"},
-		{closed, "**/0* **/z.* */1*", "[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}] <nil>"},
-		{closed, "*.png", `class "cat" has no file (patterns ["*.png"])`},
-		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
-		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
-		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
-	} {
-		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
-		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
-	}
-}
-
-// TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
-func TestFilesOnDisk(t *testing.T) {
-	dir := t.TempDir()
-	must(0, os.CopyFS(dir, fstest.MapFS{"cat/1": {Data: []byte("old")}, "cat/2": {}, "cat/3": {Data: []byte("3")}, ".old/4": {}}))
-	data := must(Files(os.DirFS(dir), "cat/*"))
-	must(0, errors.Join(os.WriteFile(dir+"/cat/1", []byte("new"), 0o600), os.Remove(dir+"/cat/2")))
-	got := outcomes(newLoader(t, data, Options{Workers: 2}).Epoch(t.Context(), 0))
-	equal(t, "file 1", got[0], fmt.Sprint([]File{{"cat/1", []byte("new")}}))
-	equal(t, "file 2", errors.Is(errorOf(data.Get(t.Context(), 1)), fs.ErrNotExist), true)
-
-	link := func(to, name string) error { return os.Symlink(to, filepath.Join(dir, name)) }
-	if link(".old", "dog") != nil {
-		return // not everywhere
-	}
-	must(0, errors.Join(link("1", "cat/5"), link("../.old", "cat/old")))
-	folder := func(patterns ...string) (string, error) {
-		samples, _, err := Folder(os.DirFS(dir), patterns...)
-		return fmt.Sprint(samples), err
-	}
-	const labels = "[{cat/1 0} {cat/3 0} {cat/5 0} {dog/4 1}]"
-	for _, patterns := range [][]string{nil, {"*/*"}, {"**/[0-9]"}} {
-		equal(t, "with links to folders", must(folder(patterns...)), labels)
-	}
-	found := values(t, must(Files(os.DirFS(dir), "dog/*", "**/5", "*/4")))
-	equal(t, "through links", fmt.Sprint(found), fmt.Sprint([]File{{".old/4", nil}, {"cat/5", []byte("new")}, {"dog/4", nil}}))
-	must(0, link("nowhere", "cow"))
-	equal(t, "a broken link", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
-	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
-	equal(t, "a broken link that no pattern matches", must(folder("*/*")), labels)
-}
-
 // TestBadDatasets checks that arguments that can never be right are refused, also by what makes batches.
 func TestBadDatasets(t *testing.T) {
 	const wraps = (4*math.MaxInt + 7) / 5 // 5 × wraps is 3 in the integers of a machine
@@ -7248,7 +7162,93 @@ func alive[T any](all []weak.Pointer[T]) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
-// The tests of the second reading: streams and where the time goes, file by file.
+// The tests of the second reading: files and folders, streams, and where the time goes, file by file.
+
+// TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
+func TestFiles(t *testing.T) {
+	for patterns, want := range map[string]string{
+		"":                   ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt",
+		"*.png":              "b.png",
+		"*/*.png":            "cat/1.png cat/2.png dog/1.png",
+		"**/*.png":           "b.png cat/1.png cat/2.png cat/old/0.png dog/1.png",
+		"cat/**":             "cat/.hidden cat/1.png cat/2.png cat/old/0.png",
+		"cat/**/*.png":       "cat/1.png cat/2.png cat/old/0.png",
+		"**/x/**/z.*":        "dog/x/y/z.txt",
+		"dog/1.png":          "dog/1.png",
+		"[ab].* a.txt */1.*": "a.txt b.png cat/1.png dog/1.png",
+	} {
+		var names []string
+		for _, file := range values(t, must(Files(tree(), strings.Fields(patterns)...))) {
+			equal(t, "content", string(file.Data), "in "+file.Name)
+			names = append(names, file.Name)
+		}
+		equal(t, patterns, strings.Join(names, " "), want)
+	}
+	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
+		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
+		equal(t, pattern, []bool{errors.Is(err, fs.ErrPermission), err != nil}, []bool{denied, denied})
+	}
+	mixed := fstest.MapFS{"a/x/y/1": {}, "b/x": {}} // x is a folder, and a file
+	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
+		equal(t, pattern, must(Files(mixed, pattern)).Len(), 1)
+	}
+}
+
+// TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, and that no file
+// is opened.
+func TestFolder(t *testing.T) {
+	names, closed := fstest.MapFS{".git/7": {}}, closedFS{tree(), ".git"}
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z") {
+		names[name] = &fstest.MapFile{}
+	}
+	for _, c := range []struct {
+		fsys           fs.FS
+		patterns, want string
+	}{
+		{closedFS{names, ".git"}, "", "[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}] <nil>"},
+		{names, "*/* .git/*", `pattern ".git/*": it matches no file`},
+		{closed, "dog/1.png cat/o*/*", "[cat dog] [{cat/old/0.png 0} {dog/1.png 1}] <nil>"},
+		{closed, "**/0* **/z.* */1*", "[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}] <nil>"},
+		{closed, "*.png", `class "cat" has no file (patterns ["*.png"])`},
+		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
+		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
+		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
+	} {
+		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
+		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
+	}
+}
+
+// TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
+func TestFilesOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	must(0, os.CopyFS(dir, fstest.MapFS{"cat/1": {Data: []byte("old")}, "cat/2": {}, "cat/3": {Data: []byte("3")}, ".old/4": {}}))
+	data := must(Files(os.DirFS(dir), "cat/*"))
+	must(0, errors.Join(os.WriteFile(dir+"/cat/1", []byte("new"), 0o600), os.Remove(dir+"/cat/2")))
+	got := outcomes(newLoader(t, data, Options{Workers: 2}).Epoch(t.Context(), 0))
+	equal(t, "file 1", got[0], fmt.Sprint([]File{{"cat/1", []byte("new")}}))
+	equal(t, "file 2", errors.Is(errorOf(data.Get(t.Context(), 1)), fs.ErrNotExist), true)
+
+	link := func(to, name string) error { return os.Symlink(to, filepath.Join(dir, name)) }
+	if link(".old", "dog") != nil {
+		return // not everywhere
+	}
+	must(0, errors.Join(link("1", "cat/5"), link("../.old", "cat/old")))
+	folder := func(patterns ...string) (string, error) {
+		samples, _, err := Folder(os.DirFS(dir), patterns...)
+		return fmt.Sprint(samples), err
+	}
+	const labels = "[{cat/1 0} {cat/3 0} {cat/5 0} {dog/4 1}]"
+	for _, patterns := range [][]string{nil, {"*/*"}, {"**/[0-9]"}} {
+		equal(t, "with links to folders", must(folder(patterns...)), labels)
+	}
+	found := values(t, must(Files(os.DirFS(dir), "dog/*", "**/5", "*/4")))
+	equal(t, "through links", fmt.Sprint(found), fmt.Sprint([]File{{".old/4", nil}, {"cat/5", []byte("new")}, {"dog/4", nil}}))
+	must(0, link("nowhere", "cow"))
+	equal(t, "a broken link", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
+	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
+	equal(t, "a broken link that no pattern matches", must(folder("*/*")), labels)
+}
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
 type feed struct {

@@ -424,6 +424,8 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 // the loop's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
+// Second reading: files and folders; and streams, for data without indices. Cursor and Item are in dataloader.go.
+
 // A File is a file's name, which is a slash-separated path inside its file system, and the file's content.
 type File struct {
 	Name string
@@ -620,8 +622,6 @@ func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
 
 // Stat follows a link. Without it, fs.Stat would open the file.
 func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS, name) }
-
-// Second reading: streams, for data without indices. Cursor and Item are in dataloader.go.
 
 // A Stream is a pure function from a Cursor to the items that follow the cursor, up to the end of its epoch. A Stream is
 // a definition, not an iterator: range over it twice, or twice at once, and its source is read twice. Before the range
