@@ -5,7 +5,7 @@ package dataloader
 //	Helpers         data sets, samplers and sequences under observation, and how results are compared
 //	Examples        the documentation: what a reader wants to do, compiled and run
 //	First reading   the classic loader, file by file: dataset.go, sampler.go, batch.go, worker.go, dataloader.go
-//	Second reading  streams, in the same order; Stats, Progress, profiles
+//	Second reading  files and folders; streams, in the same order; Stats, Progress, profiles
 //	Tar shards      the stream, the web, the index, the writer
 //
 // Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a

@@ -27,9 +27,9 @@ import (
 //	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
 //	Cache, Retry                                   how often a sample is fetched
 //	Rand, WithSeed, Worker                         what a Get is told
-//	Files, Folder                                  data sets from a file system
 //
-// The second half answers for streams, where the next item takes the place of sample i.
+// The second half begins with Files and Folder, data sets from a file system. Then it answers for streams, where the next item
+// takes the place of sample i.
 
 // A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
 //
@@ -424,7 +424,9 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 // the loop's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
-// Second reading: files and folders; and streams, for data without indices. Cursor and Item are in dataloader.go.
+// Second reading: files and folders; streams, for data without indices.
+
+// Files and folders.
 
 // A File is a file's name, which is a slash-separated path inside its file system, and the file's content.
 type File struct {
@@ -622,6 +624,8 @@ func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
 
 // Stat follows a link. Without it, fs.Stat would open the file.
 func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS, name) }
+
+// Streams. Cursor and Item are in dataloader.go.
 
 // A Stream is a pure function from a Cursor to the items that follow the cursor, up to the end of its epoch. A Stream is
 // a definition, not an iterator: range over it twice, or twice at once, and its source is read twice. Before the range
