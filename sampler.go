@@ -569,8 +569,8 @@ const maxShards = 1 << 20
 // nth returns the position of the shard's item i in a sequence that is dealt out: Index + i×Count.
 func (s Shard) nth(i int) int { return s.Index + i*s.Count }
 
-// of returns how many of n items are the shard's: the number of i with nth(i) < n.
-func (s Shard) of(n int) int { return ceil(max(0, n-s.Index), s.Count) }
+// dealt returns how many of n items are dealt to the shard: the number of i with nth(i) < n.
+func (s Shard) dealt(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 
 // ShardFromEnv returns the shard of this process, as its launcher describes it in the environment:
 //
@@ -667,21 +667,21 @@ type deal struct {
 	tail     Tail
 	dropLast bool
 
-	mine int // the number of positions of this shard
-	most int // the number of rows, where a row is one position for each shard; the last may not be full
+	rows  int // the number of rows, where a row is one position for each shard; the last may not be full
+	dealt int // the number of positions that are dealt to this shard
 }
 
 // start returns the deal of the positions begin … n-1.
 func (d deal) start(begin int) deal {
 	left := d.n - begin
-	d.begin, d.most = begin, ceil(left, d.shard.Count)
+	d.begin, d.rows = begin, ceil(left, d.shard.Count)
 	switch d.tail {
 	case DropTail:
-		d.mine = left / d.shard.Count
+		d.dealt = left / d.shard.Count
 	case UnevenTail:
-		d.mine = d.shard.of(left)
+		d.dealt = d.shard.dealt(left)
 	default:
-		d.mine = d.most
+		d.dealt = d.rows
 	}
 	return d
 }
@@ -689,15 +689,15 @@ func (d deal) start(begin int) deal {
 // steps returns the number of this shard's batches.
 func (d *deal) steps() int {
 	if d.dropLast {
-		return d.mine / d.size
+		return d.dealt / d.size
 	}
-	return ceil(d.mine, d.size)
+	return ceil(d.dealt, d.size)
 }
 
 // positions appends the positions of this shard's batch at a step. Under PadTail positions from n on stand for the first ones:
 // n for position 0, n+1 for position 1.
 func (d *deal) positions(dst []int, step int) []int {
-	for i := step * d.size; i < min((step+1)*d.size, d.mine); i++ {
+	for i := step * d.size; i < min((step+1)*d.size, d.dealt); i++ {
 		dst = append(dst, d.begin+d.shard.nth(i))
 	}
 	return dst
@@ -706,7 +706,7 @@ func (d *deal) positions(dst []int, step int) []int {
 // after returns the position at which all shards stand after some steps. It does not depend on the shard's Index, so the
 // cursor of any rank resumes every rank.
 func (d *deal) after(steps int) int {
-	return min(d.n, d.begin+min(steps*d.size, d.most)*d.shard.Count)
+	return min(d.n, d.begin+min(steps*d.size, d.rows)*d.shard.Count)
 }
 
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.

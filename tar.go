@@ -260,7 +260,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		if err != nil {
 			return err
 		}
-		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.of(len(shards))
+		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.dealt(len(shards))
 		if state.Ended < 0 || state.Ended > count || state.Offset < 0 {
 			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", state.Ended, state.Offset, count)
 		}
