@@ -576,7 +576,8 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // context.Cause), the cursor does not fit, the sampler has no order for the epoch, or Options.Trace has panicked. When
 // the last batch has been handed over the epoch is complete, even if the context ends then. A loop over epochs must end
 // at such an error too, because *at does not move. So must a caller of iter.Pull2: the sequence ends after the error,
-// but the epoch is not complete.
+// but the epoch is not complete. The error of an ended context comes when the Gets that run have returned; a Get that hangs
+// delays it. ExampleDataLoader_Run_signal saves a checkpoint all the same.
 //
 // Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
 // variable loses the errors, and gets a zero batch for each.

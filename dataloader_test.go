@@ -55,6 +55,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path"
 	"path/filepath"
 	"reflect"
@@ -67,6 +68,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"testing/iotest"
@@ -523,7 +525,8 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   Example_inTenLines, Example_oneWorker, Example_outOfOrder, Example_inFiftyLines
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
-//	save and resume    ExampleCursor, ExampleCursor_stream, Example_checkpoint, ExampleDataLoader_At
+//	save and resume    ExampleCursor, ExampleCursor_stream, Example_checkpoint, ExampleDataLoader_At; at a signal:
+//	                   ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
 //	train a model      Example_training, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
 //	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
@@ -951,6 +954,81 @@ func Example_checkpoint() {
 	// the sum of two epochs: 30
 	// <nil>
 	// it has no cursor
+}
+
+// SIGTERM, Ctrl-C, preemption: a checkpoint even if a Get hangs. The loop would hear of its context's end only when that Get
+// has returned. So the loop has a context that does not end, and the function that saves ends the program. It waits for a step
+// that has begun, and no other begins, because it keeps the mutex. Between two steps Run may have moved at already: c has a
+// copy that fits the weights. Save under the same mutex elsewhere, too. A second signal kills at once.
+func ExampleDataLoader_Run_signal() {
+	hanging := make(chan bool)
+	data := Func(6, func(ctx context.Context, i int) (int, error) {
+		if i == 4 {
+			<-hanging // a network file system
+		}
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	exit := func(int) { close(hanging) } // in a program os.Exit
+
+	var mu sync.Mutex // held while weights and cursor do not fit each other
+	var c struct {
+		Sum int // the weights
+		At  Cursor
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		stop() // the next signal kills
+		mu.Lock()
+		defer mu.Unlock() // not reached in a program
+		saved, err := json.Marshal(c)
+		fmt.Println(string(saved), err) // Example_checkpoint writes a file
+		exit(1)
+	})
+	at := c.At
+	for batch, err := range loader.Run(context.Background(), &at) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		mu.Lock()
+		for _, x := range batch {
+			c.Sum += x
+		}
+		if at.Pos == 4 {
+			stop() // stands for the signal
+		}
+		c.At = at
+		mu.Unlock()
+	}
+	// Output: {"Sum":6,"At":{"epoch":0,"pos":4,"state":{"by":"Sequential(6)"}}} <nil>
+}
+
+// SIGTERM and Ctrl-C, if each Get returns when its context ends: the loop ends with the context's cause, between two steps.
+func ExampleDataLoader_Run_interrupted() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal kills
+	var at Cursor
+	sum := 0
+	for batch, err := range loader.Run(ctx, &at) {
+		if err != nil {
+			fmt.Println("saved:", sum, at, "because:", err)
+			return
+		}
+		for _, x := range batch {
+			sum += x
+		}
+		if at.Pos == 4 {
+			stop() // stands for the signal
+		}
+	}
+	// Output: saved: 6 {"epoch":0,"pos":4,"state":{"by":"Sequential(6)"}} because: context canceled
 }
 
 // A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
