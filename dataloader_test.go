@@ -4808,91 +4808,69 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// Remote shards that are kept on a local disk, up to a limit: the epochs after the first read them there. Shards that no longer
-// fit are read from the server in each epoch; to evict others for them would never help, since shards are read in turn. Two
-// processes on one machine share the folder: the second waits while the first downloads a shard. If the first dies, the
-// second gives up waiting after patience, and downloads the shard too; a shard gets its name when it is whole.
+// Remote shards that are kept on a local disk, up to a limit: the epochs after the first read them there. Whatever cannot be kept
+// is read from the server in each epoch: if the limit is reached, the disk is full, or another process downloads the shard now.
+// To evict other shards would never help, since they are read in turn. Processes may share the folder: a shard gets its name
+// when it is whole. Parts of downloads that were killed are removed, and so are those that get nothing for longer than patience.
 func ExampleOpener_cacheOnDisk() {
-	const patience = time.Hour // longer than any download
+	const patience = time.Hour
 	download := func(ctx context.Context, name, local string) error {
 		remote, err := OpenShard(ctx, name, 0) // or any other store
 		if err != nil {
 			return err
 		}
 		defer remote.Close()
-		file, err := os.CreateTemp(filepath.Dir(local), "*.part")
+		file, err := os.CreateTemp(filepath.Dir(local), filepath.Base(local)+".*.part")
 		if err != nil {
 			return err
 		}
 		defer os.Remove(file.Name()) // of no effect after Rename
 		_, err = io.Copy(file, remote)
-		if err := errors.Join(err, file.Close()); err != nil {
+		if err := errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
 			return err
 		}
 		return os.Rename(file.Name(), local)
 	}
-	downloadOnce := func(ctx context.Context, name, local string) error {
-		lock := local + ".lock"
-		for {
-			file, err := os.OpenFile(lock, os.O_CREATE|os.O_EXCL, 0o666) // fails if the file exists
-			if err == nil {
-				defer os.Remove(lock)
-				_, missing := os.Stat(local) // or the process that had the lock before has downloaded it
-				if err := file.Close(); err != nil || missing == nil {
-					return err
-				}
-				return download(ctx, name, local)
-			}
-			if !errors.Is(err, fs.ErrExist) {
-				return err
-			}
-			if info, err := os.Stat(lock); err == nil && time.Since(info.ModTime()) > patience {
-				return download(ctx, name, local)
-			}
-			select { // another process has the lock
-			case <-time.After(10 * time.Millisecond):
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-	}
 	cacheIn := func(dir string, limit int64) Opener { // bytes; the last shard may exceed it
-		used := func() (size int64, err error) {
-			entries, err := os.ReadDir(dir)
-			for _, e := range entries {
-				if info, err := e.Info(); err == nil { // an error: the file has been renamed meanwhile
+		// room removes old parts, and reports whether a shard may be kept that nobody else downloads.
+		room := func(local string) bool {
+			size := int64(0)
+			files, _ := os.ReadDir(dir)
+			for _, file := range files {
+				info, err := file.Info()
+				part := strings.HasSuffix(file.Name(), ".part")
+				switch {
+				case err != nil: // renamed meanwhile
+				case part && time.Since(info.ModTime()) > patience:
+					os.Remove(filepath.Join(dir, file.Name()))
+				case part && strings.HasPrefix(file.Name(), filepath.Base(local)):
+					return false
+				default:
 					size += info.Size()
 				}
 			}
-			return size, err
+			return size < limit
 		}
 		return func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-			local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(name))))
-			if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
-				size, err := used()
-				if err != nil {
-					return nil, err
-				}
-				if size >= limit {
-					return OpenShard(ctx, name, offset)
-				}
-				if err := downloadOnce(ctx, name, local); err != nil {
-					return nil, err
-				}
+			address, _, _ := strings.Cut(name, "?") // without a signature; keep the query if it names the shard
+			base := strings.TrimSuffix(path.Base(address), ".tar")
+			local := filepath.Join(dir, fmt.Sprintf("%s-%x.tar", base, sha256.Sum256([]byte(address))))
+			_, err := os.Stat(local)
+			if err != nil && room(local) {
+				err = download(ctx, name, local)
+			}
+			if err != nil {
+				return OpenShard(ctx, name, offset)
 			}
 			return OpenShard(ctx, local, offset)
 		}
 	}
 
-	var mu sync.Mutex
-	requests := map[string]int{}
+	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		requests[r.URL.Path]++
+		requests.Add(1)
 		shard := NewTarWriter(w)
-		key := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), ".tar")
-		record := Record{Key: key, Files: []File{{Name: "txt", Data: []byte("text of " + key)}}}
+		record := Record{Key: "a", Files: []File{{Name: "txt", Data: []byte("text of " + r.URL.Path)}}}
 		if err := errors.Join(shard.Write(record), shard.Close()); err != nil {
 			fmt.Println(err)
 		}
@@ -4903,12 +4881,12 @@ func ExampleOpener_cacheOnDisk() {
 		fmt.Println(err)
 		return
 	}
-	read := func(dir string, limit int64, epoch int) (texts []string) {
+	read := func(dir string, limit int64) (texts []string) {
 		records, err := Tar(shards, TarOptions{Open: cacheIn(dir, limit)})
 		if err != nil {
 			return []string{err.Error()}
 		}
-		for r, err := range records.Epoch(context.Background(), epoch) {
+		for r, err := range records.Epoch(context.Background(), 0) {
 			if err != nil {
 				return append(texts, err.Error())
 			}
@@ -4924,20 +4902,20 @@ func ExampleOpener_cacheOnDisk() {
 		fmt.Println(err)
 		return
 	}
-	for epoch := range 2 {
-		fmt.Println(read(alone, 5000, epoch), "requests so far:", requests)
-	}
-	clear(requests)
-	var processes sync.WaitGroup
 	for range 2 {
-		processes.Go(func() { read(shared, 1<<40, 0) })
+		fmt.Println(read(alone, 5000), "requests so far:", requests.Load())
+	}
+	var texts [2][]string
+	var processes sync.WaitGroup
+	for i := range texts {
+		processes.Go(func() { texts[i] = read(shared, 1<<40) })
 	}
 	processes.Wait()
-	fmt.Println("two processes at once:", requests)
+	fmt.Println("two processes at once read the same:", slices.Equal(texts[0], texts[1]), len(texts[0]))
 	// Output:
-	// [text of 0 text of 1 text of 2 text of 3] requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
-	// [text of 0 text of 1 text of 2 text of 3] requests so far: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:2]
-	// two processes at once: map[/0.tar:1 /1.tar:1 /2.tar:1 /3.tar:1]
+	// [text of /0.tar text of /1.tar text of /2.tar text of /3.tar] requests so far: 4
+	// [text of /0.tar text of /1.tar text of /2.tar text of /3.tar] requests so far: 5
+	// two processes at once read the same: true 4
 }
 
 // A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests: Using Query Parameters, Signature Version 4). A
@@ -4985,7 +4963,8 @@ func ExampleOpener_presigned() {
 }
 
 // A signedShard reads a shard by URLs that expire. OpenShard goes on with the same URL after a cut, and gives up when the server
-// refuses it. Then Read asks for a new URL and goes on at the same byte, unless the URL before delivered nothing.
+// refuses it: the error ends with the status. Then Read asks for a new URL and goes on at the same byte, unless the URL before
+// delivered nothing. Every other error is final, above all "the object has changed".
 type signedShard struct {
 	io.ReadCloser
 	open      func(offset int64) (io.ReadCloser, error) // with a new URL
@@ -4995,7 +4974,7 @@ type signedShard struct {
 func (s *signedShard) Read(p []byte) (int, error) {
 	n, err := s.ReadCloser.Read(p)
 	s.pos += int64(n)
-	if err == nil || err == io.EOF || s.pos == s.from {
+	if err == nil || s.pos == s.from || !regexp.MustCompile(`: 40[013] [\w ]+$`).MatchString(err.Error()) {
 		return n, err
 	}
 	next, err := s.open(s.pos)
@@ -5008,8 +4987,9 @@ func (s *signedShard) Read(p []byte) (int, error) {
 }
 
 // Signed URLs that expire while a shard is read. A new one is asked for when a shard is opened, and when a connection breaks and
-// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. Copy the type
-// signedShard, too, which stands before this Example. (cutWriter is only for the server here: it cuts an answer.)
+// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. A new URL does not know
+// what the old one has read, so a shard must not be replaced while it is read; if the store has versions, sign one of them. Copy
+// the type signedShard, too, which stands before this Example. (cutWriter is only for the server here: it cuts an answer.)
 func ExampleOpener_signedURLs() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -5085,7 +5065,7 @@ func (c *cutWriter) Write(p []byte) (int, error) {
 // Elastic training from shards: the number of ranks may change at any checkpoint, and the steps stay the same. The shards are
 // read by a fixed number of virtual readers, which are dealt to the ranks in blocks. A step takes perReader records of each
 // reader. Only a rank knows where its readers stand, so each rank saves the cursors of its block, and a resume reads the
-// files of all ranks. A rank with many readers has as many shards open.
+// files of all ranks. A rank with many readers has as many shards open, and a rank without one is an error.
 func ExampleTarOptions_elastic() {
 	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
@@ -5110,6 +5090,9 @@ func ExampleTarOptions_elastic() {
 
 	// rank trains for some steps, from the cursors of its readers on, which it updates. It returns the keys of each step.
 	rank := func(index, count, steps int, at []Cursor) (keys []string, err error) {
+		if count > readers {
+			return nil, fmt.Errorf("%d ranks are more than %d readers", count, readers)
+		}
 		first := index * readers / count
 		var next []func() (Record, error, bool)
 		for i := range at {
@@ -5156,6 +5139,7 @@ func ExampleTarOptions_elastic() {
 	changing := slices.Concat(train(4, 1, other), train(1, 2, other), train(2, 1, other))
 	fmt.Println("4 ranks, then 1, then 2:", changing[3])
 	fmt.Println("same place:", fmt.Sprint(at) == fmt.Sprint(other))
+	fmt.Println(train(5, 1, at))
 	// Output:
 	// d0 d1 c0 c1 b0 b1 a0 a1
 	// d2 d3 c2 c3 b2 b3 a2 a3
@@ -5163,6 +5147,7 @@ func ExampleTarOptions_elastic() {
 	// d6 a0 b0 b1 c1 c2 d2 d3
 	// 4 ranks, then 1, then 2: d6 a0 b0 b1 c1 c2 d2 d3
 	// same place: true
+	// [5 ranks are more than 4 readers]
 }
 
 // A stream is kept in memory when an epoch has been read to its end, and later epochs read nothing. An epoch that the loop
@@ -5311,13 +5296,19 @@ func ExampleFunc_cacheOnDisk() {
 
 // A data set is written as shards of limited size: when one is full, the next begins. The errors of all three closes count,
 // because a full disk may show only there, and a shard is renamed when it is complete. Expand lists the shards again. Write
-// samples in random order, since a shard is read from front to back, and at least as many shards as there will be ranks.
+// samples in random order, since a shard is read from front to back, and at least as many shards as there will be ranks. The
+// folder must be new: another process would replace shards, and a longer run before would leave its last ones.
 func ExampleTarWriter_rollingShards() {
-	dir, err := os.MkdirTemp("", "shards")
+	parent, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(parent)
+	dir := filepath.Join(parent, "train")
+	if err := os.Mkdir(dir, 0o777); err != nil { // an error if there is one
+		fmt.Println(err)
+		return
+	}
 	pattern := filepath.Join(dir, "train-%06d.tar")
 	const maxRecords, maxBytes = 3, 20 // the first that is reached ends a shard; often 10,000 and 1 << 30
 
