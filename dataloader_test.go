@@ -531,8 +531,9 @@ func undo(f *feistel, x uint64) uint64 {
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
 //	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
 //	                   ExamplePairs_byName
-//	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_timeLimit, ExampleWorker, ExampleDecode;
-//	                   images: ExampleImageTensor, Example_imageFolder, Example_imageSizes, Example_imageAugmentation
+//	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_retry, ExampleFunc_timeLimit,
+//	                   ExampleWorker, ExampleDecode; images: ExampleImageTensor, Example_imageFolder, Example_imageSizes,
+//	                   Example_imageAugmentation
 //	divide them        ExampleSplit, ExampleSubset_stratified, ExampleSplit_crossValidation
 //	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleBuckets_ranks,
 //	                   ExampleWeighted
@@ -1436,16 +1437,14 @@ func ExampleRand() {
 	// image 3 flip false angle 3 on a worker true
 }
 
-// Retry calls Get again when it fails, up to three times in all. Cache keeps each sample, so later epochs call nothing.
+// Cache keeps each sample, so later epochs call nothing.
 func ExampleCache() {
 	calls := 0
 	remote := Func(2, func(ctx context.Context, i int) (string, error) {
-		if calls++; calls == 1 {
-			return "", io.ErrUnexpectedEOF
-		}
+		calls++
 		return fmt.Sprint("sample ", i), nil
 	})
-	loader, err := New(Cache(Retry(remote, 3, time.Millisecond)), List[string], Options{BatchSize: 2})
+	loader, err := New(Cache(remote), List[string], Options{BatchSize: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -1458,9 +1457,9 @@ func ExampleCache() {
 		}
 	}
 	// Output:
-	// epoch 0 [sample 0 sample 1] after 3 calls
-	// epoch 1 [sample 0 sample 1] after 3 calls
-	// epoch 2 [sample 0 sample 1] after 3 calls
+	// epoch 0 [sample 0 sample 1] after 2 calls
+	// epoch 1 [sample 0 sample 1] after 2 calls
+	// epoch 2 [sample 0 sample 1] after 2 calls
 }
 
 // Split deals a data set out at random, with the numbers of torch's random_split. Subset takes the samples with given
@@ -3094,9 +3093,53 @@ func ExampleFunc_hang() {
 	// [sample 6 sample 7]
 }
 
+// A Get that fails is tried again, up to three times in all, after a pause that ends with the context. Every attempt draws the
+// same random numbers: WithSeed makes a new generator of one seed. Put in your own data and pause.
+func ExampleFunc_retry() {
+	const attempts, pause = 3, time.Millisecond // for a server a second, or more
+	failures := 2
+	remote := Func(2, func(ctx context.Context, i int) (string, error) {
+		number := Rand(ctx).IntN(1000)
+		if failures--; failures >= 0 {
+			fmt.Println("sample", i, "has drawn", number, "and fails")
+			return "", io.ErrUnexpectedEOF
+		}
+		return fmt.Sprint("sample ", i, " has drawn ", number), nil
+	})
+	retried := Func(remote.Len(), func(ctx context.Context, i int) (sample string, err error) {
+		seed := Rand(ctx).Uint64()
+		for attempt := range attempts {
+			select { // no pause before the first attempt
+			case <-time.After(pause * time.Duration(attempt)):
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+			if sample, err = remote.Get(WithSeed(ctx, seed), i); err == nil {
+				return sample, nil
+			}
+		}
+		return "", fmt.Errorf("after %d attempts: %w", attempts, err)
+	})
+	loader, err := New(retried, List[string], Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// sample 0 has drawn 606 and fails
+	// sample 0 has drawn 606 and fails
+	// [sample 0 has drawn 606]
+	// [sample 1 has drawn 663]
+}
+
 // A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
 // and limit. Get must watch its context, as clients of databases and web servers do; a Get that does not cannot be stopped.
-// Retry(limited, …) gives each attempt the limit; a limit around Retry covers all attempts together.
+// A retry around limited (ExampleFunc_retry) gives each attempt the limit; a limit around the retry covers all attempts.
 func ExampleFunc_timeLimit() {
 	data := Func(6, func(ctx context.Context, i int) (string, error) {
 		if i == 3 {
@@ -5623,37 +5666,6 @@ func TestCacheWaiters(t *testing.T) {
 	})
 }
 
-// TestRetry checks the number of attempts, the time between them, and that each attempt has the same random numbers.
-func TestRetry(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		failures := 0
-		flaky := Func(1, func(ctx context.Context, i int) (int, error) {
-			failures--
-			return Rand(ctx).IntN(1000), map[bool]error{true: errBad}[failures >= 0]
-		})
-		drawn := func(data Dataset[int]) int { // two numbers are drawn before data draws
-			ctx := WithSeed(t.Context(), 1)
-			Rand(ctx).IntN(1000)
-			Rand(ctx).IntN(1000)
-			return must(data.Get(ctx, 0))
-		}
-		want, start := drawn(flaky), time.Now()
-		failures = 3
-		equal(t, "at the fourth attempt", drawn(Retry(flaky, 4, time.Second)), want)
-		if d := time.Since(start); d < 3500*time.Millisecond || d > 7*time.Second {
-			t.Errorf("waited %v, want 1, 2 and 4 seconds less up to a half", d)
-		}
-		failures = 4
-		err := errorOf(Retry(flaky, 3, 0).Get(WithSeed(t.Context(), 1), 0))
-		equal(t, "failures left, error", fmt.Sprint(failures, errors.Is(err, errBad), err), "1 true after 3 attempts: bad sample")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, io.ErrNoProgress)
-		defer cancel()
-		start = time.Now()
-		equal(t, "with the longest wait", errorOf(Retry(failing(1, 0), math.MaxInt, math.MaxInt64).Get(ctx, 0)), io.ErrNoProgress)
-		equal(t, "stops with ctx", time.Since(start), time.Minute)
-	})
-}
-
 // TestRand checks that the random numbers of a sample are its own, for every epoch and seed, except inside a Cache. They are
 // the same for every number of workers, in order or not, after a resume, for any number of ranks, and by Batch. The batch
 // of a GetBatch or a NewFunc has one generator.
@@ -5729,9 +5741,6 @@ func TestBadDatasets(t *testing.T) {
 		{panicOf(func() { Transform[int, int](some, nil) }), "panic … Transform … nil"},
 		{panicOf(func() { Transform(none, quick) }), "panic … Transform … nil"},
 		{panicOf(func() { Cache(none) }), "panic … Cache … nil"},
-		{panicOf(func() { Retry(none, 1, 0) }), "panic … Retry … nil"},
-		{panicOf(func() { Retry(some, 0, 0) }), "panic … Retry … attempts is 0 … at least 1"},
-		{panicOf(func() { Retry(some, 1, -time.Second) }), "panic … Retry … backoff is -1s"},
 		{panicOf(func() { Rand(t.Context()) }), "panic … Rand … from no loader … pass on the context that Get was given … WithSeed"},
 		{panicOf(func() { CollatePair[int, int, []int, []int](List[int], nil) }), "panic … CollatePair … nil"},
 		{panicOf(func() { CollatePair[int, int, []int, []int](nil, List[int]) }), "panic … CollatePair … nil"},
@@ -10143,6 +10152,10 @@ func TestWebStall(t *testing.T) {
 			if least := time.Duration(c.stalls) * time.Minute; took < least || took > least+time.Second<<c.stalls-time.Second {
 				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took, c.stalls)
 			}
+			start = time.Now()
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
+			defer cancel()
+			equal(t, "a wait whose context ends", fmt.Sprint(pause(ctx, time.Hour), " after ", time.Since(start)), "bad sample after 1m0s")
 		})
 	}
 }

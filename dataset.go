@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 )
 
 // What is sample i? The first half of this file answers for data with indices:
@@ -25,7 +24,7 @@ import (
 //	Dataset                                        the question: a length, and Get
 //	Slice, Func                                    data sets from memory and from a function
 //	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
-//	Cache, Retry                                   how often a sample is fetched
+//	Cache                                          how often a sample is fetched; ExampleFunc_retry tries again
 //	Rand, WithSeed, Worker                         what a Get is told
 //
 // The second half begins with Files and Folder, data sets from a file system. Then it answers for streams, where the next item
@@ -344,44 +343,6 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 
 // cacheSalt tells the seed of what is inside a Cache from that of what is outside.
 const cacheSalt = 0x6361636865
-
-// Retry calls data.Get up to attempts times, until it succeeds. Between two attempts it waits. The first wait is backoff, and
-// each further wait is twice as long. A random part of up to one half is subtracted, so that many machines do not return at
-// the same moment. Retry resets Rand(ctx) before each further attempt, so all attempts draw the same numbers. Retry gives up
-// when ctx ends. Retry panics if data is nil, attempts is less than 1 or backoff is negative.
-func Retry[T any](data Dataset[T], attempts int, backoff time.Duration) Dataset[T] {
-	panicIf(data == nil, "Retry: the data set is nil")
-	panicIf(attempts < 1, "Retry: attempts is %d, must be at least 1", attempts)
-	panicIf(backoff < 0, "Retry: backoff is %v, must not be negative", backoff)
-	return Func(data.Len(), func(ctx context.Context, i int) (T, error) {
-		rewind := rewinder(ctx)
-		wait := backoff
-		for attempt := 1; ; attempt++ {
-			sample, err := data.Get(ctx, i)
-			if err == nil || ctx.Err() != nil {
-				return sample, err
-			}
-			if attempt == attempts {
-				return sample, fmt.Errorf("after %d attempts: %w", attempts, err)
-			}
-			if err := pause(ctx, wait-rand.N(wait/2+1)); err != nil {
-				return sample, err
-			}
-			wait += min(wait, math.MaxInt64-wait) // doubled, without overflow
-			rewind()
-		}
-	})
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
 
 // Rand returns the random generator of the sample that is being fetched or transformed, for augmentation. Its numbers
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of

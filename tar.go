@@ -1172,6 +1172,15 @@ func (o *webObject) endRequest() {
 	}
 }
 
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
+}
+
 // never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
 const never = -1
 

@@ -383,13 +383,6 @@ func withScope(ctx context.Context, worker int, seed uint64, where spot) (contex
 // move makes s the scope of another sample.
 func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
 
-// rewinder returns a function that sets the generator of ctx back to its present state.
-func rewinder(ctx context.Context) func() {
-	s := scopeOf(ctx)
-	pcg, seeded := s.pcg, s.seeded
-	return func() { s.pcg, s.seeded = pcg, seeded }
-}
-
 // A PanicError is a panic in user code, as an error: the panic's value, and the stack where it happened.
 type PanicError struct {
 	Value any
