@@ -256,11 +256,13 @@
 //
 // Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
 // Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says what happens if
-// the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is enough.
-// The file resumes any number of ranks: the rest of the epoch is dealt out anew. If ranks × BatchSize stays the same, the
-// ranks together also train on the same samples in each step. The last step of an epoch may differ, since PadTail fills it up
-// for the number of ranks; with DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes only
-// its own rank, with the same batch size.
+// the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is
+// enough. That holds if the ranks step together, as an all-reduce makes them. Without one save the cursor of each rank, and
+// resume all ranks from the smallest: samples may come again, and none is lost. The file resumes any number of ranks: the
+// rest of the epoch is dealt out anew. If ranks × BatchSize stays the same, the ranks together also train on the same
+// samples in each step. The last step of an epoch may differ, since PadTail fills it up for the number of ranks; with
+// DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes only its own rank, with the same
+// batch size.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?

@@ -1734,7 +1734,8 @@ func ExampleBuckets_ranks() {
 	// [[24 28 32] [15 18 21] [62 64 70] [97 102 108] [7 11 13] [85 88 95] [74 78 83] [42 49 56] [4 5 6] [37 9 24]]
 }
 
-// ShardFromEnv reads the shard that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment.
+// ShardFromEnv reads the shard that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment. Rank 0's cursor
+// resumes all ranks if they step together; without an all-reduce save each rank's cursor, and resume all from the smallest.
 func ExampleShardFromEnv() {
 	os.Setenv("RANK", "1") // as torchrun does
 	os.Setenv("WORLD_SIZE", "4")
