@@ -6151,7 +6151,7 @@ func TestTails(t *testing.T) {
 func TestShardFromEnv(t *testing.T) {
 	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
 		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
-	for _, c := range [][2]string{
+	cases := [][2]string{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
 		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
@@ -6169,7 +6169,24 @@ func TestShardFromEnv(t *testing.T) {
 		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
 		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
-	} {
+
+		// In a step of Slurm with several processes. What mpirun and Flux set is that of the step which started their daemons.
+		{"RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
+			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they are left over, or SLURM_STEP_NUM_TASKS if"},
+		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
+		{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "no error, {5 8}"}, // torchrun on four nodes
+		{"RANK=3 WORLD_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4", "no error, {3 4}"},
+		{"PMI_RANK=3 PMI_SIZE=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "no error, {3 4}"},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "no error, {0 1}"},
+		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3", "no error, {1 2}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=1", "no error, {1 2}"},
+	}
+	for _, name := range strings.Fields("PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE HOROVOD_RANK " +
+		"LSF_PM_TASKID PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX") {
+		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
+			[2]string{name + "=1", name + ` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
+	}
+	for _, c := range cases {
 		for _, name := range all {
 			t.Setenv(name, "") // so that it is put back
 			must(0, os.Unsetenv(name))

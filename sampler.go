@@ -582,21 +582,28 @@ func (s Shard) dealt(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. If no rank variable is set, the result is the zero Shard, which means a single process; its Count is 0. A
-// number that is missing or makes no sense is an error, because it would mean training on the wrong samples. It is also an
-// error if an sbatch script for several tasks starts the process without srun: Slurm then calls the only process rank 0 of
-// many.
+// variables on. If no rank variable is set, the result is the zero Shard, which means a single process; its Count is 0.
+//
+// What would mean training on the wrong samples is an error: a number that is missing or makes no sense; a WORLD_SIZE or
+// PMI_SIZE, perhaps left over in the shell, below the number of processes that srun has started; a rank above 0 from a
+// launcher that is not in the table, such as PMIX_RANK; and an sbatch script for several tasks that starts the process without
+// srun, because Slurm then calls the only process rank 0 of many.
+//
+// The index in a manifest is not always the rank. In a JobSet of several Jobs, and in a PyTorchJob with nprocPerNode but
+// without torchrun, several processes have the same index: set RANK and WORLD_SIZE yourself.
 func ShardFromEnv() (Shard, error) {
-	launchers := [][3]string{ // the rank, the number of ranks, and what else to say if they make no sense
-		{"RANK", "WORLD_SIZE"},
-		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
-		{"PMI_RANK", "PMI_SIZE"},
-		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
+	const step = "SLURM_STEP_NUM_TASKS"
+	launchers := [][4]string{ // the rank, the number of ranks, its lower bound, and what else to say if they make no sense
+		{"RANK", "WORLD_SIZE", step},
+		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, // no bound: the step may be one of daemons, which may outnumber the ranks
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},              // as above
+		{"PMI_RANK", "PMI_SIZE", step},
+		{"SLURM_PROCID", step, "", "; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
 		{"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
 	}
-	tasks := cmp.Or(os.Getenv("SLURM_NTASKS"), "1")
-	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv("SLURM_STEP_NUM_TASKS") == "" && tasks == "1" // an sbatch script
+	others := "PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE HOROVOD_RANK LSF_PM_TASKID " +
+		"PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX"
+	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv(step) == "" && cmp.Or(os.Getenv("SLURM_NTASKS"), "1") == "1" // of sbatch
 	for _, l := range launchers {
 		if _, ok := os.LookupEnv(l[0]); !ok || script && l[0] == "SLURM_PROCID" {
 			continue
@@ -606,12 +613,22 @@ func ShardFromEnv() (Shard, error) {
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
 			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; "+
 				"the second must be the number of processes, the first 0 to one less%s",
-				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[2])
+				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[3])
+		}
+		if tasks, _ := strconv.Atoi(os.Getenv(l[2])); count < tasks {
+			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %d, and %s is %d; unset %s and %[1]s if they are left over, "+
+				"or %[3]s if they are right, as in separate trainings", l[1], count, step, tasks, l[0])
 		}
 		return Shard{index, count}, nil
 	}
 	if size, ok := os.LookupEnv("WORLD_SIZE"); ok && size != "1" {
 		return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: WORLD_SIZE is %q but RANK is not set", size)
+	}
+	for _, name := range strings.Fields(others) {
+		if rank := cmp.Or(os.Getenv(name), "0"); rank != "0" {
+			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q, and the number of processes is not known; "+
+				"set RANK and WORLD_SIZE", name, rank)
+		}
 	}
 	return Shard{}, nil
 }
