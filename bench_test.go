@@ -34,6 +34,8 @@ import (
 
 // Every figure that is a claim is a ratio: each line below times its own code and the baseline in turn, round by round
 // in the same process, and reports the median. So it means the same on a machine that is busy with other things.
+//
+// The figures in the comments below are from a quiet machine with 2 CPUs and Go 1.26. Nothing was measured on more CPUs.
 
 // against times run, which does n units of work, against a baseline that does as many. It reports the time of a unit
 // and, as x-<name of the baseline>, how many times as fast as the baseline run is. The amounts are reported per second.
@@ -152,7 +154,8 @@ func futures(n, workers int, f func(k int)) func() {
 	}
 }
 
-// BenchmarkTrivial is the loader's own cost: batches of one sample that costs nothing.
+// BenchmarkTrivial is the loader's own cost: batches of one sample that costs nothing. With 2 workers a batch takes 310 ns,
+// without allocation in order and with 1.6 allocations out of order; a bare unordered pool of goroutines takes 130 ns.
 func BenchmarkTrivial(b *testing.B) {
 	const n = 50000
 	base := pool(n, 2, func(int) {})
@@ -562,7 +565,8 @@ func (p *svg) bytes(title string) []byte {
 	return []byte(strings.NewReplacer(light...).Replace(whole))
 }
 
-// BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace.
+// BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace. It is 200 to 250 ns,
+// and with Stats 220 to 260 ns.
 func BenchmarkTrace(b *testing.B) {
 	const n = 50000
 	for _, workers := range []int{0, 2} {
@@ -628,6 +632,10 @@ func BenchmarkWork(b *testing.B) {
 // of the same bytes in one piece. Without workers the baseline is a hand-written loop that copies the rows into one buffer.
 // With workers it is two goroutines that fill buffers and hand them over in any order, as many as the loader has in
 // flight, to a loop that reads them. Such memory moves from one core to the other and back, in both.
+//
+// Without workers the loader is 0.91 × the loop. With 2 workers and a loop that reads the batches it is 1.24 to 1.4 × a plain loop
+// that reads them, and 1.1 to 1.8 × with Prefetch 8: machines differ, because the bandwidth of memory is the limit. Against the
+// two goroutines it is 1.0 × out of order, and 0.83 to 0.95 × in order.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
@@ -719,7 +727,8 @@ func BenchmarkRows(b *testing.B) {
 }
 
 // BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2 bytes, from a file of 64 MB, as int64, shuffled,
-// in batches of 16. The baseline is a loop that reads and converts them into memory that it reuses.
+// in batches of 16. The baseline is a loop that reads and converts them into memory that it reuses. NewFunc is 0.94 to 1.0 × that
+// loop, with 2 workers 1.65 to 1.9 ×, and 5 × Func with Stack, which allocates and copies each window.
 func BenchmarkTokens(b *testing.B) {
 	const size, window, windows = 16, 1024, 1 << 15
 	file := must(os.Create(filepath.Join(b.TempDir(), "tokens.bin")))
@@ -768,7 +777,7 @@ func BenchmarkTokens(b *testing.B) {
 }
 
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
-// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index.
+// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17 ns.
 func BenchmarkRandom(b *testing.B) {
 	const n = 1281167 // ImageNet
 	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
@@ -789,7 +798,8 @@ func BenchmarkRandom(b *testing.B) {
 }
 
 // BenchmarkStart is the time and memory of New and of the first batch: of 10^12 samples, from the start and resumed in the
-// middle, by a loader and by a pipeline; and of a small data set with workers.
+// middle, by a loader and by a pipeline; and of a small data set with workers. The first batch of 10^12 samples takes 7 to 10 µs,
+// at a resume in the middle 8 to 13 µs.
 func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
@@ -830,7 +840,8 @@ func BenchmarkStart(b *testing.B) {
 }
 
 // BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files. It is
-// skipped where Go is installed without its sources: there is nothing to load.
+// skipped where Go is installed without its sources: there is nothing to load. The files come from the system's memory, and the
+// ratio varies from run to run: 0.9 to 1.25 with 2 workers, up to 1.35 with 4.
 func BenchmarkGoTree(b *testing.B) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	src := filepath.Join(strings.TrimSpace(string(out)), "src")
@@ -1233,7 +1244,8 @@ the disk`},
 
 // BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's mean size, and scales them into batches of
 // the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
-// written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes.
+// written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes: 80 %. With 2
+// workers the loader is 1.9 to 2.1 × a plain loop. It adds 3 % to the CPU time of an image with New, and less than 1 % with NewFunc.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
@@ -1405,7 +1417,8 @@ func BenchmarkImageTensor(b *testing.B) {
 }
 
 // BenchmarkStreams is what a stage adds to an item of its source. The baseline is the source alone, and added-ns/item the
-// difference.
+// difference: 13 to 21 ns for an item that passes (Filter, Map inline), 70 ns in a stage that makes cursors of its own (Take,
+// Repeat), 100 ns for Prefetch, SHUFFLE, 240 ns for Mix.
 func BenchmarkStreams(b *testing.B) {
 	const n = 100000
 	count := func(n int) Stream[int] { // as cheap as a stream can be
@@ -1498,7 +1511,7 @@ func BenchmarkStreams(b *testing.B) {
 }
 
 // BenchmarkFirstBatch is the time to the first batch, of 32 samples that take 100 µs each. In the classic loader one worker
-// loads it, in a pipeline all workers do.
+// loads it, in a pipeline all workers do, so that it comes 2.7 × sooner.
 func BenchmarkFirstBatch(b *testing.B) {
 	work := burn(100 * time.Microsecond)
 	get := func(_ context.Context, i int) (int, error) { work(i); return i, nil }
@@ -1538,7 +1551,9 @@ func tarBench(b *testing.B, header tar.Header) string {
 }
 
 // BenchmarkTar reads shards with the headers that people have: of one block, as TarWriter and GNU tar write them; with
-// PAX records of the time, as Python and thereby WebDataset; and with GNU long names.
+// PAX records of the time, as Python and thereby WebDataset; and with GNU long names. Streamed, files of 4 KB come 2.2 to 2.5 ×,
+// 3.6 to 4.2 × and 2.1 to 2.4 × as fast as from a bare loop of archive/tar. A record at random has 0.82 to 0.96 ×, 0.80 to 0.95 ×
+// and 0.73 to 0.82 × the speed of a bare ReadAt.
 func BenchmarkTar(b *testing.B) {
 	b.Run("plain", func(b *testing.B) { benchTar(b, tar.Header{}) })
 	b.Run("PAX", func(b *testing.B) {
