@@ -633,9 +633,9 @@ func BenchmarkWork(b *testing.B) {
 // With workers it is two goroutines that fill buffers and hand them over in any order, as many as the loader has in
 // flight, to a loop that reads them. Such memory moves from one core to the other and back, in both.
 //
-// Without workers the loader is 0.91 × the loop. With 2 workers and a loop that reads the batches it is 1.24 to 1.4 × a plain loop
-// that reads them, and 1.1 to 1.8 × with Prefetch 8: machines differ, because the bandwidth of memory is the limit. Against the
-// two goroutines it is 1.0 × out of order, and 0.83 to 0.95 × in order.
+// Without workers the loader is 0.91 × the loop. With 2 workers and a loop that reads the batches it is 1.24 to 1.4 × a plain
+// loop that reads them, and 1.1 to 1.8 × with Prefetch 8: machines differ, because the bandwidth of memory is the limit. Against
+// the two goroutines it is 1.0 × out of order, and 0.83 to 0.95 × in order.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
@@ -1245,7 +1245,8 @@ the disk`},
 // BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's mean size, and scales them into batches of
 // the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
 // written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes: 80 %. With 2
-// workers the loader is 1.9 to 2.1 × a plain loop. It adds 3 % to the CPU time of an image with New, and less than 1 % with NewFunc.
+// workers the loader is 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image with New, and less than 1 %
+// with NewFunc.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
