@@ -527,7 +527,7 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
 //	save and resume    ExampleCursor, ExampleCursor_stream, Example_checkpoint, ExampleDataLoader_At; at a signal:
 //	                   ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
-//	train a model      Example_training, Example_trainingFromTar
+//	train a model      Example_training, Example_tarPipeline, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
 //	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
 //	                   ExamplePairs_byName
@@ -4146,6 +4146,67 @@ func Example_imageAugmentation() {
 	// epoch 1 workers 3 shape [2 3 224 224]
 	// columns 158, 109 … 60, rows 10, 67 … 124
 	// columns 118, 124 … 130, rows 0, 5 … 9
+}
+
+// Tar shards through a pipeline: they come in another order each epoch, their records are shuffled, decoded by eight goroutines,
+// and made into batches ahead of the loop. Up to ten items that cannot be loaded are dropped. OnError stands before Shuffle, too,
+// which would delay the news of a dead server. For many shards Expand lists the names, which may be addresses.
+func Example_tarPipeline() {
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "train-000.tar")
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard) // the files in the shard are 000.cls, 001.cls, …
+	for i := range 100 {
+		label := File{Name: "cls", Data: []byte(strconv.Itoa(i % 10))}
+		err = errors.Join(err, w.Write(Record{Key: fmt.Sprintf("%03d", i), Files: []File{label}}))
+	}
+	err = errors.Join(err, w.Write(Record{Key: "100", Files: []File{{Name: "cls", Data: []byte("seven")}}}), w.Close(),
+		os.WriteFile(name, shard.Bytes(), 0o666))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	var dropped atomic.Int64 // by two goroutines
+	skip := func(bad *SampleError) error {
+		if dropped.Add(1) > 10 {
+			return bad
+		}
+		return nil
+	}
+	records, err := Tar([]string{name}, TarOptions{Shuffle: true, Seed: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	labels := Map(records.OnError(skip).Shuffle(1000, 2), 8, func(ctx context.Context, r Record) (int, error) {
+		label, err := strconv.Atoi(string(r.Get("cls")))
+		if err != nil {
+			return 0, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
+		}
+		return label, nil
+	}).OnError(skip)
+	batches := Batch(labels, 32, List[int]).Prefetch(2)
+
+	var at Cursor // resumes after any batch
+	for batch, err := range batches.Run(context.Background(), &at) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(at.Pos, len(batch), batch[:4])
+	}
+	fmt.Println("dropped:", dropped.Load())
+	// Output:
+	// 33 32 [2 4 8 5]
+	// 65 32 [9 2 3 6]
+	// 97 32 [7 7 0 7]
+	// 101 4 [8 3 2 5]
+	// dropped: 1
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
