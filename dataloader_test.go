@@ -9356,7 +9356,7 @@ func TestTarCursors(t *testing.T) {
 	last := after(3, opts, missing...)
 	same(t, "after the last shard", from(last, opts, missing...), "")
 	for _, damage := range []func(*tarState){
-		func(s *tarState) { s.Ended++ }, func(s *tarState) { s.Ended = -1 }, func(s *tarState) { s.Offset = -1 },
+		func(s *tarState) { s.ShardNumber++ }, func(s *tarState) { s.ShardNumber = -1 }, func(s *tarState) { s.Offset = -1 },
 	} {
 		state := *last.State.(*tarState)
 		damage(&state)
@@ -9543,7 +9543,7 @@ func TestTarMemory(t *testing.T) {
 func compareReaders(t testing.TB, data []byte, maxRecord int64) {
 	t.Helper()
 	for _, buffer := range []int{1 << 10, min(len(data)+16<<10, tarBuffer)} { // in which headers fit, or do not
-		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), max: maxRecord})
+		compareBuffered(t, data, &tarReader{in: bufio.NewReaderSize(bytes.NewReader(data), buffer), maxRecord: maxRecord})
 	}
 }
 
@@ -9565,7 +9565,7 @@ func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
 			return
 		case says("end marker") || says("begins with zeros") || says("only 0 bytes") || says("unexpected EOF") || says("its type is"):
 			return
-		case want == nil && h.Size > ours.max && says("MaxRecord"): // a sparse file, which would have to be read
+		case want == nil && h.Size > ours.maxRecord && says("MaxRecord"): // a sparse file, which would have to be read
 			return
 		case got != nil || want != nil:
 			t.Fatalf("entry %d: %v, archive/tar has %v", n, got, want)
@@ -9587,7 +9587,7 @@ func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarRe
 	if got != want {
 		t.Fatalf("entry %.200q, want %.200q; archive/tar has %.200q", fmt.Sprint(got), fmt.Sprint(want), fmt.Sprint(*h))
 	}
-	if want.kind != tar.TypeReg || h.Size > ours.max {
+	if want.kind != tar.TypeReg || h.Size > ours.maxRecord {
 		return nil
 	}
 	data, wantErr := io.ReadAll(theirs)
@@ -10150,7 +10150,7 @@ func TestWebStream(t *testing.T) {
 // then known of its size.
 func TestWebAnswers(t *testing.T) {
 	for _, c := range []struct {
-		pos, size    int64 // of the object, before
+		offset, size int64 // of the object, before
 		code         int
 		length       int64
 		contentRange string
@@ -10166,7 +10166,7 @@ func TestWebAnswers(t *testing.T) {
 		{30, 100, 206, 70, "bytes 31-99/100", `the range "bytes 31-99/100"`}, {30, 100, 206, 70, "", `the range ""`},
 		{0, -1, 206, 100, "bytes 0-99/100", "206"}, {30, 100, 404, 0, "", "404"},
 	} {
-		o := &webObject{pos: c.pos, size: c.size}
+		o := &webObject{offset: c.offset, size: c.size}
 		resp := &http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length}
 		resp.Header = http.Header{"Content-Range": {c.contentRange}}
 		after, err := o.checkAnswer(resp)

@@ -193,10 +193,10 @@ func tarError(shard string, entry *tarEntry, err error) error {
 // read from its beginning to find that place. Without it a resume could not tell, because only the first bytes of a
 // shard show that it is compressed.
 type tarState struct {
-	By         string `json:"by"`                   // describes the stream; any other stream refuses the cursor
-	Ended      int    `json:"shard,omitempty"`      // how many of this rank's shards have ended: the number of the one that comes
-	Offset     int64  `json:"offset,omitempty"`     // of the next header in the shard after these
-	Compressed bool   `json:"compressed,omitempty"` // whether that shard is
+	By          string `json:"by"`                   // describes the stream; any other stream refuses the cursor
+	ShardNumber int    `json:"shard,omitempty"`      // of the shard, among those of this rank: 0 is the first
+	Offset      int64  `json:"offset,omitempty"`     // of the next header in that shard
+	Compressed  bool   `json:"compressed,omitempty"` // whether that shard is
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be uncompressed or compressed with gzip or bzip2;
@@ -261,11 +261,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			return err
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.dealt(len(shards))
-		if state.Ended < 0 || state.Ended > count || state.Offset < 0 {
-			return from.refused("its state is damaged: shard %d at offset %d, where there are %d shards", state.Ended, state.Offset, count)
+		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
+			return from.refused("its state is damaged: shard %d at offset %d, of %d shards", state.ShardNumber, state.Offset, count)
 		}
-		for ; state.Ended < count; state = (tarState{Ended: state.Ended + 1}) {
-			name := shards[shardAt(rank.nth(state.Ended))]
+		for ; state.ShardNumber < count; state = (tarState{ShardNumber: state.ShardNumber + 1}) {
+			name := shards[shardAt(rank.nth(state.ShardNumber))]
 			for item, next := range readShard(ctx, name, &opts, state) {
 				pos++
 				next.By = by
@@ -309,12 +309,12 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 		for err == nil {
 			var item Item[Record]
 			item, err = try(readRecord)
-			if err == nil && !yield(item, tarState{Ended: from.Ended, Offset: s.entry.head, Compressed: s.compressed}) {
+			if err == nil && !yield(item, tarState{ShardNumber: from.ShardNumber, Offset: s.entry.head, Compressed: s.compressed}) {
 				return
 			}
 		}
 		if err != io.EOF {
-			yield(Item[Record]{Err: tarError(s.name, &s.entry, err)}, tarState{Ended: from.Ended + 1})
+			yield(Item[Record]{Err: tarError(s.name, &s.entry, err)}, tarState{ShardNumber: from.ShardNumber + 1})
 		}
 	}
 }
@@ -335,11 +335,11 @@ type recordReader struct {
 	name string // of the shard
 
 	// next is the next file, with its key and field, and whether the field is wanted. nextKey is empty after the last file;
-	// end is then io.EOF, or what is wrong with the rest of the shard.
+	// lastErr is then io.EOF, or what is wrong with the rest of the shard.
 	next               tarEntry
 	nextKey, nextField string
 	nextWanted         bool
-	end                error
+	lastErr            error
 
 	wanted []string // TarOptions.Fields
 
@@ -362,7 +362,7 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has not entered the shard. Until then its source is only there to be closed.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{max: maxRecord, entry: tarEntry{head: -1}, src: source{ReadCloser: io.NopCloser(nil)}}
+	r := tarReader{maxRecord: maxRecord, entry: tarEntry{head: -1}, src: source{ReadCloser: io.NopCloser(nil)}}
 	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
 }
 
@@ -370,9 +370,9 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 // uncompressed bytes, so it is opened at its beginning. enterShard never returns io.EOF, which would mean the end.
 func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
 	if !from.Compressed {
-		s.pos = from.Offset
+		s.offset = from.Offset
 	}
-	src, err := open(ctx, s.name, s.pos)
+	src, err := open(ctx, s.name, s.offset)
 	switch {
 	case err != nil:
 		return unexpected(err)
@@ -386,7 +386,7 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 }
 
 // findNextFile reads the headers of the next file that belongs to a record. After the last file it reads the rest of the
-// shard and sets end. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
+// shard and sets lastErr. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
 // been handed over. Too many zeros are an error of the last record too: they may have been one of its files.
 //
 // If it finds files but no record in the whole shard, it returns an error that names the first: a shard whose files have no
@@ -409,13 +409,13 @@ func (s *recordReader) findNextFile() error {
 	if err != io.EOF {
 		return err
 	}
-	s.nextKey, s.end = "", s.drainShard()
+	s.nextKey, s.lastErr = "", s.drainShard()
 	switch {
-	case s.end == errZeros:
-		return s.end
+	case s.lastErr == errZeros:
+		return s.lastErr
 	case len(s.expected) > 0:
 		return staleIndex(s.name)
-	case s.end == io.EOF && before == "" && skipped != "":
+	case s.lastErr == io.EOF && before == "" && skipped != "":
 		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
 	return nil
@@ -470,7 +470,7 @@ func (s *recordReader) compareIndex() error {
 // such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
 func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	if s.nextKey == "" {
-		return Item[Record]{}, s.end
+		return Item[Record]{}, s.lastErr
 	}
 	key := s.nextKey
 	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.lastCount)}}
@@ -507,7 +507,7 @@ func (s *recordReader) checkFile() {
 	switch {
 	case s.fields[s.nextField]:
 		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
-	case size > s.max-s.memory:
+	case size > s.maxRecord-s.memory:
 		err = s.tooLarge(size)
 	case link:
 		err = fmt.Errorf("it is a hard link to %s: only OpenTar follows links, and only to files before them; or use tar with "+
@@ -549,15 +549,15 @@ type tarReader struct {
 	// compressed also means that nothing can be skipped with a seek.
 	compressed bool
 
-	// max is the size of the largest sparse file that is read.
-	max int64
+	// maxRecord is TarOptions.MaxRecord: no larger sparse file is read.
+	maxRecord int64
 
-	// pos is the offset of in, in the archive; entry the entry whose headers were read last; and dataEnd where the data of
-	// that entry ends. Only sparse, which reads the data of a sparse file, knows where that ends; otherwise sparse is nil.
-	pos     int64
-	entry   tarEntry
-	dataEnd int64
-	sparse  *tar.Reader
+	// offset is that of in, in the archive; entry the entry whose headers were read last; and dataEnd where the data of that
+	// entry ends. Only sparseData, which reads a sparse file, knows where its data ends; otherwise sparseData is nil.
+	offset     int64
+	entry      tarEntry
+	dataEnd    int64
+	sparseData *tar.Reader
 }
 
 // A tarEntry is what the headers of an archive say about one entry.
@@ -590,10 +590,10 @@ var errTruncated = fmt.Errorf("the archive has no end marker, it has been trunca
 var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them: " +
 	"it was not written to its end, so write or copy it again")
 
-// openArchive starts to read src, which stands at offset r.pos, and skips to offset to. Only the first bytes of a shard tell
+// openArchive starts to read src, which stands at offset r.offset, and skips to offset to. Only the first bytes of a shard tell
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src, r.entry.head = source{src, ctx}, r.pos
+	r.src, r.entry.head = source{src, ctx}, r.offset
 	r.in = bufio.NewReaderSize(r.src, tarBuffer)
 	if err := r.decompress(); err != nil {
 		return err
@@ -628,7 +628,7 @@ func (s source) Read(p []byte) (n int, err error) {
 // The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.in.Peek(10)
-	if r.pos > 0 || err != nil && err != io.EOF {
+	if r.offset > 0 || err != nil && err != io.EOF {
 		return err
 	}
 	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
@@ -648,7 +648,7 @@ func (r *tarReader) decompress() error {
 	return err
 }
 
-// readHeaders reads the headers of the next entry, and leaves pos at its data. It returns io.EOF if the end marker comes
+// readHeaders reads the headers of the next entry, and leaves offset at its data. It returns io.EOF if the end marker comes
 // instead.
 //
 // Headers are parsed in the buffer, and stay there until parseHeaders has understood all of them. If it has not,
@@ -657,7 +657,7 @@ func (r *tarReader) readHeaders() error {
 	if err := r.skipEntry(); err != nil {
 		return err
 	}
-	r.entry.head, r.sparse = r.pos, nil
+	r.entry.head, r.sparseData = r.offset, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
 	name, size, n := parseHeaders(b, false)
 	for n > len(b) && err == nil {
@@ -668,13 +668,13 @@ func (r *tarReader) readHeaders() error {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
-		r.entry = tarEntry{name: string(name), head: r.pos, data: r.pos + int64(n), size: size, kind: tar.TypeReg}
+		r.entry = tarEntry{name: string(name), head: r.offset, data: r.offset + int64(n), size: size, kind: tar.TypeReg}
 		r.entry.stored = r.entry.name
 		r.dataEnd = r.entry.data + size
 		return r.skipTo(r.entry.data)
 	case len(b) >= tarBlock:
 		return r.readHeadersSlowly(string(b[:tarBlock]))
-	case r.pos > 0:
+	case r.offset > 0:
 		return errTruncated
 	}
 	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
@@ -683,14 +683,14 @@ func (r *tarReader) readHeaders() error {
 // readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. If block, the first of
 // them, is zero, they are the end marker. As in archive/tar, the marker's second block may be missing.
 //
-// archive/tar reads no byte more than the headers, so pos is where the data begins, and the next entry can be read by
+// archive/tar reads no byte more than the headers, so offset is where the data begins, and the next entry can be read by
 // another reader. archive/tar does not document that; the tests would notice a change.
 //
 // An entry of an unknown type is a file, as POSIX says.
 //
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
 // stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
-// of 2^63-1 would take for ever, so a sparse file above max ends the shard.
+// of 2^63-1 would take for ever, so a sparse file above maxRecord ends the shard.
 func (r *tarReader) readHeadersSlowly(block string) error {
 	t, marker := tar.NewReader(r), isZero([]byte(block))
 	h, err := t.Next()
@@ -707,13 +707,13 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.entry = tarEntry{name: h.Name, stored: h.Name, head: r.entry.head, data: r.pos, size: h.Size}
-	r.dataEnd = r.pos + min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
+	r.entry = tarEntry{name: h.Name, stored: h.Name, head: r.entry.head, data: r.offset, size: h.Size}
+	r.dataEnd = r.offset + min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.entry.kind, r.entry.stored, r.dataEnd = tar.TypeLink, h.Linkname, r.pos
+		r.entry.kind, r.entry.stored, r.dataEnd = tar.TypeLink, h.Linkname, r.offset
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
-		r.dataEnd = r.pos
+		r.dataEnd = r.offset
 	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
 	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
 		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
@@ -725,8 +725,8 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	if !pax && h.Typeflag != tar.TypeGNUSparse {
 		return nil
 	}
-	r.entry.sparse, r.sparse = true, t
-	if h.Size > r.max {
+	r.entry.sparse, r.sparseData = true, t
+	if h.Size > r.maxRecord {
 		return r.tooLarge(h.Size)
 	}
 	return nil
@@ -734,21 +734,21 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 
 // tooLarge is the error of an entry for which no memory is allocated.
 func (r *tarReader) tooLarge(size int64) error {
-	return fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, r.max)
+	return fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, r.maxRecord)
 }
 
 // Read reads from the archive, for archive/tar and readData, and counts the bytes.
 func (r *tarReader) Read(p []byte) (int, error) {
 	n, err := r.in.Read(p)
-	r.pos += int64(n)
+	r.offset += int64(n)
 	return n, err
 }
 
 // readData reads the data of the entry, a regular file whose size has been checked.
 func (r *tarReader) readData() ([]byte, error) {
 	var from io.Reader = r
-	if r.sparse != nil {
-		from = r.sparse
+	if r.sparseData != nil {
+		from = r.sparseData
 	}
 	data := make([]byte, r.entry.size)
 	_, err := io.ReadFull(from, data)
@@ -765,11 +765,11 @@ func unexpected(err error) error {
 
 // skipEntry passes over what is left of the entry, and the zeros that fill up its last block.
 func (r *tarReader) skipEntry() error {
-	if r.sparse != nil {
-		if _, err := io.Copy(io.Discard, r.sparse); err != nil {
+	if r.sparseData != nil {
+		if _, err := io.Copy(io.Discard, r.sparseData); err != nil {
 			return err
 		}
-		r.dataEnd = r.pos
+		r.dataEnd = r.offset
 	}
 	return r.skipTo(wholeBlocks(r.dataEnd))
 }
@@ -780,17 +780,17 @@ func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 // skipTo passes over the bytes up to an offset. If that is far behind the buffer, and src can seek, they are not read; a seek
 // empties the buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next
 // header is missing then.
-func (r *tarReader) skipTo(offset int64) error {
+func (r *tarReader) skipTo(to int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
-	if ahead := offset - r.pos - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
+	if ahead := to - r.offset - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
 		if _, err := src.Seek(ahead, io.SeekCurrent); err == nil { // the Seek of a pipe fails
 			r.in.Reset(r.src)
-			r.pos = offset
+			r.offset = to
 		}
 	}
-	for r.pos < offset {
-		n, err := r.in.Discard(int(min(offset-r.pos, tarBuffer)))
-		r.pos += int64(n)
+	for r.offset < to {
+		n, err := r.in.Discard(int(min(to-r.offset, tarBuffer)))
+		r.offset += int64(n)
 		if err != nil {
 			return unexpected(err)
 		}
@@ -810,7 +810,7 @@ func (r *tarReader) drainShard() error {
 	for zeros := int64(0); ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
 		zeros += int64(len(rest))
-		length := r.pos + zeros
+		length := r.offset + zeros
 		switch {
 		case !isZero(rest):
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
@@ -1074,7 +1074,7 @@ type web struct {
 
 // open asks for an object, from offset on.
 func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	o := &webObject{web: w, url: name, pos: offset, size: -1}
+	o := &webObject{web: w, url: name, offset: offset, size: -1}
 	o.ctx, o.stop = context.WithCancelCause(ctx)
 	if _, err := o.Read(nil); err != nil {
 		o.Close()
@@ -1096,9 +1096,9 @@ type webObject struct {
 	ctx  context.Context
 	stop context.CancelCauseFunc
 
-	// pos is the offset of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
+	// offset is that of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
 	// if they or the size change between two answers, the object has changed.
-	pos, size     int64
+	offset, size  int64
 	tag, modified string
 
 	// failures counts the requests that have failed since the last byte.
@@ -1106,7 +1106,7 @@ type webObject struct {
 
 	// These belong to the request that is under way; body is nil if there is none. stallTimer cancels the
 	// request. It runs only while the server is waited for, so that a reader that takes its time does not count as a
-	// silent server. surplus counts the bytes of body before pos, which a server sends that does not know ranges.
+	// silent server. surplus counts the bytes of body before offset, which a server sends that does not know ranges.
 	cancel     context.CancelCauseFunc
 	stallTimer *time.Timer
 	body       io.ReadCloser
@@ -1118,7 +1118,7 @@ var errStalled = errors.New("the server has stalled")
 
 // Read reads from the object, with as many requests as that takes. If p is empty, Read waits for an answer.
 func (o *webObject) Read(p []byte) (n int, err error) {
-	for o.pos != o.size {
+	for o.offset != o.size {
 		var after time.Duration
 		if o.body == nil {
 			after, err = o.sendRequest()
@@ -1144,7 +1144,7 @@ func (o *webObject) readBody(p []byte) (int, error) {
 	before := min(int64(n), o.surplus)
 	o.surplus -= before
 	n = copy(p, p[before:n])
-	o.pos += int64(n)
+	o.offset += int64(n)
 	switch {
 	case n > 0:
 		o.failures = 0
@@ -1197,7 +1197,7 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 	}
 	o.failures++
 	if after == never || o.failures >= o.attempts {
-		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.pos, o.failures, err)
+		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := min(time.Second<<(o.failures-1), 30*time.Second)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
@@ -1215,8 +1215,8 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 		return never, errors.New("this is not a URL")
 	}
 	req.Header.Set("Accept-Encoding", "identity") // or offsets would count other bytes
-	if o.pos > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.pos))
+	if o.offset > 0 {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", o.offset))
 		if strings.HasPrefix(o.tag, `"`) { // a weak tag, W/"…", is not allowed here
 			req.Header.Set("If-Range", o.tag)
 		} else if o.modified != "" {
@@ -1284,12 +1284,12 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 	status := fmt.Errorf("%d %s", code, http.StatusText(code)) // the server's own words may tell a secret
 	switch {
 	case code == http.StatusOK:
-	case code == http.StatusPartialContent && o.pos > 0:
+	case code == http.StatusPartialContent && o.offset > 0:
 		to, answer := int64(0), resp.Header.Get("Content-Range")
 		if n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &from, &to, &size); n < 3 {
 			size = -1 // "*" stands for an unknown size
 		}
-		if from != o.pos {
+		if from != o.offset {
 			return never, fmt.Errorf("the server answers with the range %s", quote(answer))
 		}
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
@@ -1304,7 +1304,7 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 		return never, errors.New("the object has changed while it was read")
 	}
 	o.tag, o.modified, o.size = cmp.Or(o.tag, tag), cmp.Or(o.modified, modified), max(o.size, size)
-	o.surplus = o.pos - from
+	o.surplus = o.offset - from
 	return 0, nil
 }
 
@@ -1453,9 +1453,9 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 	if err = cmp.Or(err, err2); err != nil {
 		return nil, err
 	}
-	head, rest, _ := strings.Cut(string(text), "\n")
-	if !strings.HasPrefix(head, "v1.2 ") {
-		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(head))
+	first, rest, _ := strings.Cut(string(text), "\n")
+	if !strings.HasPrefix(first, "v1.2 ") {
+		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(first))
 	}
 	number, end := 1, int64(0)
 	for line := range strings.Lines(rest) {
@@ -1576,7 +1576,7 @@ func (x *tarIndex) checkNeighbors(i int) error {
 
 // openMember returns a tarReader that has read the headers of a member. It is an error if the member is not there.
 func (x *tarIndex) openMember(m *tarEntry) (*tarReader, error) {
-	r := &tarReader{pos: m.head, max: m.size}
+	r := &tarReader{offset: m.head, maxRecord: m.size}
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, 1<<62))
 	want := *m
 	want.name = m.stored // a hard link has the headers of its target
