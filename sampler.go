@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"os"
@@ -777,7 +778,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d)", size, seed) + version2
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) (changed error) {
 		first := from.Pos - state.N // the first item that is read
 		if first < 0 || first%step != 0 || state.N == 0 && from.Pos > 0 {
 			return from.refused("its state is damaged: n is %d", state.N)
@@ -785,21 +786,25 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		h := hash(seed, uint64(from.Epoch))
 		pos, read := first, first              // how many items have left, and how many have been read
 		last, kept := state.Source, []Cursor{} // the source's cursor after the last item; those before items first, first+step, …
-		var changed error
-		leave := func(x delayed[T]) bool {
-			if pos++; pos > from.Pos {
-				for ; first+step <= x.due+1-bound; first += step { // all items before first+step have left
+		waiting := map[int][]Pair[T, error]{}  // the items that have been read and have not left, by due
+		yieldDue := func(due int) (more bool) {
+			items := waiting[due]
+			delete(waiting, due)
+			for k, x := range items {
+				items[k] = Pair[T, error]{} // which must not keep the item while the body has it
+				if pos++; pos == from.Pos { // all that left before the cursor
+					changed = state.changed(from, read-first, last)
+				}
+				for ; pos > from.Pos && first+step <= due+1-bound; first += step { // all items before first+step have left
 					kept = slices.Delete(kept, 0, 1)
 				}
 				next := stageState{N: pos - first, Source: kept[0], Again: read - first, afterCursor: last}
-				return yield(Item[T]{Value: x.value, Err: x.err}, pos, next)
+				if changed != nil || pos > from.Pos && !yield(Item[T]{Value: x.First, Err: x.Second}, pos, next) {
+					return false
+				}
 			}
-			if pos == from.Pos { // all that left before the cursor
-				changed = state.changed(from, read-first, last)
-			}
-			return changed == nil
+			return true
 		}
-		var waiting ring[T]
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
@@ -807,19 +812,15 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 			if read%step == 0 {
 				kept = append(kept, last)
 			}
-			now, i := read, uint64(read)
-			delay := min(below(uint64(bound), h, 2*i), below(uint64(bound), h, 2*i+1))
-			waiting.put(delayed[T]{now + delay, item.Value, item.Err})
+			due := dueOf(h, read, bound)
+			waiting[due] = append(waiting[due], Pair[T, error]{item.Value, item.Err})
 			last, read = item.Next, read+1
-			for x, ok := waiting.take(now); ok; x, ok = waiting.take(now) {
-				if !leave(x) {
-					return changed
-				}
+			if !yieldDue(read - 1) {
+				return changed
 			}
 		}
-		rest := waiting.rest()
-		for k, x := range rest {
-			if rest[k] = (delayed[T]{}); !leave(x) {
+		for _, due := range slices.Sorted(maps.Keys(waiting)) {
+			if !yieldDue(due) {
 				return changed
 			}
 		}
@@ -830,11 +831,10 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	})
 }
 
-// A delayed is an item that waits in a Shuffle. It leaves when item number due has been read.
-//
-// Item i leaves when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers below 3 × size, which depend
-// on the seed, the epoch and i. Items that leave at the same time keep their order, and those that are left at the end of the
-// source leave in the order in which they are due. Shuffle(2, 3) of eight items:
+// dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers
+// below bound, which is 3 × size. They depend on i and on h, a hash of the seed and the epoch. Items that leave at the same time
+// keep their order, and those that are left at the end of the source leave in the order in which they are due. Shuffle(2, 3) of
+// eight items:
 //
 //	item i         0   1   2   3   4   5   6   7
 //	delay d(i)     0   0   3   4   0   0   5   0
@@ -848,60 +848,14 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 // left before the cursor. j is always a multiple of ⌈3 × size / 8⌉. Therefore at most nine of the source's cursors are kept,
 // and the same place has the same cursor, whatever was resumed before.
 //
+// The items wait in a map, so an item costs nearly the same whatever size is, where a heap takes longer for more items. Memory
+// grows with what is read.
+//
 // Rejected: a reservoir, from which a random item leaves when one is read. It mixes as well, but an item may stay in it for
 // the whole epoch, so a resume would have to read all of the epoch again. And windows, which are permuted one after the other:
 // they mix half as well, and the loop waits at every window until all of it has been read.
-type delayed[T any] struct {
-	due   int
-	value T
-	err   error
-}
-
-// A ring holds the items that wait, in a ring of places: an item that is due at t lies in place t % len(places). There are
-// always at least as many places as items, so a place holds one item on average. After item 6 has been read above:
-//
-//	place      0        1        2        3
-//	items                                 3 due 7, 6 due 11
-//
-// So an item costs the same whatever size is, where a heap takes longer for more items, and memory grows with what is read.
-type ring[T any] struct {
-	places [][]delayed[T]
-	n      int // items
-}
-
-// put adds an item behind those that are due at the same time. If the ring is full, it gets twice as many places.
-func (r *ring[T]) put(x delayed[T]) {
-	if r.n == len(r.places) {
-		all := slices.Concat(r.places...)
-		*r = ring[T]{places: make([][]delayed[T], max(1, 2*r.n))}
-		for _, x := range all {
-			r.put(x)
-		}
-	}
-	place := &r.places[x.due%len(r.places)]
-	*place = append(*place, x)
-	r.n++
-}
-
-// take removes the first item that is due now, if there is one.
-func (r *ring[T]) take(now int) (x delayed[T], ok bool) {
-	place := &r.places[now%len(r.places)]
-	for i := range *place {
-		if x := (*place)[i]; x.due == now {
-			*place = slices.Delete(*place, i, i+1)
-			r.n--
-			return x, true
-		}
-	}
-	return x, false
-}
-
-// rest returns the items that are left, in the order in which they are due.
-func (r *ring[T]) rest() []delayed[T] {
-	all := slices.Concat(r.places...)
-	*r = ring[T]{} // which must not keep them
-	slices.SortStableFunc(all, func(x, y delayed[T]) int { return cmp.Compare(x.due, y.due) })
-	return all
+func dueOf(h uint64, i, bound int) int {
+	return i + min(below(uint64(bound), h, 2*uint64(i)), below(uint64(bound), h, 2*uint64(i)+1))
 }
 
 // A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
