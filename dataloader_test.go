@@ -7099,8 +7099,8 @@ func TestCursorRefused(t *testing.T) {
 		{own, ownAt, "4 batches"},
 		{ordered, ownAt, "4 batches"},
 		{Options{Shuffle: true, Seed: 2, BatchSize: 2}, at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
-		{Options{Sampler: Random(21, 1), Seed: 1, BatchSize: 2}, at,
-			"Random(20, seed 1) … this is Random(21, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
+		{Options{Sampler: Random(19, 1), Seed: 1, BatchSize: 2}, at,
+			"Random(20, seed 1) … this is Random(19, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
 		{Options{BatchSampler: make(fixedBatches, 20)}, at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // has no String
 		{Options{BatchSampler: Batches(Random(20, 1), 2, true)}, atBatch, "Batches … Batches"},
 		{Options{BatchSize: 2, Sampler: Random(20, 1)}, at, "Options.Seed 1 … Options.Seed 0"},
@@ -7266,6 +7266,13 @@ func TestBadOptions(t *testing.T) {
 		{batched(0, Batches(Sequential(0), 2, true)), ""},
 		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
 	})
+	const tooFar = "65 … is for 65 samples, the data set has 64; … Buckets a length, and other orders an n of at most 64"
+	for _, s := range []Sampler{
+		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1), Resize(Random(65, 1), 100),
+	} {
+		refused(t, []refusal{{sized(64, Options{Sampler: s}), tooFar}, {sized(66, Options{Sampler: s}), ""}, {sized(65, Options{Sampler: s}), ""}})
+		refused(t, []refusal{{batched(64, Batches(s, 8, true)), tooFar}, {batched(65, Batches(s, 8, true)), ""}})
+	}
 }
 
 // TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, what GetBatch has

@@ -26,6 +26,9 @@ import (
 //
 // If a Sampler has a String method, its result describes the order in cursors: samplers with equal descriptions are
 // taken for the same. Without a String method the description is the type and the length. PyTorch: Sampler.
+//
+// Sequential, Random, TorchRandom and RandomWithReplacement have indices below n, and New refuses a data set of fewer than n
+// samples.
 type Sampler interface {
 	Len() int
 	Order(epoch int) func(pos int) int
@@ -44,7 +47,7 @@ type sampler struct {
 	n     int
 	name  string
 	order func(epoch int) func(pos int) int
-	needs int // the number of samples that the data set must have; 0 means any
+	need  need
 }
 
 // Len returns the number of positions in an epoch.
@@ -56,37 +59,41 @@ func (s sampler) Order(epoch int) func(pos int) int { return s.order(epoch) }
 // String describes the sampler, as in "Random(60000, seed 9)".
 func (s sampler) String() string { return s.name }
 
-func (s sampler) samples() int { return s.needs }
+// A need is the number of samples that an order needs in the data set: at least so many, or exactly so many.
+type need struct {
+	samples int
+	exactly bool
+}
 
-// samplesOf returns the number of samples that the data set of an order must have, or 0 if the order does not know.
-func samplesOf(order any) int {
-	if knows, ok := order.(interface{ samples() int }); ok {
-		return knows.samples()
-	}
-	return 0
+// needOf returns what an order needs, or the zero need if the order is not one of this package.
+func needOf(order any) need {
+	s, _ := order.(sampler)
+	b, _ := order.(batchSampler)
+	return cmp.Or(s.need, b.need)
 }
 
 // Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch: SequentialSampler.
 func Sequential(n int) Sampler {
 	panicIf(n < 0, "Sequential: n is %d, must not be negative", n)
-	return sampler{n: n, name: fmt.Sprintf("Sequential(%d)", n), order: func(int) func(int) int {
+	return sampler{n, fmt.Sprintf("Sequential(%d)", n), func(int) func(int) int {
 		return func(pos int) int { return pos }
-	}}
+	}, need{samples: n}}
 }
 
 // Random is a new permutation of 0 … n-1 in every epoch. An epoch needs at most 8 KiB of memory, whatever n is, and any
 // position of any epoch takes the same time. Up to n = 4,096 the permutation of an epoch is a table; for larger n each index
 // is computed when it is asked for. Random panics if n is negative.
 //
-// At some lengths above 4,096 all permutations are even, or all are odd. Training is not affected.
+// At some lengths above 4,096 nearly all permutations are even, or nearly all are odd: at 60,000, 399 of 400. Training is not
+// affected.
 //
 // PyTorch: RandomSampler, with other numbers; TorchRandom has torch's. Random over a Subset is PyTorch's
 // SubsetRandomSampler.
 func Random(n int, seed uint64) Sampler {
 	panicIf(n < 0, "Random: n is %d, must not be negative", n)
-	return sampler{n: n, name: fmt.Sprintf("Random(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
+	return sampler{n, fmt.Sprintf("Random(%d, seed %d)", n, seed), func(epoch int) func(int) int {
 		return permutation(n, hash(seed, uint64(epoch), uint64(n)))
-	}}
+	}, need{samples: n}}
 }
 
 // maxTable is the greatest length of a permutation that is kept as a table, of 8 KiB. On a small domain a Feistel network
@@ -220,10 +227,10 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
 	checkCount("RandomWithReplacement", n, count)
 	name := fmt.Sprintf("RandomWithReplacement(%d of %d, seed %d)", count, n, seed)
-	return sampler{n: count, name: name, order: func(epoch int) func(int) int {
+	return sampler{count, name, func(epoch int) func(int) int {
 		h := hash(seed, uint64(epoch), uint64(n))
 		return func(pos int) int { return below(uint64(n), h, uint64(pos)) }
-	}}
+	}, need{samples: n}}
 }
 
 // checkCount panics unless an epoch of count positions can be drawn from n samples.
@@ -278,7 +285,7 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 	return sampler{count, name, func(epoch int) func(int) int {
 		drawn := draw(hash(seed, uint64(epoch), uint64(len(weights))))
 		return func(pos int) int { return items[drawn(pos)] }
-	}, len(weights)}, nil
+	}, need{len(weights), true}}, nil
 }
 
 // drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
@@ -319,13 +326,15 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 // Torch's other samplers (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) carry a generator from epoch to
 // epoch. Their orders depend on everything drawn from it before, even on how the last loop ended. An order that depends
 // on the epoch alone cannot have that history; only epoch 0 of RandomSampler with a fresh generator equals TorchRandom's.
+// DataLoader(data, shuffle=True, generator=g) has another order even then, because torch draws a seed for its workers from g
+// first; DataLoader(data, sampler=RandomSampler(data, generator=g)) has TorchRandom's.
 //
 // The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and epoch e of seed s is epoch 0 of seed
 // s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or above 2^32/20, because torch
 // uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
-	return sampler{n: n, name: fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), order: func(epoch int) func(int) int {
+	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
 		order := make([]uint32, n)
 		for i := range order {
 			order[i] = uint32(i)
@@ -336,7 +345,7 @@ func TorchRandom(n int, seed uint64) Sampler {
 			order[i], order[j] = order[j], order[i]
 		}
 		return func(pos int) int { return int(order[pos]) }
-	}}
+	}, need{samples: n}}
 }
 
 // maxTorch is the largest n for which torch draws its permutations as TorchRandom does.
@@ -398,7 +407,7 @@ func Resize(s Sampler, count int) Sampler {
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
 		}
-	}, samplesOf(s)}
+	}, needOf(s)}
 }
 
 // describe says which sampler s is, for cursors and errors. The description is valid UTF-8, as it goes through JSON.
@@ -451,7 +460,7 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 			}
 			return batch
 		}
-	}, samplesOf(s)}
+	}, needOf(s)}
 }
 
 // A batchSampler is a BatchSampler made of its parts.
@@ -459,7 +468,7 @@ type batchSampler struct {
 	n       int
 	name    string
 	batches func(epoch int) func(k int) []int
-	needs   int // as in a sampler
+	need    need
 }
 
 // Len returns the number of batches in an epoch.
@@ -470,8 +479,6 @@ func (b batchSampler) Batches(epoch int) func(k int) []int { return b.batches(ep
 
 // String describes the batch sampler, as in "Batches(Random(60000, seed 9), 64)".
 func (b batchSampler) String() string { return b.name }
-
-func (b batchSampler) samples() int { return b.needs }
 
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
@@ -528,7 +535,7 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 			}
 			return indices
 		}
-	}, len(lengths)}, nil
+	}, need{len(lengths), true}}, nil
 }
 
 // An order is used in two steps: epoch → pos → indices. An indicesAt appends to dst the indices at position pos of one epoch. A
