@@ -678,16 +678,22 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 	}
 }
 
-// A stageState is the State in the cursors that staged makes.
+// A stageState is the State in the cursors that staged makes. What N counts depends on the stage:
+//
+//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place in the next one
+//	Unbatch        the elements of the batch after Source that have been yielded
+//	Shuffle        the items after Source that have been yielded
+//	Mix            the draws
+//	Shard          the items of the row that follow; see Stream.Shard
 type stageState struct {
-	By          string   `json:"by"`                // describes the stage; a cursor of another stage is refused
-	N           int      `json:"n,omitempty"`       // the stage's own count
-	Source      Cursor   `json:"source,omitzero"`   // if the stage has one source
-	Sources     []Cursor `json:"sources,omitempty"` // if the stage reads several sources at once
-	Ended       []bool   `json:"ended,omitempty"`   // which of Sources have ended
-	Again       int      `json:"again,omitempty"`   // how many items a resume reads again
-	After       mark     `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
-	End         *Cursor  `json:"end,omitempty"`     // the same in full, in cursors of an older version
+	By          string      `json:"by"`                // describes the stage; a cursor of another stage is refused
+	N           int         `json:"n,omitempty"`       // see above
+	Source      Cursor      `json:"source,omitzero"`   // if the stage has one source
+	Sources     []Cursor    `json:"sources,omitempty"` // if the stage reads several sources at once
+	Ended       []bool      `json:"ended,omitempty"`   // which of Sources have ended
+	Again       int         `json:"again,omitempty"`   // how many items a resume reads again
+	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
+	End         *Cursor     `json:"end,omitempty"`     // the same in full, in cursors of an older version
 	afterCursor Cursor
 }
 
@@ -711,7 +717,7 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
 	if s.End != nil {
-		s.After = markOf(*s.End)
+		s.After = fingerprintOf(*s.End)
 	}
 	outside := min(s.N, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
 	tooMany := s.Again > 0 && s.N > s.Again                                // more have been yielded than read
@@ -734,7 +740,7 @@ func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 	if s.N == 0 {
 		return nil
 	}
-	now := markOf(last)
+	now := fingerprintOf(last)
 	switch {
 	case n == s.Again && now == s.After:
 		return nil
@@ -745,19 +751,20 @@ func (s *stageState) changed(from Cursor, n int, last Cursor) error {
 		s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
 }
 
-// A mark stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a stage that
-// saved two whole cursors of its source would double the size of its own, and twelve such stages would make half a megabyte.
-type mark struct {
+// A fingerprint stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a
+// stage that saved two whole cursors of its source would double the size of its own, and twelve such stages would make half a
+// megabyte.
+type fingerprint struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
 	By     string `json:"by"` // the first source of all, which names a shard or a data set
 }
 
-// markOf returns the mark of a cursor.
-func markOf(c Cursor) mark {
+// fingerprintOf returns the fingerprint of a cursor.
+func fingerprintOf(c Cursor) fingerprint {
 	h := fnv.New64a()
 	io.WriteString(h, c.String())
-	m := mark{Pos: c.Pos, Digest: fmt.Sprintf("%016x", h.Sum64())}
+	f := fingerprint{Pos: c.Pos, Digest: fmt.Sprintf("%016x", h.Sum64())}
 	for c.State != nil {
 		s, fresh := c.State.(*stageState)
 		if !fresh { // it is from JSON, or of a source
@@ -765,16 +772,16 @@ func markOf(c Cursor) mark {
 				break // of a source made elsewhere
 			}
 		}
-		m.By, c = s.By, slices.Concat(s.Sources, []Cursor{s.Source})[0]
+		f.By, c = s.By, slices.Concat(s.Sources, []Cursor{s.Source})[0]
 	}
-	return m
+	return f
 }
 
 // MarshalJSON makes After. A digest takes microseconds, too long to make one for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
-		s.After = markOf(s.afterCursor)
+		s.After = fingerprintOf(s.afterCursor)
 	}
 	return json.Marshal(fields(s))
 }

@@ -776,7 +776,8 @@ func Indices(s Sampler) Stream[int] {
 // source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
 // data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
-// A resume reads at most 3⅜ × size items again.
+// A resume reads at most 3⅜ × size items again. Each further Shuffle or Unbatch in a pipeline doubles the time to save a
+// cursor: 15 µs with one Shuffle, 4 ms with 8 and 60 ms with 12.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Shuffle: the stream is nil")
 	panicIf(size < 1 || size > math.MaxInt/4, "Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
@@ -927,7 +928,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		ctx, cancel := context.WithCancel(ctx)
 		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, readings: make([]*reading[T], len(srcs))}
 		m.seed = hash(opts.Seed, uint64(from.Epoch))
-		defer m.leave(cancel)
+		defer m.stopReadings(cancel)
 		m.startFirst()
 		for pos := from.Pos; !m.over(); {
 			i := m.choose()
@@ -1078,8 +1079,8 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	return err
 }
 
-// leave ends all sources, and waits for them to return.
-func (m *mixer[T]) leave(cancel func()) {
+// stopReadings ends all readings, and waits for their goroutines.
+func (m *mixer[T]) stopReadings(cancel func()) {
 	cancel()
 	for _, r := range m.readings {
 		if r != nil {
