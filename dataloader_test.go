@@ -1032,9 +1032,11 @@ func ExampleDataLoader_Run_interrupted() {
 	// Output: saved: 6 {"epoch":0,"pos":4,"state":{"by":"Sequential(6)"}} because: context canceled
 }
 
-// A model learns digits, and its training is interrupted in the middle of an epoch. Another process with another number
-// of workers resumes it: the images come in the same order, are shifted at random by the same pixels, and make the same
-// weights. The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
+// A model learns digits, and its training is interrupted in the middle of an epoch. train, called again with another number
+// of workers, gets only the checkpoint's JSON: the images come in the same order, are shifted at random by the same pixels,
+// and make the same weights. go test -v shows them being made.
+//
+// The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
 func Example_training() {
 	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
 	if err != nil {
@@ -1077,19 +1079,21 @@ func Example_training() {
 	}
 
 	// open returns the digits in a folder of the archive. Each is decoded once, by a worker.
-	open := func(folder string) (Dataset[digit], error) {
+	open := func(folder string) Dataset[digit] {
 		sub, err := fs.Sub(archive, folder)
 		if err != nil {
-			return nil, err
+			log.Fatal(err)
 		}
 		files, _, err := Folder(sub, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
 		if err != nil {
-			return nil, err
+			log.Fatal(err)
 		}
 		return Cache(Transform(files, func(_ context.Context, file Pair[string, int]) (digit, error) {
 			return decode(path.Join(folder, file.First), file.Second)
-		})), nil
+		}))
 	}
+
+	test := open("test")
 
 	// The model is a softmax regression: a weight for each digit and pixel.
 	type model [10][16 * 16]float64
@@ -1110,11 +1114,12 @@ func Example_training() {
 		return p
 	}
 
-	// learn takes a step down the gradient of the cross-entropy for each image of a batch.
-	learn := func(m *model, images Tensor[float32], labels []int) {
+	// learn takes a step down the gradient of the cross-entropy for each image of a batch, and returns the sum of the losses.
+	learn := func(m *model, images Tensor[float32], labels []int) (loss float64) {
 		for i, label := range labels {
 			pixels := images.Data[i*16*16 : (i+1)*16*16]
 			p := predict(m, pixels)
+			loss -= math.Log(p[label])
 			p[label]--
 			for d := range p {
 				for j, x := range pixels {
@@ -1122,100 +1127,127 @@ func Example_training() {
 				}
 			}
 		}
+		return loss
 	}
 
-	// A checkpoint is all that a training process must know of the processes before it.
-	type checkpoint struct {
-		Model model
-		At    Cursor
-	}
-
-	// train is such a process. It resumes a checkpoint, runs until epoch 30 or until it is interrupted after a number of
-	// batches, and returns the next checkpoint.
-	train := func(saved []byte, workers, batches int) ([]byte, error) {
-		var c checkpoint
-		if err := json.Unmarshal(saved, &c); err != nil {
-			return nil, err
-		}
-		digits, err := open("train")
-		if err != nil {
-			return nil, err
-		}
-		loader, err := New(Transform(digits, shift), CollatePair(Stack[float32], List[int]), Options{
-			BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
-		})
-		if err != nil {
-			return nil, err
-		}
-		for c.At.Epoch < 30 {
-			for batch, err := range loader.Run(context.Background(), &c.At) {
-				if err != nil {
-					return nil, err
-				}
-				learn(&c.Model, batch.First, batch.Second)
-				loader.Recycle(batch)
-				if batches--; batches == 0 {
-					return json.Marshal(c)
-				}
-			}
-		}
-		return json.Marshal(c)
-	}
-
-	// accuracy is the share of the test images that a saved model recognizes.
-	accuracy := func(saved []byte) (float64, error) {
-		var c checkpoint
-		if err := json.Unmarshal(saved, &c); err != nil {
-			return 0, err
-		}
-		digits, err := open("test")
-		if err != nil {
-			return 0, err
-		}
-		loader, err := New(digits, CollatePair(Stack[float32], List[int]), Options{
+	// recognized counts the test images that a model recognizes.
+	recognized := func(m *model) (n int) {
+		loader, err := New(test, CollatePair(Stack[float32], List[int]), Options{
 			BatchSize: 32, Workers: 2, Tail: UnevenTail, // each image once, on any number of ranks
 		})
 		if err != nil {
-			return 0, err
+			log.Fatal(err)
 		}
-		recognized := 0
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
-				return 0, err
+				log.Fatal(err)
 			}
 			for i, label := range batch.Second {
-				p := predict(&c.Model, batch.First.Data[i*16*16:(i+1)*16*16])
+				p := predict(m, batch.First.Data[i*16*16:(i+1)*16*16])
 				if p[label] == slices.Max(p[:]) {
-					recognized++
+					n++
 				}
 			}
 			loader.Recycle(batch)
 		}
-		return float64(recognized) / float64(digits.Len()), nil
+		return n
 	}
 
-	whole, err := train([]byte("{}"), 2, -1) // never interrupted
-	if err != nil {
-		fmt.Println(err)
+	// A checkpoint is all that train must know of what was trained before.
+	type checkpoint struct {
+		Model      model
+		At         Cursor
+		Loss       [30]float64 // of each epoch, the sum over the images
+		Recognized [30]int     // after each epoch
+	}
+
+	// train resumes a checkpoint, runs until epoch 30 or until it is interrupted after a number of batches, and returns the
+	// next checkpoint.
+	train := func(saved []byte, workers, batches int) []byte {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			log.Fatal(err)
+		}
+		loader, err := New(Transform(open("train"), shift), CollatePair(Stack[float32], List[int]), Options{
+			BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for c.At.Epoch < 30 && batches != 0 {
+			epoch := c.At.Epoch
+			for batch, err := range loader.Run(context.Background(), &c.At) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				c.Loss[epoch] += learn(&c.Model, batch.First, batch.Second)
+				loader.Recycle(batch)
+				if batches--; batches == 0 {
+					break
+				}
+			}
+			c.Recognized[epoch] = recognized(&c.Model)
+		}
+		saved, err = json.Marshal(c)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return saved
+	}
+
+	whole := train([]byte("{}"), 2, -1) // never interrupted
+	half := train([]byte("{}"), 2, 260) // interrupted in epoch 14, after 8 of 18 batches
+	rest := train(half, 3, -1)          // resumes there
+	same := bytes.Equal(rest, whole)
+	fmt.Println("the same weights as without the interruption:", same)
+	var before, after checkpoint
+	if err := errors.Join(json.Unmarshal(half, &before), json.Unmarshal(rest, &after)); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("more than 9 of 10 test images recognized:", after.Recognized[29] > 225)
+	if !testing.Verbose() {
 		return
 	}
-	half, err := train([]byte("{}"), 2, 260) // interrupted in epoch 14, after 8 of 18 batches
-	if err != nil {
-		fmt.Println(err)
-		return
+
+	// What follows only shows the training, on standard error. A loss has two decimals, because machines that fuse
+	// multiplication and addition differ in the last ones.
+	fmt.Fprintln(os.Stderr, "A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
+	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized")
+	for epoch, n := range after.Recognized {
+		switch epoch {
+		case 0, 1, 3, 7, 15, 29:
+			fmt.Fprintf(os.Stderr, "%5d  %9.2f  %3d %s\n", epoch, after.Loss[epoch]/550, n, strings.Repeat("#", n/4))
+		case before.At.Epoch:
+			fmt.Fprintf(os.Stderr, "Interrupted in epoch %d, after %d of 18 batches. ", epoch, before.At.Pos/32)
+			fmt.Fprintf(os.Stderr, "The checkpoint has the weights and this cursor:\n%v\n", before.At)
+			fmt.Fprintln(os.Stderr, "Resumed from the checkpoint, with 3 workers:")
+		}
 	}
-	rest, err := train(half, 3, -1) // resumes there
-	if err != nil {
-		fmt.Println(err)
-		return
+	fmt.Fprintln(os.Stderr, "The weights are the same as without the interruption, bit for bit:", same)
+	fmt.Fprintln(os.Stderr, "Five of the test images, and what the model says they are:")
+	blocks := [2][2]string{{" ", "▄"}, {"▀", "█"}} // two rows of pixels in a line: the upper one, the lower one
+	var lines [9]string
+	for i := 4; i < test.Len(); i += 50 {
+		d, err := test.Get(context.Background(), i)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for y := range 8 {
+			lines[y] += "    "
+			for x := range 16 {
+				upper, lower := d.First.Data[2*y*16+x], d.First.Data[(2*y+1)*16+x]
+				lines[y] += blocks[int(upper+0.5)][int(lower+0.5)]
+			}
+		}
+		p := predict(&after.Model, d.First.Data)
+		says := slices.Index(p[:], slices.Max(p[:]))
+		text := fmt.Sprintf("%d, %.0f %% sure", says, 100*p[says])
+		if says != d.Second {
+			text = fmt.Sprintf("%d, but it is a %d", says, d.Second)
+		}
+		lines[8] += fmt.Sprintf("    %-16s", text)
 	}
-	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
-	share, err := accuracy(rest)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("more than 9 of 10 test images recognized:", share > 0.9)
+	fmt.Fprintln(os.Stderr, strings.Join(lines[:], "\n"))
 	// Output:
 	// the same weights as without the interruption: true
 	// more than 9 of 10 test images recognized: true
@@ -5540,6 +5572,14 @@ func TestReadme(t *testing.T) {
 	}
 	if testing.Short() {
 		return
+	}
+	shown, _, _ := strings.Cut(strings.Split(readme, "```text\n")[1], "```")
+	for _, verbose := range []bool{true, false} {
+		training := exec.Command(must(os.Executable()), "-test.run=^Example_training$", fmt.Sprint("-test.v=", verbose))
+		out := string(must(training.CombinedOutput()))
+		for line := range strings.Lines(shown) {
+			equal(t, fmt.Sprintf("%v shows %s", training, line), strings.Contains(out, "\n"+line), verbose)
+		}
 	}
 	for i, block := range programs {
 		program, _, _ := strings.Cut(block, "```")
