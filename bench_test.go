@@ -907,6 +907,7 @@ type mine struct {
 	d      time.Duration  // how long to measure
 	disk   func() float64 // how many bytes the process has read from disks so far, or NaN if the system does not tell
 	idle   func() float64 // how many seconds the CPUs of the machine have been idle so far, all together, or NaN
+	raw    atomic.Int64   // how many files Decode has left as bytes so far
 }
 
 // openMine opens the files below a folder, or the records of the shards that a pattern stands for. A folder of shards stands
@@ -957,17 +958,18 @@ func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
 		}
 		return size, err
 	})
-	if err == nil && m.data.Len() == 0 {
-		err = fmt.Errorf("there is no record in %s", m.from)
-	}
-	return m, err
+	return m, cmp.Or(err, errorIf(m.data.Len() == 0, "there is no record in %s", m.from))
 }
 
 // consume returns the size of the files, and decodes them if m.decode is true.
 func (m *mine) consume(files ...File) (size int, err error) {
 	for _, f := range files {
+		var value any
 		if size += len(f.Data); m.decode && err == nil {
-			_, err = Decode(f.Name, f.Data)
+			value, err = Decode(f.Name, f.Data)
+		}
+		if _, raw := value.([]byte); raw {
+			m.raw.Add(1)
 		}
 	}
 	return size, err
@@ -1000,14 +1002,13 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 	perSample := max(1, time.Since(start)/time.Duration(len(good)))
 	size := min(64, len(good), max(1, int(time.Millisecond/perSample))) // a batch takes about a millisecond
 	good = good[:len(good)/size*size]
-	again := subset(m.data, math.MaxInt32, func(i int) int { return good[i%len(good)] })
-	var ways []*way
+	again := subset(m.data, math.MaxInt32/2, func(i int) int { return good[i%len(good)] })
+	ways, idle := []*way(nil), []float64(nil)
 	for workers := 4 * m.cpus; workers > 0; {
 		workers /= 2
 		ways = append(ways, wayOf(ctx, again, Options{BatchSize: size, Workers: workers}))
 	}
 	slices.Reverse(ways)
-	var idle []float64
 	for start := time.Now(); len(idle) < 3 || time.Since(start) < m.d; {
 		for _, way := range ways {
 			before, start := m.idle(), time.Now()
@@ -1034,8 +1035,7 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 // says how fast.
 func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes float64, cold string, err error) {
 	n, order := m.data.Len(), Random(m.data.Len(), 0).Order(0)
-	var failed error
-	done, before, start := 0, m.disk(), time.Now()
+	done, failed, before, start := 0, error(nil), m.disk(), time.Now()
 	for ; done < n && (done == 0 || time.Since(start) < m.d/32); done++ {
 		if size, err := m.data.Get(ctx, order(done)); err == nil {
 			good, bytes = append(good, order(done)), bytes+float64(size)
@@ -1049,6 +1049,9 @@ func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes fl
 	}
 	if failed != nil {
 		fmt.Fprintf(w, "skipped: %d of %d %ss, the first: %v\n", done-len(good), done, m.unit, failed)
+	}
+	if raw := m.raw.Load(); raw > 0 {
+		fmt.Fprintf(w, "not decoded: %d files of the first %d %ss, which stay bytes: Decode does not know them\n", raw, done, m.unit)
 	}
 	if done < n && m.disk()-before > bytes/2 {
 		rest := subset(m.data, n-done, func(i int) int { return order(done + i) })
@@ -1122,18 +1125,15 @@ func (m *mine) advice(ways []*way, idle float64, cold string) string {
 	if busy != "" {
 		return fmt.Sprintf("The machine is busy: %s. Measure again when it is quiet.\n", busy)
 	}
-	var fewer []string
-	enough := 1
+	fewer, enough := []string(nil), 1
 	for ; speeds[enough] < 0.95*fastest; enough++ {
 		fewer = append(fewer, fmt.Sprintf("%d for at most %v %ss/s", ways[enough].workers, rounded(speeds[enough]), m.unit))
 	}
-	best := ways[enough].workers
-	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more ", best, rounded(speeds[enough]), m.unit)
-	if enough < len(ways)-1 {
-		text += "workers gain little.\n"
-	} else {
-		text += fmt.Sprintf("workers than the %d CPUs help, so try %d, too.\n", m.cpus, 2*best)
+	more := "workers gain little"
+	if enough == len(ways)-1 {
+		more = fmt.Sprintf("workers than the %d CPUs help, so try %d, too", m.cpus, 2*ways[enough].workers)
 	}
+	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more %s.\n", ways[enough].workers, rounded(speeds[enough]), m.unit, more)
 	if fewer != nil {
 		text += fmt.Sprintf("Fewer are enough for a slower training: %s.\n", strings.Join(fewer, ", "))
 	}
@@ -1184,12 +1184,12 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 
 		dir := t.TempDir()
 		bad := `dataloader: Decode("b/3.json")`
-		files := fstest.MapFS{"a/1.txt": {Data: []byte("one")}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}}
+		files := fstest.MapFS{"a/1.txt": {}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}, "a/4.webp": {}}
 		must(0, os.CopyFS(dir, files))
 		shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
 		folder, twice, zipped := filepath.Dir(shard), strings.Replace(shard, "x1", "{x*,x1}", 1), onDisk(t, "x1.tgz", gzipped(nil))
 		for pattern, want := range map[string]string{
-			dir:                              "data: 3 files of " + dir + "; decoded: true\nskipped: 1 of 3 files, the first: " + bad,
+			dir:                              "skipped: 1 of 4 files, the first: " + bad + " … \nnot decoded: 1 files of the first 4 ",
 			shard:                            "skipped: 1 of 2 records, the first: record b of " + shard + ": dataloader: Decode(\"cls\")",
 			folder:                           "data: 2 records of " + filepath.Join(folder, "*.tar") + "; decoded: true\nskipped: 1 of 2",
 			twice:                            "data: 4 records of " + twice + "; decoded: true\nskipped: 2 of 4",
