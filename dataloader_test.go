@@ -10401,9 +10401,11 @@ func TestTarDataset(t *testing.T) {
 	}
 	equal(t, "the shard of record 3", must(data.Get(t.Context(), 3)).Shard, one)
 	data.Close()
-	_, err := data.Get(t.Context(), 0)
-	if e := (*TarError)(nil); !errors.As(err, &e) || !errors.Is(err, os.ErrClosed) || e.Shard != one || e.Entry != "d/a.txt" {
-		t.Errorf("after Close: %v", err)
+	for i, entry := range map[int]string{0: "d/a.txt", 2: "c.txt"} { // read at once, and file by file
+		_, err := data.Get(t.Context(), i)
+		if e := (*TarError)(nil); !errors.As(err, &e) || errors.Unwrap(e.Err) != os.ErrClosed || e.Entry != entry {
+			t.Errorf("after Close: %v", err)
+		}
 	}
 	free := func() uintptr { // the lowest number that is free, on most systems
 		f := must(os.Open(one))
@@ -10436,11 +10438,15 @@ func TestTarIndex(t *testing.T) {
 	same(t, "x.tar's index", indexed(t, bare), stale)
 	must(0, errors.Join(os.Remove(indexName(name)), writeIndex(bare)))
 	same(t, "x's index", indexed(t, name), stale)
-	data := must(OpenTar(onDisk(t, "x.tar", otherHeaders(shard("a.txt=1 b.txt=2 c.txt=3"))[0])))
-	defer data.Close()
-	for _, change := range [][]byte{shard("e/ e/a.txt=first"), shard("a.txt=1 b.txt=2 c.txt=3"), shard("a.txt=1")[:512]} {
-		must(0, os.WriteFile(data.shards[0].name, change, 0o666))
-		saysAll(t, errorOf(data.Get(t.Context(), 0)), "the shard is not the one that was indexed", "x.tar")
+	far := tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls=2") // so that a.txt and a.cls are read one by one
+	for _, changes := range [][][]byte{{otherHeaders(shard("a.txt=1 b.txt=2 c.txt=3"))[0], shard("e/ e/a.txt=first"),
+		shard("a.txt=1 b.txt=2 c.txt=3"), shard("a.txt=1")[:512]}, {far, far[:512], far[:513], far[:1<<20]}} {
+		data := must(OpenTar(onDisk(t, "x.tar", changes[0])))
+		defer data.Close()
+		for _, change := range changes[1:] {
+			must(0, os.WriteFile(data.shards[0].name, change, 0o666))
+			saysAll(t, errorOf(data.Get(t.Context(), 0)), "the shard is not the one that was indexed", "x.tar")
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	_ "image/jpeg"
 	_ "image/png"
 	"io"
+	"io/fs"
 	"iter"
 	"math/rand/v2"
 	"net"
@@ -409,16 +410,11 @@ func (s *recordReader) findNextFile() error {
 	if err != io.EOF {
 		return err
 	}
-	s.nextKey, s.lastErr = "", s.drainShard()
-	switch {
-	case s.lastErr == errZeros:
+	if s.nextKey, s.lastErr = "", s.drainShard(); s.lastErr == errZeros {
 		return s.lastErr
-	case len(s.expected) > 0:
-		return staleIndex(s.name)
-	case s.lastErr == io.EOF && before == "" && skipped != "":
-		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 	}
-	return nil
+	return cmp.Or(errorIf(len(s.expected) > 0, otherFile), errorIf(s.lastErr == io.EOF && before == "" && skipped != "",
+		"it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles))
 }
 
 // nextEntry reads the headers of the next entry. If the index has the header of a file in the block that comes next,
@@ -448,18 +444,13 @@ func (s *recordReader) followLink() tarEntry {
 
 // compareIndex checks that the entry is the file that the index expects, if there is an index.
 func (s *recordReader) compareIndex() error {
-	if s.expected == nil {
-		return nil
+	if len(s.expected) == 0 {
+		return errorIf(s.expected != nil, otherFile)
 	}
-	var want tarEntry
-	if len(s.expected) > 0 {
-		want, s.expected = s.expected[0], s.expected[1:]
-	}
+	want := s.expected[0]
 	want.head = s.entry.head // no index says how many headers a file has
-	if want != s.entry {
-		return staleIndex(s.name)
-	}
-	return nil
+	s.expected = s.expected[1:]
+	return errorIf(want != s.entry, otherFile)
 }
 
 // readRecord reads the next record, up to the headers of another one. It returns io.EOF after the last record of a sound
@@ -488,8 +479,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
 	if err != nil {
-		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, and all after it in the shard are left out",
-			err, quote(key))
+		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, and all after it are left out", err, quote(key))
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
@@ -1391,6 +1381,7 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 	}
 	if err = x.scanShard(s); s.expected != nil {
 		x.checked = make([]atomic.Bool, x.Len())
+		err = staleIndex(x.name, err)
 	}
 	return err
 }
@@ -1424,10 +1415,16 @@ func (x *tarIndex) scanShard(s *recordReader) error {
 // a.1.tar share a.idx; here only ".tar" is replaced.
 func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") + ".idx" }
 
-// staleIndex is the error of an index that does not fit its shard. The format has neither size nor date of the shard, so
-// this is noticed by what is read.
-func staleIndex(shard string) error {
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if any, and open the shard again", indexName(shard))
+// otherFile says how an entry is not the one in the index.
+const otherFile = "a file has another name, size or place"
+
+// staleIndex makes an error of reading a shard by its index, if any, that of an index that does not fit. The format has neither
+// size nor date of the shard, so only what is read can show that. An error of the file system does not: it is returned as it is.
+func staleIndex(shard string, err error) error {
+	if err == nil || errors.As(err, new(*fs.PathError)) {
+		return err
+	}
+	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if any, and open it again (%w)", indexName(shard), err)
 }
 
 // readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
@@ -1508,12 +1505,8 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 	}
 	members := x.members[x.ends[i]:x.ends[i+1]]
 	from, data := members[0].head, make([]byte, adjacentBytes(members))
-	_, err := x.file.ReadAt(data, from)
-	if err == io.EOF {
-		err = staleIndex(x.name)
-	}
-	if err != nil {
-		return Record{}, tarError(x.name, &members[0], err)
+	if _, err := x.file.ReadAt(data, from); err != nil {
+		return Record{}, tarError(x.name, &members[0], staleIndex(x.name, err))
 	}
 	rec := Record{Shard: x.name, Files: make([]File, len(members))}
 	for j := range members {
@@ -1532,7 +1525,7 @@ func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
 			return Record{}, err
 		}
 		if file.Data, err = r.readData(); err != nil {
-			return Record{}, tarError(x.name, m, err)
+			return Record{}, tarError(x.name, m, staleIndex(x.name, err))
 		}
 	}
 	return rec, nil
@@ -1580,8 +1573,9 @@ func (x *tarIndex) openMember(m *tarEntry) (*tarReader, error) {
 	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, 1<<62))
 	want := *m
 	want.name = m.stored // a hard link has the headers of its target
-	if err := r.readHeaders(); err != nil || r.entry != want {
-		return nil, tarError(x.name, m, staleIndex(x.name))
+	err := r.readHeaders()
+	if err = cmp.Or(err, errorIf(r.entry != want, otherFile)); err != nil {
+		return nil, tarError(x.name, m, staleIndex(x.name, err))
 	}
 	return r, nil
 }
