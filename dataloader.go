@@ -1276,10 +1276,7 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // At a loader's Cursor at, l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos / ranks under a BatchSampler.
 // ExampleProgress_loss shows the whole epoch.
 //
-// To find the slow stage of a pipeline, read its source alone, then with one stage, then with two, and so on, each with
-// Take, Progress and an empty loop body: the rate falls at the slow stage. Stages in one goroutine add up their times.
-// Prefetch, and a Map with workers, start goroutines, and then the slowest goroutine sets the rate. After Batch the rate
-// counts batches.
+// ExampleStream_slowStage finds the slow stage of a pipeline.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
 // every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.

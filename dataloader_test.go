@@ -542,16 +542,18 @@ func undo(f *feistel, x uint64) uint64 {
 //	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
 //	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
 //	                   ExampleDataLoader_Batch
-//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_loss, ExampleProgress_slowStage, ExampleTiming,
-//	                   ExampleFunc_hang, ExampleOptions_onError, ExampleStream_OnError, ExamplePanicError
-//	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate, ExampleUnbatch,
-//	                   ExampleUnbatch_packing, ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat,
-//	                   ExampleStream_Shuffle_cursor, ExampleStreamOf; with a source or a stage of your own: ExampleStream,
-//	                   ExampleStream_stage, ExampleCursor_Load
-//	join data sets     ExampleMix, ExampleMixOptions, ExampleChain
+//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_loss, ExampleStream_slowStage, ExampleTiming,
+//	                   ExampleDataLoader_Batch_whichSamples, ExampleFunc_hang, ExampleOptions_onError, ExampleStream_OnError,
+//	                   ExamplePanicError
+//	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate,
+//	                   ExampleBatch_tokenBudget, ExampleUnbatch, ExampleUnbatch_packing, ExampleStream_Filter,
+//	                   ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStream_Shuffle_cursor, ExampleStreamOf; with a
+//	                   source or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
+//	join data sets     ExampleMix, ExampleMixOptions, ExampleOrderFunc_mixture, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
-//	                   stores: ExampleOpener, ExampleOpener_presigned, ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk;
-//	                   on a changing number of ranks: ExampleTarOptions_elastic
+//	                   stores: ExampleOpener, ExampleOpenShard_bearerToken, ExampleOpener_presigned,
+//	                   ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk; on a changing number of ranks:
+//	                   ExampleTarOptions_elastic
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
 func Example() {
@@ -1576,70 +1578,58 @@ func ExampleTorchRandom() {
 	// rank 2 [7 9 6 1]
 }
 
-// everyClass joins batches of several classes: batch k has batch k of each.
-type everyClass []BatchSampler
+// A fewClasses is a batch sampler: each batch has p classes with k samples each. A pass gives every class one turn, except for
+// the classes that are left over, which are others in each pass. At its turn a class yields the next k of its samples.
+type fewClasses struct {
+	classes      [][]int // the indices of each class, at least k
+	p, k, passes int     // passes in an epoch
+}
 
-func (e everyClass) Len() int { return e[0].Len() }
+func (f fewClasses) Len() int { return f.passes * (len(f.classes) / f.p) }
 
-func (e everyClass) Batches(epoch int) func(k int) []int {
-	var classes []func(k int) []int
-	for _, class := range e {
-		classes = append(classes, class.Batches(epoch)) // once in an epoch
-	}
-	return func(k int) (indices []int) {
-		for _, batch := range classes {
-			indices = append(indices, batch(k)...)
+func (f fewClasses) String() string {
+	return fmt.Sprintf("fewClasses%v of %d", []int{f.p, f.k, f.passes}, len(f.classes))
+}
+
+func (f fewClasses) Batches(epoch int) func(batch int) []int {
+	batches := len(f.classes) / f.p // in a pass
+	return func(batch int) (indices []int) {
+		pass := epoch*f.passes + batch/batches
+		turn := Random(len(f.classes), 1).Order(pass)
+		for t := range f.p {
+			c := turn(batch%batches*f.p + t)
+			groups := Batches(Random(len(f.classes[c]), uint64(c)), f.k, true)
+			for _, i := range groups.Batches(pass / groups.Len())(pass % groups.Len()) {
+				indices = append(indices, f.classes[c][i])
+			}
 		}
 		return indices
 	}
 }
 
-// A batch sampler of your own is a type with two methods, and may build on Batches. Here each batch has two samples of
-// every class, as losses that compare samples need it. For other batches change
-//
-//	type everyClass []BatchSampler // of equal length
-//
-//	func (e everyClass) Len() int { return e[0].Len() }
-//
-//	func (e everyClass) Batches(epoch int) func(k int) []int {
-//		var classes []func(k int) []int
-//		for _, class := range e {
-//			classes = append(classes, class.Batches(epoch)) // once in an epoch
-//		}
-//		return func(k int) (indices []int) {
-//			for _, batch := range classes {
-//				indices = append(indices, batch(k)...)
-//			}
-//			return indices
-//		}
-//	}
+// A batch sampler of your own is a type with two methods, and may build on Batches. Here each batch has two classes with two
+// samples each, as losses that compare samples need it, and two ranks have a batch each. String names what makes the order, so
+// that a cursor of another order is refused. Copy the type fewClasses, too, which stands before this Example.
 func ExampleBatches() {
-	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cat 4", "dog 5", "cat 6", "dog 7", "cat 8"}
-	var sampler everyClass
-	for seed, class := range [][]int{{0, 2, 4, 6, 8}, {1, 3, 5, 7}} { // the indices of cats and dogs
-		shuffle := Random(len(class), uint64(seed))
-		shuffled := OrderFunc(len(class), func(epoch int) (indices []int) {
-			at := shuffle.Order(epoch)
-			for pos := range class {
-				indices = append(indices, class[at(pos)])
-			}
-			return indices
-		})
-		sampler = append(sampler, Batches(shuffled, 2, true)) // drops the fifth cat, each epoch another one
-	}
-	loader, err := New(data, List[string], Options{BatchSampler: sampler})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
+	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9"}
+	sampler := fewClasses{classes: [][]int{{0, 2, 5, 8}, {1, 3, 7, 9}, {4, 6}}, p: 2, k: 2, passes: 4}
+	for rank := range 2 {
+		loader, err := New(data, List[string], Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: 2}})
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(batch)
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Printf("rank %d %q\n", rank, batch)
+		}
 	}
 	// Output:
-	// [cat 2 cat 4 dog 7 dog 5]
-	// [cat 0 cat 6 dog 3 dog 1]
+	// rank 0 ["cat 5" "cat 2" "dog 9" "dog 7"]
+	// rank 0 ["cat 0" "cat 8" "cow 6" "cow 4"]
+	// rank 1 ["cow 4" "cow 6" "cat 8" "cat 0"]
+	// rank 1 ["dog 7" "dog 9" "cat 2" "cat 5"]
 }
 
 // Buckets makes batches of sequences of similar length, for Pad to fill. A padded batch here takes at most 12 runes.
@@ -2185,6 +2175,28 @@ func ExampleDataLoader_Batch() {
 	// train [4 5] evaluate [4 5]
 }
 
+// Which samples has step k? A loader of the numbers 0 … n-1 with the Options of the training, Shard and Tail included, says it
+// and loads nothing. Its cursors are those of the training, so At lets the training skip steps.
+func ExampleDataLoader_Batch_whichSamples() {
+	opts := Options{BatchSize: 3, Shuffle: true, Seed: 1, Shard: Shard{Index: 1, Count: 2}}
+	numbers := Func(20, func(_ context.Context, i int) (int, error) { return i, nil }) // 20 is the data set's Len
+	which, err := New(numbers, List[int], opts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, step := context.Background(), 5 // its loss was no number
+	indices, err := which.Batch(ctx, step/which.Len(), step%which.Len())
+	fmt.Println("step", step, "of rank", opts.Shard.Index, "has", indices, err)
+	at := which.At(0, step+1) // skips it
+	for indices, err := range which.Run(ctx, &at) {
+		fmt.Println("then", indices, err)
+	}
+	// Output:
+	// step 5 of rank 1 has [19 12 0] <nil>
+	// then [16 17 6] <nil>
+	// then [4] <nil>
+}
+
 // Recycle gives a batch's memory back after the step, as popping an arena does. One piece of memory serves all batches.
 func ExampleDataLoader_Recycle() {
 	data, err := Rows(Tensor[float32]{Data: make([]float32, 1000*784), Shape: []int{1000, 784}})
@@ -2476,6 +2488,67 @@ func ExampleBatch_collate() {
 	// longest
 }
 
+// Batches by a budget of tokens, from a stream: a text joins the batch if all of it, padded to the longest text, stays within the
+// budget; otherwise it begins the next batch. The Next of a batch is that of its last text, so the stage needs no State, and a
+// resume reads the text again that did not fit. A text above the budget is a batch of its own, and a failed text passes alone.
+// On ranks put Shard after the stage, since budgets make other numbers of batches of other texts.
+func ExampleBatch_tokenBudget() {
+	const budget = 12
+	type batch = [][]rune
+	inBudget := func(texts Stream[[]rune]) Stream[batch] {
+		return func(ctx context.Context, from Cursor) iter.Seq2[Item[batch], error] {
+			return func(yield func(Item[batch], error) bool) {
+				send := func(item Item[batch]) bool {
+					if ctx.Err() != nil { // since the text was read that did not fit
+						yield(Item[batch]{}, context.Cause(ctx))
+						return false
+					}
+					return yield(item, nil)
+				}
+				var next Item[batch]
+				longest := 0
+				for text, err := range texts(ctx, from) {
+					if err != nil { // the source cannot be continued, and so the stage cannot
+						yield(Item[batch]{}, err)
+						return
+					}
+					longest = max(longest, len(text.Value))
+					if n := len(next.Value); n > 0 && (text.Err != nil || (n+1)*longest > budget) {
+						if !send(next) {
+							return
+						}
+						next, longest = Item[batch]{}, len(text.Value)
+					}
+					if text.Err != nil && !send(Item[batch]{Err: text.Err, Next: text.Next}) {
+						return
+					} else if text.Err == nil {
+						next = Item[batch]{Value: append(next.Value, text.Value), Next: text.Next}
+					}
+				}
+				if len(next.Value) > 0 {
+					send(next)
+				}
+			}
+		}
+	}
+	words := strings.Fields("to be or not to be that is the question whether tis nobler")
+	texts := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil })
+	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Ragged[rune], error) { return Pad('.')(Ragged[rune]{}, b) })
+	for b, err := range padded.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(b.Shape, string(b.Data))
+	}
+	// Output:
+	// [4 3] to.be.or.not
+	// [3 4] to..be..that
+	// [2 3] is.the
+	// [1 8] question
+	// [1 7] whether
+	// [2 6] tis...nobler
+}
+
 // Unbatch lets batch sizes differ between stages: fetch in batches of 4, train in batches of 3.
 func ExampleUnbatch() {
 	fetched := Map(Batch(Indices(Sequential(10)), 4, List[int]), 2, func(_ context.Context, ids []int) ([]string, error) {
@@ -2636,6 +2709,47 @@ func ExampleMixOptions() {
 	// abXcdefYZ
 	// abXcdefYabZcdef
 	// abXcdefYabZcdefXabYcZdeX
+}
+
+// Weights of a mixture that change in the course of an epoch: OrderFunc returns the whole epoch, so the share of a data set may
+// be any function of epoch and position. Samples are drawn without replacement: Resize goes through each data set in shuffled
+// passes, and begins another when all samples have been drawn. A cursor cannot distinguish two OrderFuncs of one length: change
+// Options.Seed together with the weights, and the loader refuses the cursors of the old weights.
+func ExampleOrderFunc_mixture() {
+	easy, hard := slices.Repeat(Slice[string]{"e"}, 30), slices.Repeat(Slice[string]{"H"}, 20)
+	const n = 40 // samples in an epoch
+	order := OrderFunc(n, func(epoch int) (indices []int) {
+		var draw [2]func(k int) int
+		for d, size := range []int{len(easy), len(hard)} {
+			draw[d] = Resize(Random(size, uint64(d)), (n/size+1)*size).Order(epoch)
+		}
+		rng := rand.New(rand.NewPCG(1, uint64(epoch)))
+		var drawn [2]int
+		for pos := range n {
+			d := 0
+			if rng.Float64() < float64(pos)/n { // the share of the hard samples grows from 0 to 1
+				d = 1
+			}
+			indices = append(indices, d*len(easy)+draw[d](drawn[d]))
+			drawn[d]++
+		}
+		return indices
+	})
+	loader, err := New(Concat[string](easy, hard), List[string], Options{BatchSize: 10, Sampler: order, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(strings.Join(batch, ""))
+	}
+	// Output:
+	// eeHeeeHHee
+	// HeeHHHeHHH
+	// HeHeHHeHee
+	// HHHHHHHeHH
 }
 
 // Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
@@ -3665,42 +3779,62 @@ func ExampleProgress_loss() {
 	// 100% [####################] 5/5, 0s left, loss 5.08
 }
 
-// To find the slow stage of a pipeline, read its first stage alone, then the first two, and so on, without training. Stages
-// in one goroutine add up their times, so the rate falls at the slow stage. Here, on some machine, the lines are
-//
-//	name    1000/1000 100% 1931091/s, 0s, waited 72%
-//	decode  1000/1000 100% 869/s, 1.2s, waited 100%
-//	upper   1000/1000 100% 867/s, 1.2s, waited 100%
-//
-// so decode needs workers. Put in your own stages, and enough items for some seconds; after a Batch of 64 the rate
-// counts batches. If a stage has workers, or Prefetch comes after it, the slowest goroutine sets the rate.
-func ExampleProgress_slowStage() {
-	name := Map(Indices(Sequential(1000)), 0, func(_ context.Context, i int) (string, error) {
-		return fmt.Sprintf("%d.png", i), nil
-	})
-	decode := Map(name, 0, func(_ context.Context, name string) (string, error) {
-		time.Sleep(time.Millisecond)
-		return "pixels of " + name, nil
-	})
-	upper := Map(decode, 0, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil })
+// A stopwatch says how long the stage after it has waited for the stages before it.
+type stopwatch struct{ items, waited atomic.Int64 }
 
-	const items = 10
-	for _, stage := range []struct {
-		name   string
-		stream Stream[string]
-	}{{"name", name}, {"decode", decode}, {"upper", upper}} {
-		var shown strings.Builder // in a program os.Stderr
-		for _, err := range Progress(&shown, items, stage.stream.Take(items).Epoch(context.Background(), 0)) {
-			if err != nil {
-				log.Fatal(err)
+// timed is a stage that passes its items on.
+func timed[T any](source Stream[T], watch *stopwatch) Stream[T] {
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+		return func(yield func(Item[T], error) bool) {
+			begin := time.Now()
+			for item, err := range source(ctx, from) {
+				watch.items.Add(1)
+				watch.waited.Add(int64(time.Since(begin)))
+				if !yield(item, err) {
+					return
+				}
+				begin = time.Now()
 			}
 		}
-		fmt.Println(stage.name, strings.Fields(shown.String())[:2]) // the rate is the next field
+	}
+}
+
+// Which stage of a pipeline is slow, while it trains? Put timed in at two or three places, and print a line for each. The first
+// stage from the source that is waited for nearly all the time is the slow one; if none is, the training is. Here, on some
+// machine, the lines are
+//
+//	names: 200 items, waited 0 %
+//	decode: 200 items, waited 99 %
+//	batches: 25 items, waited 88 %
+//
+// so decode needs workers. The pipeline must end with a Prefetch: without it loading and training take turns. Stages in one
+// goroutine add up their times. Copy stopwatch and timed, too, which stand before this Example.
+func ExampleStream_slowStage() {
+	var watches [3]stopwatch
+	names := timed(Map(Indices(Sequential(200)), 0, func(_ context.Context, i int) (string, error) {
+		return fmt.Sprintf("%d.png", i), nil
+	}), &watches[0])
+	decoded := timed(Map(names, 0, func(_ context.Context, name string) (string, error) {
+		time.Sleep(100 * time.Microsecond)
+		return "pixels of " + name, nil
+	}), &watches[1])
+	batches := timed(Batch(decoded, 8, List[string]).Prefetch(2), &watches[2])
+	begin := time.Now()
+	for _, err := range batches.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		time.Sleep(20 * time.Microsecond) // train
+	}
+	for i, name := range []string{"names", "decode", "batches"} {
+		line := fmt.Sprintf("%s: %d items, waited %.0f %%", name, watches[i].items.Load(),
+			100*float64(watches[i].waited.Load())/float64(time.Since(begin)))
+		fmt.Println(line[:strings.Index(line, ",")])
 	}
 	// Output:
-	// name [10/10 100%]
-	// decode [10/10 100%]
-	// upper [10/10 100%]
+	// names: 200 items
+	// decode: 200 items
+	// batches: 25 items
 }
 
 // tar.go: shards.
@@ -3832,7 +3966,7 @@ func ExampleTarWriter() {
 	// pets/cat.txt 4
 }
 
-// An Opener reads shards from any other store, here a file system in memory. It may also add headers to requests.
+// An Opener reads shards from any other store, here a file system in memory.
 func ExampleOpener() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -3863,6 +3997,53 @@ func ExampleOpener() {
 		fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
 	}
 	// Output: cat: meow
+}
+
+// A roundTrip is a function as an http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A store that wants a token in a header: set http.DefaultClient.Transport before the first loop. Then OpenShard retries and
+// resumes as ever, and each request has the token of that moment. Only one scheme and host get it, because stores redirect to
+// others. Copy the type roundTrip, too, which stands before this Example.
+func ExampleOpenShard_bearerToken() {
+	var leaked string
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		leaked = r.Header.Get("Authorization")
+		shard := NewTarWriter(w)
+		if err := errors.Join(shard.Write(Record{Key: "cat", Files: []File{{Name: "txt"}}}), shard.Close()); err != nil {
+			fmt.Println(err)
+		}
+	}))
+	defer other.Close()
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		http.Redirect(w, r, other.URL, http.StatusFound)
+	}))
+	defer store.Close()
+
+	origin, token := store.URL, "secret" // such as "https://huggingface.co" and os.Getenv("HF_TOKEN")
+	http.DefaultClient.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.URL.Scheme+"://"+r.URL.Host == origin {
+			r = r.Clone(r.Context()) // a RoundTripper must not change its request
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		return http.DefaultTransport.RoundTrip(r)
+	})
+	defer func() { http.DefaultClient.Transport = nil }()
+	records, err := Tar([]string{store.URL + "/train-000.tar"}, TarOptions{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		fmt.Printf("%s %v, the other host has got %q\n", r.Key, err, leaked)
+	}
+	// Output: cat <nil>, the other host has got ""
 }
 
 // Expand lists the names of shards.

@@ -905,7 +905,8 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 	return Item[T]{Err: fmt.Errorf("%s: %w", stage, err), Next: next}
 }
 
-// Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header.
+// Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header. To skip
+// the first n items instead, leave a loop over s.Run after them: its cursor goes on from there.
 func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Take: the stream is nil")
 	panicIf(n < 0, "Take: n is %d, must not be negative", n)

@@ -988,8 +988,8 @@ func checksum(b []byte) int64 {
 // A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. To open
 // a named pipe waits for its writer, and does not notice the end of ctx.
 //
-// Other stores, and requests that need headers of their own, need an Opener of the user's. Requests are made with
-// http.DefaultClient. OpenShard may be called concurrently.
+// Other stores need an Opener of the user's. Requests are made with http.DefaultClient, whose Transport may add headers, as in
+// ExampleOpenShard_bearerToken. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
 	switch {
