@@ -745,6 +745,12 @@ type Cursor struct {
 	State any `json:"state,omitempty"`
 }
 
+// ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
+// stream, or by an older version of this package; its source has changed; or it is damaged. A program can say so and begin the
+// epoch again. A text that is not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it
+// in the texts of those errors.
+var ErrCursor = errors.New("cursor")
+
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
 // epoch and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0. If a struct embeds a
 // Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
@@ -761,10 +767,10 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	})
 	switch {
 	case len(unknown) > 0:
-		return fmt.Errorf("dataloader: a cursor has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
-			"from a file that was written so, decode epoch, pos and state into a struct, and make Cursor{…} of them", unknown)
+		return fmt.Errorf("dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
+			"from a file that was written so, decode epoch, pos and state into a struct, and make Cursor{…} of them", ErrCursor, unknown)
 	case f.Epoch == math.MinInt:
-		return errors.New("dataloader: a cursor in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}")
+		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
 	}
 	if f.State = nil; raw != nil {
 		f.State = raw
@@ -784,7 +790,7 @@ func (c Cursor) Load(state any) error {
 		err = json.Unmarshal(data, state)
 	}
 	if err != nil {
-		return fmt.Errorf("dataloader: the state of cursor {epoch %d, pos %d} does not fit: %w", c.Epoch, c.Pos, err)
+		return fmt.Errorf("dataloader: the state of %w {epoch %d, pos %d} does not fit: %w", ErrCursor, c.Epoch, c.Pos, err)
 	}
 	return nil
 }
@@ -832,7 +838,7 @@ func (c Cursor) fit(name string, by *string, state any) error {
 
 // refused is the error of a cursor that does not fit.
 func (c Cursor) refused(format string, args ...any) error {
-	return fmt.Errorf("dataloader: cursor {epoch %d, pos %d}: "+format, append([]any{c.Epoch, c.Pos}, args...)...)
+	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: "+format, append([]any{ErrCursor, c.Epoch, c.Pos}, args...)...)
 }
 
 // An Item is a value and the cursor just after it. A failed item has an Err and the zero Value; it is a position like

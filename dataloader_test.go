@@ -239,7 +239,8 @@ func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
 // places matches the place in the text of a PanicError, which outcomes leaves out.
 var places = regexp.MustCompile(` \(\w+\.go:\d+\)`)
 
-// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause.
+// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause. A cursor is
+// "refused" with an ErrCursor.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
 	for v, err := range seq {
@@ -248,7 +249,7 @@ func outcomes[T any](seq iter.Seq2[T, error]) []string {
 		}
 		if err != nil {
 			text, _, _ := strings.Cut(places.ReplaceAllString(err.Error(), ""), "\n")
-			all = append(all, "error "+text)
+			all = append(all, map[bool]string{false: "error ", true: "refused "}[errors.Is(err, ErrCursor)]+text)
 		} else {
 			all = append(all, fmt.Sprint(v))
 		}
@@ -525,8 +526,8 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   Example_inTenLines, Example_oneWorker, Example_outOfOrder, Example_inFiftyLines
 //	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
 //	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
-//	save and resume    ExampleCursor, ExampleCursor_stream, Example_checkpoint, ExampleDataLoader_At; at a signal:
-//	                   ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
+//	save and resume    ExampleCursor, ExampleCursor_stream, ExampleErrCursor, Example_checkpoint, ExampleDataLoader_At; at a
+//	                   signal: ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
 //	train a model      Example_training, Example_tarPipeline, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
 //	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
@@ -873,6 +874,30 @@ func ExampleCursor() {
 	// rank 1 of 4 [9 13]
 	// rank 2 of 4 [10 14]
 	// rank 3 of 4 [11 15]
+}
+
+// A cursor that was saved with other data or other options is refused, and so is a damaged one, as here. This program says
+// so, and begins the epoch again.
+func ExampleErrCursor() {
+	at := Cursor{Epoch: 6, Pos: 7, State: json.RawMessage(`{"by": "Indices(Random(3, seed 1))"}`)} // from a file
+	for at.Epoch < 7 {
+		for i, err := range Indices(Random(3, 1)).Run(context.Background(), &at) {
+			if errors.Is(err, ErrCursor) {
+				fmt.Println(err)
+				at = Cursor{Epoch: at.Epoch}
+				break
+			}
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(i)
+		}
+	}
+	// Output:
+	// dataloader: cursor {epoch 6, pos 7}: pos must be at most 3
+	// 2
+	// 1
+	// 0
 }
 
 // A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
@@ -3480,7 +3505,7 @@ func ExampleStream() {
 			var at state
 			err := from.Load(&at) // which leaves at as it is at the start of an epoch
 			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
-				err = fmt.Errorf("%v is no cursor of %s", from, by)
+				err = fmt.Errorf("%w %v is not of %s", ErrCursor, from, by)
 			}
 			if err != nil {
 				yield(Item[int]{}, err) // an error of the sequence is its last pair
@@ -3549,7 +3574,7 @@ func ExampleStream_stage() {
 				at := state{Source: Cursor{Epoch: from.Epoch}} // which Load leaves as it is at the start of an epoch
 				err := from.Load(&at)
 				if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
-					err = fmt.Errorf("%v is no cursor of %s", from, by)
+					err = fmt.Errorf("%w %v is not of %s", ErrCursor, from, by)
 				}
 				if err != nil {
 					yield(Item[pair]{}, err)
@@ -7309,7 +7334,7 @@ func TestCursorRefused(t *testing.T) {
 	}
 	const shard, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
 	done := func(spans string) Cursor { return with(`"done":` + spans + "," + shard + "," + size) } // steps done ahead
-	const isDamaged = "= error dataloader: cursor {epoch 0, pos 2}: its state is damaged: " +
+	const isDamaged = "= refused dataloader: cursor {epoch 0, pos 2}: its state is damaged: " +
 		"steps that are done need a shard and a size"
 	for _, c := range []struct {
 		opts Options
@@ -7409,9 +7434,11 @@ func TestCursorJSON(t *testing.T) {
 		`{"epoch":4,"pos":"x"}`: "pos",
 	} {
 		at := Cursor{Epoch: 5}
-		if err := json.Unmarshal([]byte(text), &at); err != nil || want != "" {
+		err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
+		if err != nil || want != "" {
 			saysAll(t, err, want)
 		}
+		equal(t, "an ErrCursor", errors.Is(err, ErrCursor), strings.Contains(fmt.Sprint(err), "dataloader: "))
 		equal(t, "the cursor after "+text, at, Cursor{Epoch: 5})
 	}
 	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
@@ -8227,7 +8254,7 @@ func TestRefusedCursors(t *testing.T) {
 		{mixed(2), after(mixed(1)), "the source has changed: it had … of Indices(Random(9, seed 1)) … of Indices(Random(9, seed 2))"},
 
 		{indices, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
-		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "Repeat: epoch … of 7 epochs is too far"},
+		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "the epoch is too far for Repeat(7)"},
 		{s.Take(3), Cursor{Pos: 1}, "it has no State … a cursor of Run"},
 		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
 		{unordered, Cursor{}, "Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave"},
@@ -8253,6 +8280,7 @@ func TestRefusedCursors(t *testing.T) {
 				at := from
 				err := ending(s.Run(t.Context(), &at))
 				saysAll(t, err, strings.Split(c.says, " … ")...)
+				equal(t, c.says+": is an ErrCursor", errors.Is(err, ErrCursor), !strings.Contains(c.says, "is no stream"))
 				equal(t, c.says+": is a SampleError, or long", errors.As(err, new(*SampleError)) || len(err.Error()) > 300, false)
 				equal(t, c.says+": the cursor", at, from)
 			}
@@ -8273,7 +8301,7 @@ func TestDamagedCursors(t *testing.T) {
 				bad := cmp.Or(map[string]string{"[": "[null,", `"by":"`: `"by":"not `}[old], "-1")
 				damaged := text[:place[0]] + bad + text[place[1]:]
 				got, rest := outcomes(s.Run(t.Context(), ptr(fromJSON(t, damaged)))), want[k:]
-				if n := min(len(got)-1, len(rest)); n >= 0 && strings.HasPrefix(got[n], "error dataloader: cursor {") {
+				if n := min(len(got)-1, len(rest)); n >= 0 && strings.HasPrefix(got[n], "refused dataloader: ") {
 					got, rest = got[:n], rest[:n]
 				}
 				if !slices.Equal(got, rest) || len(rest) > 0 && !strings.Contains(t.Name(), "/Mix") {
@@ -9552,7 +9580,11 @@ func TestTarCursors(t *testing.T) {
 	}
 	from := func(at Cursor, opts TarOptions, names ...string) []string {
 		opts.Open = inMemory(shards)
-		return outcomes(briefly(must(Tar(names, opts))).Run(t.Context(), ptr(throughJSON(t, at))))
+		all := outcomes(briefly(must(Tar(names, opts))).Run(t.Context(), ptr(throughJSON(t, at))))
+		if len(all) == 1 {
+			all[0] = strings.Replace(all[0], "refused ", "error ", 1)
+		}
+		return all
 	}
 	after := func(n int, opts TarOptions, names ...string) (at Cursor) {
 		opts.Open = inMemory(shards)

@@ -600,8 +600,8 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // your own, copy it into a test file in this folder and call checkStream. These are the rules:
 //
 //   - A cursor with Pos 0 and a nil State is the start of an epoch, and the stream begins there. Any other cursor must be one
-//     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error
-//     and ends.
+//     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error,
+//     which wraps ErrCursor, and ends.
 //   - State is any value that encoding/json writes and reads. It must not change after the item has been yielded. Stages
 //     behind copy it into their own, and each checkpoint has it. So it holds places, not items, and a digest of what is only
 //     compared.
@@ -937,7 +937,6 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Repeat: the stream is nil")
 	times = max(times, 0)
 	return joinEpochs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
-		panicIf(epoch >= math.MaxInt/max(times, 1)-n, "Repeat: epoch %d of %d epochs is too far", epoch, times)
 		return s, Cursor{Epoch: epoch*max(times, 1) + n}
 	})
 }
@@ -959,6 +958,9 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		if state.N > 0 && state.N >= count && !endless {
 			return from.refused("its state is damaged: %d is not one of %d parts of %s", state.N, count, name)
+		}
+		if from.Epoch >= math.MaxInt/max(count, 1) {
+			return from.refused("the epoch is too far for %s", name)
 		}
 		pos := from.Pos
 		for n := state.N; endless || n < count; n++ {
