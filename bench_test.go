@@ -247,12 +247,12 @@ func TestTimeline(t *testing.T) {
 		})},
 		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window+1, map[string]string{
 			"worker 0": "window full: no task until batch 2 is handed over",
-			"worker 1": room,
+			"worker 1": fmt.Sprintf("%s; with window %d also %d ms", room, 2*window, 10*end(larger)),
 			"queue":    "ready, while the loop trains",
 			"ready[0]": fmt.Sprintf("the cache: batch k waits for its turn in slot k %% %d", window+1),
+			"ready[1]": "batches 1 and 8 never wait in the cache",
 			"ready[2]": "not ready: the loop waits for batch 2",
-			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each: %d ms", 10*slow, left, 10*(slow+left)),
-			"ms":       fmt.Sprintf("with window %d also %d ms: order costs %d ms", 2*window, 10*end(larger), 10*cost),
+			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each; order costs %d ms", 10*slow, left, 10*cost),
 		})...)},
 	} {
 		title := fmt.Sprintf("%s: %d ms, %d ms of them waiting for batches", c.title, 10*end(c.run), 10*(end(c.run)-len(c.run)))
