@@ -1899,8 +1899,7 @@ func ExampleTensor() {
 
 // worker.go: which goroutine loads.
 
-// The first of four loaders, each the one before with a few lines changed. It has no goroutine: the loop loads and trains in
-// turn.
+// The first of four loaders, each the one before with a few lines changed. It has no goroutine: it loads and trains in turn.
 func Example_inTenLines() {
 	loader := func(n int, load func(k int) int) iter.Seq2[int, int] {
 		return func(yield func(k, batch int) bool) {
@@ -2039,9 +2038,10 @@ func Example_outOfOrder() {
 	// batch 0 comes after others: 19
 }
 
-// The fourth of four loaders, in fifty lines: several workers, in order. The lines that make it order are marked: a result that
-// has come before its turn waits in a cache. The engine in worker.go is this loop, plus slots that are reused, a reader for
-// streams, a context that stops the workers, and survival of panics.
+// The fourth of four loaders, in fifty lines: several workers, in order. The lines that keep the order are marked: a result that
+// has come before its turn waits in a cache. The engine in worker.go is this loop, plus a reader for streams, a context that
+// stops the workers, survival of panics, and slots that are reused. The batch in the body keeps its slot, so there are window + 1
+// slots, and the cache is a flag for each. Here no result lies in a slot, and the cache has room for window results.
 //
 // Every k between recv and send is in exactly one place: in the queue tasks, with a worker, in the queue results, or in the
 // cache. There are at most window of them, and each queue has room for window. So no send ever blocks.
@@ -3559,8 +3559,8 @@ func ExampleStream() {
 }
 
 // A stage of your own is a function from a stream to a stream. This one pairs each item with the item before it. The State
-// of its cursors is the source's cursor before the last item, because a resume must read that item again. A stage that only
-// changes or drops items needs no State: it yields each item with the Next that the item has.
+// of its cursors is the source's cursor before the last item, because a resume must read that item again. A stage that
+// decides about each item alone needs no State: it yields each item with the Next that the item has.
 func ExampleStream_stage() {
 	type pair = Pair[string, string]
 	type state struct {
@@ -5769,6 +5769,7 @@ func TestReadme(t *testing.T) {
 	commands := regexp.MustCompile("(?m)^```\n((?:[^`\n].*\n)+)```|`((?:go|awk|python3) [^`\n]+)`")
 	for _, found := range commands.FindAllStringSubmatch(readme, -1) {
 		for command := range strings.Lines(found[1] + found[2]) {
+			t.Log("$", strings.TrimSpace(command)) // .ci/run reads the log
 			checkCommand(t, names, strings.TrimSpace(command))
 		}
 	}
@@ -5806,10 +5807,9 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// checkCommand checks that the tests, flags and files that a command names exist, and logs it: .ci/run reads the log.
+// checkCommand checks that the tests, flags and files that a command names exist.
 func checkCommand(t *testing.T, names map[string]bool, command string) {
 	t.Helper()
-	t.Log("$", command)
 	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
 	for i, word := range words {
 		name, isFlag := strings.CutPrefix(word, "-")
@@ -6610,7 +6610,7 @@ func TestRecycle(t *testing.T) {
 		if keeping, places := loop(true), loop(false); keeping > most+4 || places > most {
 			t.Errorf("%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
 		} else {
-			t.Logf("%d workers: 20 batches, all recycled, in %d places", workers, places)
+			t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
 		}
 		var all sync.WaitGroup
 		for k := range 4 {
@@ -6734,6 +6734,7 @@ func TestWindow(t *testing.T) {
 		equal(t, fmt.Sprint("a batch trains for ", training), got, want)
 		t.Logf("a batch trains for %v: with window 6 %s", training, got)
 	}
+	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
 }
 
 // TestLookAhead checks that nothing is loaded before the range, and then exactly the window while the loop has a batch.
@@ -6997,7 +6998,7 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 			}
 			took = time.Since(left)
 			want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
-			const text = "%d Gets still run, %d began after it, leaving took %v"
+			const text = "%d Gets run after the loop, %d began after it was left, leaving took %v"
 			equal(t, way, fmt.Sprintf(text, data.running.Load(), data.begun.Load()-begun, took), fmt.Sprintf(text, 0, 0, want))
 		}()
 		n := -1
