@@ -814,8 +814,8 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // be resumed, and has only one epoch.
 //
 // A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
-// count as complete, and its last pair has the cause of ctx. A resume calls seq again
-// and skips the items before the cursor. torchdata: IterableWrapper.
+// count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor.
+// torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	state := &stageState{By: "FromSeq"} // nothing is known about the sequence

@@ -178,8 +178,7 @@ func (f *feistel) at(pos int) int {
 }
 
 // scramble is the hash in a round. Two multiplications and a shift let every bit of x reach the high bits, which
-// are the ones used. One multiplication is too weak: at n up to 4000, pairs of positions then stay correlated. Such short
-// permutations are tables today, but a network that is good there is good above.
+// are the ones used. One multiplication is too weak: at n up to 4000, pairs of positions then stay correlated.
 func scramble(x uint64) uint64 {
 	x *= 0x9FB21C651E98DF25
 	x ^= x >> 32
@@ -803,7 +802,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 				if pos++; pos == from.Pos { // all that left before the cursor
 					changed = state.changed(from, read-first, last)
 				}
-				for ; pos > from.Pos && first+step <= due+1-bound; first += step { // all items before first+step have left
+				for ; pos > from.Pos && first+step <= due+1-bound; first += step { // item i is due by i+bound-1: below due it has left
 					kept = slices.Delete(kept, 0, 1)
 				}
 				next := stageState{N: pos - first, Source: kept[0], Again: read - first, afterCursor: last}
@@ -976,8 +975,8 @@ type mixer[T any] struct {
 
 // A reading is a source that is being read ahead, by readItems in a goroutine of its own. As in Prefetch, the loop sends
 // permits and receives tasks, both of them numbers of slots. With one slot the goroutines wait for each other at every item. With
-// mixAhead = 8 slots an item takes the loop a quarter longer than with iter.Pull2 at most; with 32, which keep four times as
-// many items in memory, no longer.
+// mixAhead = 8 slots an item takes at most a quarter longer than with iter.Pull2. With 32 slots it takes no longer, but four
+// times as many items wait in memory.
 //
 // Rejected: iter.Pull2, which is a coroutine and not a goroutine. Its first call opens the source, so it would have to be
 // called in another goroutine to open all sources at once. But if a goroutine is locked to its thread

@@ -458,7 +458,7 @@ func (s *recordReader) compareIndex() error {
 //
 // After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
 // fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
-// such a record, and may even join it to the first record of the next shard. Both faults are in the error then.
+// such a record, and may even join it to the first record of the next shard. The error then names both faults.
 func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	if s.nextKey == "" {
 		return Item[Record]{}, s.lastErr
@@ -985,8 +985,8 @@ func checksum(b []byte) int64 {
 // seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
 // two minutes.
 //
-// A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. To open
-// a named pipe waits for its writer, and does not notice the end of ctx.
+// A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. But to open
+// the pipe OpenShard waits for its writer, even if ctx has ended.
 //
 // Other stores need an Opener of the user's. Requests are made with http.DefaultClient, whose Transport may add headers, as in
 // ExampleOpenShard_bearerToken. OpenShard may be called concurrently.

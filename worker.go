@@ -37,9 +37,10 @@ import (
 //	 │                                     reorder cache     │
 //	 └───────────── the slot that is free again ─────────────┘
 //
-// The loop is the goroutine of the range; the body is the user's lines in it. Whoever has received the number of a slot
-// owns the slot, and all other slots are the loop's. There are window + 1 slots: at most window for tasks in flight, and one
-// for the result in the body.
+// The loop is the goroutine of the range; the body is the user's lines in it. Whoever receives the number of a slot owns the
+// slot. While the number lies in a queue, nobody touches the slot. All other slots are the loop's. No lock is needed: what is
+// written before a send is seen after its receive. There are window + 1 slots: at most window for tasks in flight, and one for
+// the result in the body.
 //
 // Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the next
 // result to be handed to the body. At every moment
