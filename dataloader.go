@@ -23,12 +23,11 @@
 //		}
 //	}
 //
-// The rest of this comment explains how the package works. It starts from a loop that anybody would write. Then each section
-// answers one question. Most sections end with exercises, to be done in the package's folder: Predict, Run, Read and, in
-// some, Break, which is a line to change so that a test notices. The tests simulate time, so that a second takes no time; but
-// each change is compiled, which takes half a minute. "go doc -u -src engine.loop", for example, prints a name that is not
-// exported. Examples are in dataloader_test.go; the README has a command that prints one. After a Break, "git checkout
-// worker.go" restores that file.
+// The rest of this comment is a lesson. It starts from a loop that anybody would write. Then each section answers one question.
+// Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, the answer, Break, a
+// line to change so that a test notices, and Write. Undo each Break. The tests simulate time, so that a second takes no time; but
+// each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -u -src engine.loop", for example,
+// prints a name that is not exported. Examples are in dataloader_test.go; the README has a command that prints one.
 //
 // # A loop of ten lines
 //
@@ -61,13 +60,13 @@
 //
 // Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a
 // table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and position
-// alone. Up to 4,096 samples [Random] keeps a permutation as a table. Above, it computes the index at any position of a
-// permutation of any length, without a table.
+// alone. [Random] keeps a permutation of up to 4,096 samples as a table. For more samples it has no table: it computes the index
+// at any position.
 //
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
 //     the middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
-//   - Read: Sampler, Random, permutation, feistel and feistel.at
+//   - Read: Sampler, Random and permutation (the type feistel is optional)
 //   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
@@ -107,6 +106,9 @@
 // to the body. The number of batches in flight is bounded. The bound is called the window: it is Workers × Prefetch, which is
 // Workers × 2 unless Options.Prefetch is set. Each queue has room for a window, so no send ever blocks.
 //
+// Unlike PyTorch's worker processes, goroutines share their memory: a batch reaches the loop without pickling, a worker can
+// build it in pinned memory, and no shutdown waits for a process that has died.
+//
 // With Options.Unordered a batch is handed over as soon as it is ready (PyTorch: in_order=False).
 //
 //   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result.
@@ -115,6 +117,26 @@
 //   - Read: Example_outOfOrder (Example_oneWorker with one line more) and engine.startWorker
 //   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)", and run go test -run
 //     TestBreakWaits
+//
+// # The way of a batch
+//
+// One batch, with two workers, goes the following way. Its task lies in a slot, where a worker puts the batch. An arrow stands
+// where the slot's number goes to another goroutine. The left column is the file:
+//
+//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
+//	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each
+//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
+//	worker      engine.run, engine.loop        starts the workers; sends and receives
+//	dataloader  nextTask, in items             step → task[B]  ──slot──> a worker
+//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error
+//	            worker.chooseIndices           step → positions → indices
+//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
+//	worker      fetchAndCollate, fetch         indices → samples
+//	dataset     Get                            index → sample
+//	batch       a Collate                      samples → batch  ──slot──> the loop
+//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
+//	            handOver                       *at = the cursor after the batch
+//	            the body                       the batch
 //
 // # In order
 //
@@ -130,18 +152,17 @@
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
 // most window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed
-// over; the bound is the same. With the one in the body, window + 1 batches take memory.
+// over; the bound is the same.
 //
-// Tasks and batches lie in an array of window + 1 slots, and the queues carry the numbers of slots. In order, batch k lies in
-// slot k % (window+1), so the cache is no more than a flag for each slot, which says that its batch is ready. The loop looks
-// into the queue of results only while it waits for a batch. So what is ready
-// while the body runs stays in the queue, and goes into the cache when the loop waits again.
+// With the batch in the body, window + 1 batches take memory, so there are window + 1 slots. In order, batch k lies in slot
+// k % (window+1), and the cache is a flag for each slot, which says that its batch is ready. The loop looks into the queue of
+// results only while it waits for a batch. So what is ready while the body runs stays in the queue, and goes into the cache when
+// the loop waits again.
 //
-// Example_inFiftyLines is this loader and nothing else. Its lines that make the order are marked. Its queues carry batches,
-// not slots. The package's own, the type engine, also reads streams, stops its workers by a context, and survives panics. The
-// picture in the README, and testdata/timeline.txt, show the same batches without workers, with one, and with three, out of
-// order and in order. The line at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache
-// with it.
+// Example_inFiftyLines is this loader and nothing else. The lines that keep the order are marked. Its queues carry batches, not
+// slots. The type engine also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
+// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The line at
+// 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
@@ -157,31 +178,29 @@
 //
 // # How large a window
 //
-// When does a larger window help? It helps when workers stand idle because the window is full, and training is not the limit.
-// In the README's picture the window is 6. One of three workers loads batch 2, and the other two are idle, because the window
-// is full. If a batch is trained on for 10 ms, the loop then has a backlog to train on, and a window of 12 ends at the same
-// time. If it is trained on for 5 ms or less, a window of 12 lets the workers load on, the loop ends 40 ms sooner, and order
-// costs nothing. So set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time
-// that the workers wait for tasks.
+// When does a larger window help? In the README's picture the window is 6. While one of three workers loads batch 2, the second
+// is idle from 140 ms on and the third from 180 ms on, because the window is full.
 //
 //   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
 //     take?
 //   - Run: go test -v -run TestWindow
+//   - Why: when batch 2 comes, ten batches are left. If the loop trains on each for 10 ms, training is the limit, whatever the
+//     window. If it trains for 5 ms or less, loading is the limit. With a window of 12 no worker is idle, so order costs nothing.
+//     Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that the workers
+//     wait for tasks.
 //   - Read: Options
 //
 // # Random numbers
 //
-// Why not a generator for each worker? The workers share a queue, so which worker loads sample 4 depends on how long the
-// other samples take. Its augmentation would differ from run to run. [Rand] gives each sample a generator of its own, which
-// depends only on the seed, the epoch and the position.
+// Where do random numbers come from? [Rand] gives each sample a generator of its own, which depends only on the seed, the epoch
+// and the position, in four steps. The type deal, which divides an epoch among the ranks, gives the sample's position in the
+// epoch. The epoch, the position and, under a BatchSampler, the number in the batch are the sample's spot. Before each Get the
+// worker moves its scope, which the context carries, to the sample's spot. Rand hashes the seed and the spot into the seed of a
+// generator, at its first call for this sample.
 //
-// A sample's random number comes about in four steps. The type deal, which divides an epoch among the ranks, gives the
-// sample's position in the epoch. The epoch, the position and, under a BatchSampler, the number in the batch are the sample's
-// spot. Before each Get the worker moves its scope, which the context carries, to the sample's spot. Rand hashes the seed and
-// the spot into the seed of a generator, at its first call for this sample.
-//
-//   - Predict: each of 3 workers has a generator of its own. Does sample 4 get the same number in ten runs?
+//   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
+//   - Why: the workers share a queue, so which of them loads sample 4 depends on how long the other samples take.
 //   - Read: spot, scope, scope.move and Rand
 //   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot = to". The same command notices.
 //
@@ -214,16 +233,17 @@
 //
 // Workers change neither batches nor errors. Goexit is the one exception: with 0 workers it ends the loop's goroutine.
 //
-// Goroutines live only inside the range. Leaving it in any way ends the context that each Get was given, and waits until
-// every Get has returned. A loader and a stream have nothing to close.
+// Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range in any way ends the
+// context that each Get was given.
 //
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
 //     and if it does not?
 //   - Run: go test -v -run TestBreakWaits
+//   - Why: a goroutine cannot be stopped from outside. So the loop waits until every Get has returned.
 //   - Read: SampleError, fetch, and engine.run from its defers on
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers
-//     load the rest of the window first, four batches of three samples.
+//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the two workers
+//     load the rest of the window first, three batches of three samples that take an hour each.
 //
 // # Cursors and checkpoints
 //
@@ -234,23 +254,24 @@
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
 //
-// Save the weights and the cursor together, after the step. If the process dies, the next one continues there:
-//
-//	a batch that                              comes again?
-//	was in flight                             yes: it is not in the cursor
-//	was trained on before the save            no
-//	was trained on after the save             yes: its step is lost with the weights
-//	failed, and no later batch succeeded      yes, unless the loop reached the end of the epoch
-//	failed, and a later batch succeeded       no
-//
-// A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
-// counts as seen.
+// Save the weights and the cursor together, after the step.
 //
 //   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
 //   - Read: Cursor and plan.resume
 //   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
+//
+// If the process dies, the next one continues at the saved cursor:
+//
+//	a batch that                      comes again?
+//	was in flight                     yes: it is not in the cursor
+//	was trained on before the save    no
+//	was trained on after the save     yes: its step is lost with the weights
+//	failed                            yes, until a later batch has succeeded or the epoch has ended
+//
+// A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
+// counts as seen.
 //
 // # Shards and ranks
 //
@@ -287,15 +308,17 @@
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Read: Stream, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
+//   - Read: Stream, ExampleStream_stage, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
 //   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
+//   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. The test
+//     for a file of yours is checkStream(t, stage(Map(Indices(fixed(0, 0, 1, 0, 2, 2)), 2, failing(3, 1).Get)), 2): it returns
+//     0, an error, 0 and 2. A resume needs the item before, but a cursor holds places, not items. So State is the source's cursor
+//     before the last item that was kept: a resume reads that item again, and does not yield it.
 //
-// # Tar shards
+// # Tar files
 //
-// How are many small files read fast? They are stored as a few tar archives, called shards, which a disk or a web server
-// reads from front to back at full speed (PyTorch: webdataset). [Tar] is the stream of their records; its cursor is a shard
-// and a byte offset. [OpenTar] reads records by index, and a [TarWriter] writes them. A shard that is damaged or truncated
-// is an error that says where; no sample is lost in silence. Read Tar, tarState, readShard and recordReader.
+// How are many small files read fast? As a few tar files, from front to back (PyTorch: webdataset): see [Tar], [OpenTar] and
+// [TarWriter]. Read tarState, readShard and recordReader.
 //
 // # Where the time goes
 //
@@ -306,13 +329,12 @@
 //
 // # Reading order
 //
-// To learn how a loader works, go through this comment and do what stands at the end of each section. To
-// change the package, read it by file. Four files answer one question each, first for data with indices, then, after the line
-// "Second reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine
-// and how (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go. The second
-// half of dataset.go begins with Files and Folder, which a loader does not need. The first halves are 9,300 words of comment,
-// without this one, and 1,700 lines of code. The numbers that go with a batch, such as step and pos, are explained at the type
-// deal.
+// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way of a
+// batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading", for
+// streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go). Read
+// their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins with
+// Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,700 lines
+// of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
 package dataloader
 
 import (
@@ -336,24 +358,7 @@ import (
 	"time"
 )
 
-// All of it together: this file has the options, the order and its cursors, the loop, and the errors. One batch, with two
-// workers, goes the following way. The left column is the file. Where a slot's number crosses to another goroutine, an arrow
-// on the right says so:
-//
-//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
-//	            DataLoader.items               begins a pass, makes an engine and window+1 tasks, one in each slot
-//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
-//	worker      engine.run, engine.loop        starts the workers; sends and receives
-//	dataloader  nextTask, in items             step → task[B]                                 ──slot──> a worker
-//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error; a worker has the slot now
-//	            worker.chooseIndices           step → positions → indices
-//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
-//	worker      fetchAndCollate, fetch         indices → samples
-//	dataset     Get                            index → sample
-//	batch       a Collate                      samples → batch                                ──slot──> the loop
-//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
-//	            handOver                       *at = the cursor after the batch
-//	            the body                       the batch
+// All of it together: this file has the options, the order and its cursors, the loop, and the errors.
 
 // Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in
 // the loop's own goroutine.
@@ -388,15 +393,12 @@ type Options struct {
 	// also in a run that resumes from the cursor. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched. If it returns nil, the sample is dropped and its
-	// batch is smaller. If it returns an error, the batch fails with that error. A batch whose samples are all dropped is
-	// skipped. But with Shard.Count above 1 and PadTail or DropTail, which promise that all ranks take the same number of steps,
-	// it fails, so that its rank can take part in the step: see ExampleOptions_onErrorRanks. Errors of Collate, GetBatch,
-	// NewFunc's load and the sampler, such as an index outside the data set, belong to no single sample. They have Index -1 and
-	// fail the batch; OnError is not asked about them, nor about a Goexit.
+	// OnError, if not nil, is asked about each sample that cannot be fetched: nil drops the sample, an error fails its batch. A
+	// batch whose samples are all dropped is skipped; but on several ranks that must take equal steps (PadTail, DropTail) it
+	// fails: see ExampleOptions_onErrorRanks. OnError is not asked about a Goexit, nor about errors of no single sample, which
+	// have Index -1 and fail the batch: those of Collate, GetBatch, NewFunc's load and the sampler.
 	//
-	// Have a budget, as in ExampleOptions_onError: if all samples fail, an epoch without batches is no error. A count that
-	// OnError keeps is not saved in a cursor.
+	// Have a budget, as in ExampleOptions_onError: an epoch without batches is no error. What OnError counts is in no cursor.
 	//
 	// OnError runs when the batch is about to be handed over, in the goroutine that reads the loader, so the order of its calls
 	// does not depend on Workers. That goroutine is the loop's or, behind Mix, Prefetch or a Map with workers, one that reads
@@ -736,8 +738,7 @@ type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
 	// of positions that all shards together have consumed. If Unordered, it counts only up to the first batch that has not
-	// been handed over.
-	// Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
+	// been handed over. Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor; a different one refuses it. A stream may also keep data of its
 	// own there. The description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In
@@ -866,8 +867,7 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 //	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
 //
 // If items panics, handOver returns the panic as the last error: with workers the same panic happens in another goroutine,
-// which can only report it as an error. A panic of the body is not of this package's making, and passes, and so does a panic
-// after the body has left.
+// which can only report it as an error. handOver does not recover a panic of the body, or one that comes after the body has left.
 //
 // The documentation of errgroup argues against turning panics into errors: whoever gets the error may not see that the
 // program is broken. Here the error keeps the panic's value and stack, and one broken file among a million must not end a
@@ -919,11 +919,9 @@ func itemError(next Cursor, err error) *SampleError {
 	return e
 }
 
-// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it: a loop that skips each
-// *SampleError must not skip its last error. The cause of a cancelled context can be a *SampleError. For example, a program
-// trains and evaluates in two loops. The training meets a bad sample, and cancels the context of both with that *SampleError.
-// The evaluation, which skips every *SampleError, would skip this one too, take the end of the sequence for the end of the
-// epoch, and begin it again, for ever.
+// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
+// context can be a *SampleError, for example that of another loop. A loop that skips each *SampleError must not skip its last
+// error: it would begin the epoch again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}
