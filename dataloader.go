@@ -542,13 +542,12 @@ func (pl *plan) setOrder(n int, opts Options) error {
 func (pl *plan) check(needs need) error {
 	n, o, rank0 := pl.samples, &pl.opts, pl.deal
 	rank0.shard.Index = 0 // the rank that has the most batches
-	rank0 = rank0.start(0)
 	return cmp.Or(
 		errorIf(n < needs.samples || needs.exactly && n > needs.samples, "dataloader: Options: %s is for %d samples, the data set "+
 			"has %d; Weighted needs a weight for each sample, Buckets a length, and other orders an n of at most %[3]d",
 			pl.name, needs.samples, n),
 		errorIf(n > 0 && pl.deal.n == 0, "dataloader: Options: %s is empty, and there are %d samples", pl.name, n),
-		errorIf(n > 0 && rank0.steps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
+		errorIf(n > 0 && rank0.start(0).steps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
 			"DropLast %t, Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
 			n, pl.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
 }
@@ -986,10 +985,9 @@ func (pl *plan) resume(from Cursor) (*pass, error) {
 	if err := from.fit(pl.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	p := &pass{plan: pl, epoch: from.Epoch, deal: pl.deal.start(min(from.Pos, pl.deal.n)), done: append([]span{{}}, s.Done...)}
-	p.firstBatch = from.Pos / p.deal.size / p.deal.shard.Count
-	p.steps = p.deal.steps()
-	p.returned = p.now()
+	d := pl.deal.start(min(from.Pos, pl.deal.n))
+	p := &pass{plan: pl, epoch: from.Epoch, deal: d, steps: d.steps(), done: append([]span{{}}, s.Done...)}
+	p.firstBatch, p.returned = from.Pos/d.size/d.shard.Count, p.now()
 	err := p.check(from, &s)
 	if err != nil {
 		return nil, err

@@ -711,7 +711,7 @@ func (d deal) start(begin int) deal {
 }
 
 // steps returns the number of this shard's batches.
-func (d *deal) steps() int {
+func (d deal) steps() int {
 	if d.dropLast {
 		return d.dealt / d.size
 	}
