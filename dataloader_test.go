@@ -1603,29 +1603,30 @@ func ExampleTorchRandom() {
 	// rank 2 [7 9 6 1]
 }
 
-// A fewClasses is a batch sampler: each batch has p classes with k samples each. A pass gives every class one turn, except for
-// the classes that are left over, which are others in each pass. At its turn a class yields the next k of its samples.
+// A fewClasses is a batch sampler: each batch has a group of samples of each of perBatch classes. A pass gives every class one
+// turn, except for the classes that are left over, which are others in each pass.
 type fewClasses struct {
-	classes      [][]int // the indices of each class, at least k
-	p, k, passes int     // passes in an epoch
+	classes          [][]int        // the indices of each class
+	groups           []BatchSampler // of positions in a class, one or more
+	perBatch, passes int            // passes in an epoch
 }
 
-func (f fewClasses) Len() int { return f.passes * (len(f.classes) / f.p) }
+func (f fewClasses) Len() int { return f.passes * (len(f.classes) / f.perBatch) }
 
 func (f fewClasses) String() string {
-	return fmt.Sprintf("fewClasses%v of %d", []int{f.p, f.k, f.passes}, len(f.classes))
+	return fmt.Sprintf("fewClasses(%d of %d, passes %d, %v)", f.perBatch, len(f.classes), f.passes, f.groups[0])
 }
 
 func (f fewClasses) Batches(epoch int) func(batch int) []int {
-	batches := len(f.classes) / f.p // in a pass
+	batches := len(f.classes) / f.perBatch // in a pass
 	return func(batch int) (indices []int) {
 		pass := epoch*f.passes + batch/batches
 		turn := Random(len(f.classes), 1).Order(pass)
-		for t := range f.p {
-			c := turn(batch%batches*f.p + t)
-			groups := Batches(Random(len(f.classes[c]), uint64(c)), f.k, true)
-			for _, i := range groups.Batches(pass / groups.Len())(pass % groups.Len()) {
-				indices = append(indices, f.classes[c][i])
+		for t := range f.perBatch {
+			c := turn(batch%batches*f.perBatch + t)
+			n := f.groups[c].Len()
+			for _, pos := range f.groups[c].Batches(pass / n)(pass % n) {
+				indices = append(indices, f.classes[c][pos])
 			}
 		}
 		return indices
@@ -1637,7 +1638,10 @@ func (f fewClasses) Batches(epoch int) func(batch int) []int {
 // that a cursor of another order is refused. Copy the type fewClasses, too, which stands before this Example.
 func ExampleBatches() {
 	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9"}
-	sampler := fewClasses{classes: [][]int{{0, 2, 5, 8}, {1, 3, 7, 9}, {4, 6}}, p: 2, k: 2, passes: 4}
+	sampler := fewClasses{classes: [][]int{{0, 2, 5, 8}, {1, 3, 7, 9}, {4, 6}}, perBatch: 2, passes: 4}
+	for c, class := range sampler.classes {
+		sampler.groups = append(sampler.groups, Batches(Random(len(class), uint64(c)), 2, true)) // two samples each
+	}
 	for rank := range 2 {
 		loader, err := New(data, List[string], Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: 2}})
 		if err != nil {
