@@ -9373,7 +9373,8 @@ func same(t testing.TB, what string, got []string, want string) {
 
 // checkShard checks what every reader makes of a shard, and returns what Tar yields, before the records of a shard after it, and
 // what OpenTar yields, without an index and with the one that it wrote, or with the one that is given. Tar yields the same of
-// the shard compressed, and from each cursor. Every error of Tar is a TarError. archive/tar finds the same entries.
+// the shard compressed, and from each cursor. Every error of Tar is a TarError, and Rest is set if the cursor after it is that of
+// the next shard. archive/tar finds the same entries.
 func checkShard(t *testing.T, opts TarOptions, data []byte, index ...string) (streamed, byIndex []string) {
 	t.Helper()
 	after := tarEntries("z.cls=4", "y.cls=5")
@@ -9381,9 +9382,10 @@ func checkShard(t *testing.T, opts TarOptions, data []byte, index ...string) (st
 	if streamed = readAll(t, stream); index == nil && !testing.Short() {
 		equal(t, "streamed", checkStream(t, stream, 0), streamed)
 	}
-	for _, err := range stream.Epoch(t.Context(), 0) {
-		if e := (*TarError)(nil); err != nil && (!errors.As(err, &e) || e.Shard != "0") {
-			t.Errorf("no TarError: %v", err)
+	for item := range stream(t.Context(), Cursor{}) {
+		rest := strings.Contains(string(must(json.Marshal(item.Next))), `"shard":1`)
+		if e := (*TarError)(nil); item.Err != nil && (!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
+			t.Errorf("no TarError, or Rest is not %t: %v", rest, item.Err)
 		}
 	}
 	rest := max(0, len(streamed)-2)
@@ -9487,7 +9489,8 @@ func TestTarCompressed(t *testing.T) {
 		{append(gzipped(data[:3000]), gzipped(data[3000:])...), whole}, // two members
 		{packed[:len(packed)/2], `error unexpected EOF … record "a"`}, {packed[:len(packed)-4], whole + "; error unexpected EOF"},
 		{withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error gzip: invalid checksum"},
-		{slices.Concat(packed, []byte("and something more")), whole + "; error gzip: invalid header"},
+		{slices.Concat(packed, []byte("and something more")), whole + "; error what follows the compressed"},
+		{slices.Concat(packed, make([]byte, 512)), whole + "; error what follows the compressed archive … gzip: invalid header"},
 		{[]byte("\x1f\x8b"), "error unexpected EOF"},
 	} {
 		got, _ := checkShard(t, TarOptions{}, c.data)
@@ -9602,7 +9605,8 @@ func TestTarCursors(t *testing.T) {
 	}
 	at := after(3, TarOptions{}, names...)
 	same(t, "elsewhere", from(at, TarOptions{}, moved...)[:2], "1b{txt:}; 2a{txt:}")
-	saved := string(must(json.Marshal(after(2, TarOptions{}, "c", "ab").State)))
+	inAb := after(2, TarOptions{}, "c", "ab")
+	saved := string(must(json.Marshal(inAb.State)))
 	saysAll(t, errors.New(saved), `{"by":"Tar(2 shards #`, `","shard":1,"offset":512}`) // as in all saved cursors
 	for what, got := range map[string][]string{
 		"fewer shards":          from(at, TarOptions{}, names[:9]...),
@@ -9615,6 +9619,12 @@ func TestTarCursors(t *testing.T) {
 	other := from(after(3, TarOptions{Shard: Shard{0, 2}}, names...), TarOptions{Shard: Shard{1, 2}}, names...)
 	same(t, "of another rank", other, "error shard 0 of 2), this is Tar( … shard 1 of 2): each rank needs the cursor that it saved")
 	equal(t, "no advice to begin anew", strings.Contains(other[0], "start at"), false)
+
+	// A shard that was written again meanwhile may have something else where the cursor is, or nothing.
+	for _, again := range [][]byte{tarEntries("1.txt="+strings.Repeat("x", 999), "2.txt="), tarEntries("1.txt=")[:512]} {
+		shards["ab"] = again
+		same(t, "written again", from(inAb, TarOptions{}, "c", "ab"), "error or the cursor was saved with another version")
+	}
 
 	// After a last shard that failed comes nothing. A shard after the last, or before the first, is an error.
 	opts, missing := TarOptions{Shard: Shard{1, 4}}, strings.Fields("0 1 2 3 4 5 6 7 8 9")
@@ -9699,7 +9709,7 @@ func TestTarFiles(t *testing.T) {
 	_, err := OpenTar(pattern)
 	saysAll(t, err, "Expand lists its names")
 	equal(t, "a shard that was opened", tarOutcomes(t, opening(strings.NewReader("")), "{a}"),
-		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated`})
+		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated: ""`})
 	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)
@@ -10301,6 +10311,11 @@ func TestWeb(t *testing.T) {
 		}, status(416)), 2, "416"},
 		{"has a truncated shard", sends(data[:20480], tag, -1), 1, "unexpected EOF"},
 		{"sends another range", inTurn(breaks, asking("Range", "bytes=5-", breaks)), 2, `answers with the range "bytes 5-`},
+		{"sends more than it has promised", inTurn(breaks, func(n int, w http.ResponseWriter, r *http.Request) {
+			for part := range slices.Chunk(append(data, data...), 1000) { // without a length
+				w.Write(part)
+			}
+		}), 2, "has changed"},
 		{"sends short ranges", inTurn(breaks, anew(func(n int) answer {
 			return asking("Range", fmt.Sprintf("bytes=%d-%d", 30000*(n-1), 30000*n-1), good)
 		})), parts(30000), ""},
@@ -10380,8 +10395,9 @@ func TestWebStream(t *testing.T) {
 	for _, c := range []struct {
 		data  []byte
 		asked []string
-	}{{data, []string{"", "bytes=5632-"}}, {gzipped(data), []string{"", ""}}} {
-		s := serveTar(t, sends(c.data, `"tag"`, -1))
+	}{{data, []string{"", "bytes=5632-", "bytes=5632-"}}, {gzipped(data), []string{"", "", ""}}} {
+		whole := sends(c.data, `"tag"`, -1)
+		s := serveTar(t, inTurn(whole, whole, sends(c.data[:len(c.data)/3], "", -1)))
 		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.open})))
 		var at Cursor
 		for range stream.Run(t.Context(), &at) {
@@ -10389,6 +10405,8 @@ func TestWebStream(t *testing.T) {
 		}
 		rest := outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at))))
 		same(t, "the rest", rest, briefRecord("b", "txt", strings.Repeat("y", 5000)))
+		shorter := outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at))))
+		same(t, "of a shorter object", shorter, "error unexpected EOF … or the cursor was saved with another version")
 		equal(t, "requests", s.requests(), c.asked)
 	}
 
@@ -10434,13 +10452,13 @@ func TestWebAnswers(t *testing.T) {
 		o := &webObject{offset: c.offset, size: c.size}
 		resp := &http.Response{StatusCode: c.code, Status: strconv.Itoa(c.code), ContentLength: c.length}
 		resp.Header = http.Header{"Content-Range": {c.contentRange}}
-		after, err := o.checkAnswer(resp)
+		_, err := o.checkAnswer(resp)
 		if err == nil {
 			equal(t, fmt.Sprint(c), fmt.Sprint(o.surplus, o.size), c.want)
 			continue
 		}
 		saysAll(t, err, c.want)
-		equal(t, fmt.Sprint(c), []int64{int64(after), o.surplus, o.size}, []int64{never, 0, c.size})
+		equal(t, fmt.Sprint(c), fmt.Sprint(errors.As(err, new(permanentError)), o.surplus, o.size), fmt.Sprint(true, 0, c.size))
 	}
 }
 
@@ -10507,6 +10525,10 @@ func TestWebStall(t *testing.T) {
 // TestWebNever shows which errors cannot change, so that nothing is asked for again.
 func TestWebNever(t *testing.T) {
 	equal(t, "what is known of an error", safeError(fmt.Errorf("secret: %w", io.EOF)), io.EOF)
+	busy := safeError(errors.New("Bad Gateway"))
+	equal(t, "of a proxy's", fmt.Sprint(busy, errors.As(busy, new(permanentError))), "502 Bad Gateway false")
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(407) }))
+	defer proxy.Close()
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	defer secure.Close()
@@ -10519,10 +10541,14 @@ func TestWebNever(t *testing.T) {
 		{s.URL + "/x.tar", "bad sample", errBad},
 		{"http://127.0.0.1:99999/x.tar", "invalid port", nil},
 		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", "HTTP response to HTTPS client", nil},
+		{"https://behind.a.proxy/x.tar", "407 Proxy Authentication Required", nil},
 	} {
 		w := s.web
-		w.client = &http.Client{Transport: &http.Transport{TLSClientConfig: new(tls.Config)},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
+		transport := &http.Transport{TLSClientConfig: new(tls.Config)}
+		if strings.Contains(c.name, "proxy") {
+			transport.Proxy = http.ProxyURL(must(url.Parse(proxy.URL)))
+		}
+		w.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
 		w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
 		_, err := w.open(t.Context(), c.name, 0)
 		saysAll(t, err, "attempt 1: ", c.says)
@@ -10579,7 +10605,7 @@ func TestOpenShard(t *testing.T) {
 	evil := filepath.Join(filepath.Dir(name), "evil")
 	const reads = "OpenShard reads files and http and https URLs"
 	for name, says := range map[string]string{
-		"file://host/x.tar": reads, "gs://host/x.tar": reads, "-": "no such file", name + "x": "no such file",
+		"file://host/x.tar": reads, "gs://host/x.tar": reads, "http:///x.tar": reads, "-": "no such file", name + "x": "no such file",
 		"pipe:touch " + evil: "no such file", "|touch " + evil: "no such file",
 	} {
 		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), says)

@@ -157,6 +157,10 @@ type TarError struct {
 	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
 	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1 before it is opened
 	Err    error  // the cause
+
+	// Rest says that Tar leaves out the rest of the shard too: one failed item stands for any number of records. It is false
+	// if the fault is that of one record, and for OpenTar, which opens no shard in part.
+	Rest bool
 }
 
 // Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
@@ -180,7 +184,7 @@ func quote[S ~string | ~[]byte](text S) string {
 
 // tarError returns err as a TarError at an entry. A pattern is a usual reason why a shard cannot be opened: Tar and OpenTar
 // take names as they are.
-func tarError(shard string, entry *tarEntry, err error) error {
+func tarError(shard string, entry *tarEntry, err error) *TarError {
 	shard = redactURL(shard)
 	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
 		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names, or filepath.Glob, if it has no braces", err)
@@ -306,6 +310,9 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 		s.wanted = opts.Fields
 		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
 		defer func() { s.src.Close() }()
+		if from.Offset > 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)) {
+			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
+		}
 		readRecord := s.readRecord
 		for err == nil {
 			var item Item[Record]
@@ -315,7 +322,9 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 			}
 		}
 		if err != io.EOF {
-			yield(Item[Record]{Err: tarError(s.name, &s.entry, err)}, tarState{ShardNumber: from.ShardNumber + 1})
+			failed := tarError(s.name, &s.entry, err)
+			failed.Rest = true
+			yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 		}
 	}
 }
@@ -374,11 +383,8 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 		s.offset = from.Offset
 	}
 	src, err := open(ctx, s.name, s.offset)
-	switch {
-	case err != nil:
+	if err = cmp.Or(err, errorIf(src == nil, "the Opener returned neither a reader nor an error")); err != nil {
 		return unexpected(err)
-	case src == nil:
-		return errors.New("the Opener returned neither a reader nor an error")
 	}
 	if err = s.openArchive(ctx, src, from.Offset); err == nil {
 		err = s.findNextFile()
@@ -667,7 +673,7 @@ func (r *tarReader) readHeaders() error {
 	case r.offset > 0:
 		return errTruncated
 	}
-	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated", len(b))
+	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated: %s", len(b), quote(b))
 }
 
 // readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. If block, the first of
@@ -806,6 +812,8 @@ func (r *tarReader) drainShard() error {
 			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
 		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= length&-length:
 			return errZeros
+		case err == gzip.ErrHeader:
+			return fmt.Errorf("what follows the compressed archive is not compressed, perhaps zeros that fill up a block: %w", err)
 		case err != nil:
 			return err
 		}
@@ -1003,12 +1011,12 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
 	}
-	const reads = "OpenShard reads files and http and https URLs; TarOptions.Open takes other Openers"
+	const reads = "OpenShard reads files and http and https URLs, which name a host; TarOptions.Open takes other Openers"
 	return nil, fmt.Errorf("%s: %s", quote(redactURL(name)), reads)
 }
 
 // isWeb reports whether the web reader can read a URL.
-func isWeb(u *url.URL) bool { return u.Scheme == "http" || u.Scheme == "https" }
+func isWeb(u *url.URL) bool { return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" }
 
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
@@ -1136,6 +1144,8 @@ func (o *webObject) readBody(p []byte) (int, error) {
 	n = copy(p, p[before:n])
 	o.offset += int64(n)
 	switch {
+	case o.size >= 0 && o.offset > o.size: // without a length, the answer may be of any
+		return 0, errChanged
 	case n > 0:
 		o.failures = 0
 		return n, nil
@@ -1171,8 +1181,26 @@ func pause(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// never, as the time after which to ask again, means that there is no use in it: the object is not there, or has changed.
-const never = -1
+// A permanentError is one after which there is no use in asking again: the object is not there, or has changed.
+type permanentError struct{ error }
+
+// Unwrap returns the error.
+func (e permanentError) Unwrap() error { return e.error }
+
+var errChanged = permanentError{errors.New("the object has changed while it was read")}
+
+// statusError is the error of an answer with a status. It has HTTP's words, because the server's own may tell a secret. If a part
+// of the object is not there, 416, the object is shorter than expected.
+func statusError(code int) error {
+	err := fmt.Errorf("%d %s", code, http.StatusText(code))
+	switch {
+	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
+		return err
+	case code == http.StatusRequestedRangeNotSatisfiable:
+		err = fmt.Errorf("%w: %w", err, io.ErrUnexpectedEOF)
+	}
+	return permanentError{err}
+}
 
 // waitToRetry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
 // other request.
@@ -1186,14 +1214,14 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 		return context.Cause(o.ctx)
 	}
 	o.failures++
-	if after == never || o.failures >= o.attempts {
+	if errors.As(err, new(permanentError)) || o.failures >= o.attempts {
 		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := min(time.Second<<(o.failures-1), 30*time.Second)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
 }
 
-// sendRequest sends one request for the rest of the object. If it fails, after is how long to wait at least, or never.
+// sendRequest sends one request for the rest of the object. If it fails, after is how long to wait at least.
 //
 // Every error of http.Client is a url.Error. Only its cause is returned, because the URL in it may hold a password.
 func (o *webObject) sendRequest() (after time.Duration, err error) {
@@ -1202,7 +1230,7 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	defer o.stallTimer.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url, nil)
 	if err != nil {
-		return never, errors.New("this is not a URL")
+		return 0, permanentError{errors.New("this is not a URL")}
 	}
 	req.Header.Set("Accept-Encoding", "identity") // or offsets would count other bytes
 	if o.offset > 0 {
@@ -1221,15 +1249,15 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 		o.body = resp.Body
 		return o.checkAnswer(resp)
 	case resp != nil, // CheckRedirect has refused a redirect
-		errors.Is(err, errRedirect), errors.Is(err, http.ErrSchemeMismatch),
+		errors.Is(err, http.ErrSchemeMismatch),
 		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
-		return never, err
+		err = permanentError{err}
 	}
 	return 0, err
 }
 
 // errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
-var errRedirect = errors.New("the server redirects to something other than an http or https URL")
+var errRedirect = permanentError{errors.New("the server redirects to something other than an http or https URL")}
 
 // RoundTrip sends a request for http.Client, which may be to the target of a redirect. http.Client carries over neither Close,
 // without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
@@ -1243,7 +1271,7 @@ func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, safeError(err)
 	}
 	to, err := resp.Location()
-	if resp.StatusCode/100 == 3 && err != http.ErrNoLocation && (err != nil || to.Host == "" || !isWeb(to)) {
+	if resp.StatusCode/100 == 3 && err != http.ErrNoLocation && (err != nil || !isWeb(to)) {
 		resp.Body.Close()
 		return nil, errRedirect
 	}
@@ -1263,6 +1291,11 @@ func safeError(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
 		return err
 	}
+	for code := 400; code < 600; code++ { // a proxy that refuses to connect: the error has its status
+		if err.Error() == http.StatusText(code) {
+			return statusError(code)
+		}
+	}
 	return fmt.Errorf("the request has failed with a %T", err)
 }
 
@@ -1271,7 +1304,6 @@ func safeError(err error) error {
 // case the answer shows that the object has changed, and what was read of it so far does not fit.
 func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
 	from, size, code := int64(0), resp.ContentLength, resp.StatusCode
-	status := fmt.Errorf("%d %s", code, http.StatusText(code)) // the server's own words may tell a secret
 	switch {
 	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.offset > 0:
@@ -1280,18 +1312,16 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.offset {
-			return never, fmt.Errorf("the server answers with the range %s", quote(answer))
+			return 0, permanentError{fmt.Errorf("the server answers with the range %s", quote(answer))}
 		}
-	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
-		return retryAfter(resp.Header.Get("Retry-After")), status
 	default:
-		return never, status
+		return retryAfter(resp.Header.Get("Retry-After")), statusError(code)
 	}
 	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
 	resized := o.size != size && o.size >= 0 && size >= 0
 	if resized || differ(o.tag, tag) || differ(o.modified, modified) {
-		return never, errors.New("the object has changed while it was read")
+		return 0, errChanged
 	}
 	o.tag, o.modified, o.size = cmp.Or(o.tag, tag), cmp.Or(o.modified, modified), max(o.size, size)
 	o.surplus = o.offset - from
@@ -1370,11 +1400,10 @@ func (x *tarIndex) open(s *recordReader) (err error) {
 	if x.file, err = os.Open(x.name); err != nil {
 		return err
 	}
-	if err = s.openArchive(context.Background(), x.file, 0); err != nil {
+	err = s.openArchive(context.Background(), x.file, 0)
+	err = cmp.Or(err, errorIf(s.compressed, "it is compressed, and cannot be read at an offset: decompress it, or use Tar"))
+	if err != nil {
 		return err
-	}
-	if s.compressed {
-		return errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
 	if s.expected, err = readIndex(x.file); err != nil {
 		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
@@ -1447,12 +1476,11 @@ func readIndex(shard *os.File) (files []tarEntry, err error) {
 		return nil, nil
 	}
 	info, err2 := shard.Stat()
-	if err = cmp.Or(err, err2); err != nil {
-		return nil, err
-	}
 	first, rest, _ := strings.Cut(string(text), "\n")
-	if !strings.HasPrefix(first, "v1.2 ") {
-		return nil, fmt.Errorf("it begins with %s, must begin with \"v1.2\" and the number of records", quote(first))
+	err = cmp.Or(err, err2, errorIf(!strings.HasPrefix(first, "v1.2 "),
+		"it begins with %s, must begin with \"v1.2\" and the number of records", quote(first)))
+	if err != nil {
+		return nil, err
 	}
 	number, end := 1, int64(0)
 	for line := range strings.Lines(rest) {
