@@ -3869,7 +3869,7 @@ func ExampleStream_slowStage() {
 // tar.go: shards.
 
 // Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
-// follows.
+// follows. Rest says that this error stands for more than one record: whoever counts errors may want to stop there.
 func ExampleTar() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -3900,7 +3900,7 @@ func ExampleTar() {
 		var bad *SampleError
 		var damage *TarError
 		if errors.As(err, &bad) && errors.As(err, &damage) {
-			fmt.Println("skipped the rest of", filepath.Base(damage.Shard), "from", damage.Entry, "on")
+			fmt.Printf("skipped a record of %s at %s; the rest too: %t\n", filepath.Base(damage.Shard), damage.Entry, damage.Rest)
 			continue
 		}
 		if err != nil {
@@ -3911,7 +3911,7 @@ func ExampleTar() {
 	}
 	// Output:
 	// cat: 0 I am a cat
-	// skipped the rest of train-0.tar from dog.cls on
+	// skipped a record of train-0.tar at dog.cls; the rest too: true
 	// cat: 0 I am a cat
 	// dog: 1 I am a dog
 }
@@ -11003,7 +11003,7 @@ func TestDecode(t *testing.T) {
 		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"}, {"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
 		{"gif", gifOf(65535), "error 65535 × 65535 pixels, must have 1 to 134217728"},
-		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error gif: "}, // within the bound
+		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error gif: "}, {"gif", gifOf(1), "error gif: "}, // within bounds
 		{"jpg", jpegOf("\xc0", 11586), "error pixels"}, {"jpg", jpegOf("\xc0", 11585), "error unexpected EOF"},
 		{"jpg", jpegOf("\xc2", 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
 		{"jpg", jpegOf("\xc2", 6688), "error unexpected EOF"},

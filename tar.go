@@ -158,8 +158,8 @@ type TarError struct {
 	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1 before it is opened
 	Err    error  // the cause
 
-	// Rest says that Tar leaves out the rest of the shard too: one failed item stands for any number of records. It is false
-	// if the fault is that of one record, and for OpenTar, which opens no shard in part.
+	// Rest says that Tar leaves out the rest of the shard too, so that the error stands for an unknown number of records. It is
+	// false if one record has a fault of its own, and in the errors of OpenTar.
 	Rest bool
 }
 
@@ -216,9 +216,9 @@ type tarState struct {
 // A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before the
 // fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a hard
 // link, more bytes than MaxRecord) yields one error, and the next record follows. Both are failed items whose error is a
-// TarError, so a loop that skips failed items reads every sound record, except those behind the fault of a damaged shard.
-// No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because skipping the
-// file would mean reading it.
+// TarError; its Rest tells them apart. So a loop that skips failed items reads every sound record, except those behind the fault
+// of a damaged shard. No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because
+// skipping the file would mean reading it.
 //
 // A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
 // shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
@@ -984,10 +984,10 @@ func checksum(b []byte) int64 {
 // OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
 //
 // A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
-// range. Answers of 408, 429 and 5xx are asked for again; other answers are errors at once. Six failures without a byte
-// between them are an error, and so is an object that is not as long as was promised, or that has changed between two
-// requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the same
-// length: its records may be of both then.
+// range. Answers of 408, 429 and 5xx, also of a proxy, are asked for again; others are errors at once. Six failures without
+// a byte between them are an error, and so is an object that is not as long as was promised, or that has changed between
+// two requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the
+// same length: its records may be of both then.
 //
 // Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
 // seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
