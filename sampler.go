@@ -866,26 +866,27 @@ func dueOf(h uint64, i, bound int) int {
 }
 
 // A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
-// in turn:
+// in turn, and what a cursor calls the Stop:
 //
-//	StopAtFirst     a b c
-//	StopAtLast      a b c B C c
-//	CycleUntilLast  a b c a B C a b c a B
-//	CycleForever    a b c a B C a b c a B C …
+//	StopAtLast      a b c B C c                  stop 1
+//	StopAtFirst     a b c                        stop 0
+//	CycleUntilLast  a b c a B C a b c a B        stop 2
+//	CycleForever    a b c a B C a b c a B C …    stop 3
 type Stop int
 
 const (
-	// StopAtFirst ends the mix when the first source has ended.
-	StopAtFirst Stop = iota
-	// StopAtLast leaves out sources that have ended, and ends with the last one: every item comes exactly once.
-	StopAtLast
+	// StopAtLast leaves out sources that have ended, and ends with the last one: every item comes exactly once. It is the
+	// default. With an endless source the mix never ends.
+	StopAtLast Stop = iota
+	// StopAtFirst ends the mix when the first source has ended. The rest of the others does not come.
+	StopAtFirst
 	// CycleUntilLast continues an ended source with its next epoch, until all sources have ended once.
 	CycleUntilLast
 	// CycleForever continues an ended source with its next epoch, and never ends.
 	CycleForever
 )
 
-// MixOptions say how a Mix draws. The zero value takes the sources in turn and ends with the first.
+// MixOptions say how a Mix draws. The zero value takes the sources in turn, and every item once.
 type MixOptions struct {
 	Weights []float64 // the share of each source, relative to the others; nil: in turn
 	Seed    uint64    // for Weights
@@ -900,8 +901,8 @@ type MixOptions struct {
 //
 // Every source is read in a goroutine of its own, up to eight items ahead. At the start and at a resume the first 64 sources are
 // opened at the same time, and the others at their first draw; the loop waits only for the source that it draws. So the
-// sources run concurrently and must not share state: two FromSeq over one reader are wrong. A source's error comes when
-// the source is drawn. When the loop is left, the context of the sources ends, and Mix waits for them to return.
+// sources run concurrently and must not share state: two FromSeq over one reader are wrong. A source's error comes, with the
+// source's number, when the source is drawn. When the loop is left, the context of the sources ends, and Mix waits for them to return.
 //
 // By weight, the draws are not random, but spread evenly: at any place of the epoch, the number of items from each source
 // is its share within a few items. Seed and epoch say where the pattern begins.
@@ -919,9 +920,10 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		panicIf(s == nil, "Mix: stream %d is nil", i)
 	}
 	opts.check(len(srcs))
-	name := fmt.Sprintf("Mix(%d in turn, stop %d)", len(srcs), opts.Stop)
+	stop := [...]int{StopAtFirst: 0, StopAtLast: 1, CycleUntilLast: 2, CycleForever: 3}[opts.Stop] // in cursors
+	name := fmt.Sprintf("Mix(%d in turn, stop %d)", len(srcs), stop)
 	if opts.Weights != nil {
-		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, opts.Stop) + version2
+		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, stop) + version2
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -954,8 +956,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 
 // check panics if the options do not fit that number of sources.
 func (o MixOptions) check(sources int) {
-	panicIf(o.Stop < StopAtFirst || o.Stop > CycleForever,
-		"Mix: Stop is %d, must be StopAtFirst, StopAtLast, CycleUntilLast or CycleForever", o.Stop)
+	panicIf(o.Stop < StopAtLast || o.Stop > CycleForever,
+		"Mix: Stop is %d, must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", o.Stop)
 	panicIf(o.Weights != nil && len(o.Weights) != sources, "Mix: there are %d weights for %d sources", len(o.Weights), sources)
 	for i, w := range o.Weights {
 		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
@@ -1066,8 +1068,11 @@ func (m *mixer[T]) next(i int) Item[T] {
 // with its next epoch, and the draw that has found the end is taken back: it will find that epoch's first item.
 func (m *mixer[T]) endSource(i int, err error) error {
 	at, cycle := m.state.Sources[i], m.opts.Stop >= CycleUntilLast
-	if err == nil && cycle && at.atStart() {
+	switch {
+	case err == nil && cycle && at.atStart():
 		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
+	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
+		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
 	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
 	m.state.Ended[i] = true
