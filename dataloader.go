@@ -733,6 +733,7 @@ func settle[B any](p *pass, t *task[B]) {
 // A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a loader needs to continue: save
 // it as JSON, with the weights, and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
 // epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in place.
+// encoding/gob cannot write the State: gob the cursor's JSON.
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
@@ -752,13 +753,13 @@ type Cursor struct {
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
-// epoch and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0. If a struct embeds a
+// epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0. If a struct embeds a
 // Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
 	var all map[string]json.RawMessage
-	f := fields{Epoch: math.MinInt, State: &raw}
+	f := fields{Epoch: math.MinInt, Pos: math.MinInt, State: &raw}
 	if err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all)); err != nil || all == nil {
 		return err
 	}
@@ -768,9 +769,14 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	switch {
 	case len(unknown) > 0:
 		return fmt.Errorf("dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
-			"from a file that was written so, decode epoch, pos and state into a struct, and make Cursor{…} of them", ErrCursor, unknown)
+			"from a file that was written so, decode epoch, pos and state, a json.RawMessage, into a struct, and make Cursor{…} of them",
+			ErrCursor, unknown)
 	case f.Epoch == math.MinInt:
 		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
+	case f.Pos == math.MinInt && raw != nil:
+		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor)
+	case f.Pos == math.MinInt:
+		f.Pos = 0
 	}
 	if f.State = nil; raw != nil {
 		f.State = raw

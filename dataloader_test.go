@@ -902,7 +902,7 @@ func ExampleErrCursor() {
 
 // A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
 // another file and renamed, so that the file is always whole. A file without a cursor is refused: it is another program's, and
-// the training would begin anew and overwrite it.
+// the training would begin anew and overwrite it. If your weights are written by encoding/gob, gob the cursor's JSON with them.
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
@@ -7425,15 +7425,17 @@ func TestCursorJSON(t *testing.T) {
 	}
 	saysAll(t, c.Load(new(int)), fmt.Sprint("epoch 1, pos ", c.Pos), "does not fit")
 	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
+	equal(t, "no pos", fromJSON(t, `{"epoch":3}`), Cursor{Epoch: 3})
 	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
 	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
 
 	const ownField, noEpoch = "keep the cursor in a field of its own … Cursor{…}", "dataloader: … no epoch"
 	for text, want := range map[string]string{
-		`null`:           "",
-		`{}`:             noEpoch,
-		`{"epoch":null}`: noEpoch,
-		`{"step":7}`:     `dataloader: … ["step"] … ` + ownField,
+		`null`:                                 "",
+		`{}`:                                   noEpoch,
+		`{"epoch":null}`:                       noEpoch,
+		`{"epoch":1,"state":{"by":"Take(5)"}}`: "dataloader: … a state and no pos",
+		`{"step":7}`:                           `dataloader: … ["step"] … ` + ownField,
 		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: `["At" "Weights"] … ` + ownField,
 		`[]`:                    "json: cannot unmarshal array",
 		`{"epoch":4,"pos":"x"}`: "pos",
@@ -8274,6 +8276,8 @@ func TestRefusedCursors(t *testing.T) {
 			"made by Shard, this is Shard by steps"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":4}}`), "damaged"},
 		{s.Shuffle(2, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
+		{s.Shuffle(math.MaxInt/4, 1), Cursor{Pos: 5*ceil(math.MaxInt/4*3, 8) + 1, State: stageState{
+			By: fmt.Sprintf("Shuffle(%d, seed 1), version 2", math.MaxInt/4), N: 1}}, "damaged"},
 		{s.Shuffle(2, 1), Cursor{Pos: math.MaxInt, State: stageState{By: "Shuffle(2, seed 1), version 2", N: 1}}, "damaged"},
 		{Mix(MixOptions{}, s), Cursor{Pos: 1, State: stageState{By: "Mix(1 in turn, stop 1)", N: math.MaxInt, Sources: []Cursor{{}},
 			Ended: []bool{false}}}, "damaged"},

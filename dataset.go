@@ -634,8 +634,8 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 
 // Stages are streams made of other streams. There are two kinds.
 //
-// A stage that yields its source's items one for one, or drops some, passes the source's cursors on: Filter, OnError, Map,
-// Prefetch, Batch. It is made with streamOf. A stage that counts, joins or reorders makes cursors of its own, which contain
+// A stage that decides about each item alone, and yields it or drops it, passes the source's cursors on: Filter, OnError, Map,
+// Prefetch, and Batch. It is made with streamOf. A stage that counts, joins or reorders makes cursors of its own, which contain
 // those of its sources: Take, Repeat, Chain, Zip, Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
 // Indices(Random(9, 1)).Take(5), after two items, is
 //
@@ -815,7 +815,9 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 //
 // A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
 // count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor.
-// torchdata: IterableWrapper.
+//
+// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not shard inside seq: resumed on another
+// number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
@@ -847,8 +849,9 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 	})
 }
 
-// Filter keeps the items for which keep returns true, and all failed items. A panic in keep fails the item.
-// torchdata: Filter.
+// Filter keeps the items for which keep returns true, and all failed items. A panic in keep fails the item. keep looks at the
+// item alone. A filter that remembers items before it, such as one that drops an item equal to the last, would yield an item
+// again after a resume: it is a stage with a State (ExampleStream_stage). torchdata: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	panicIf(s == nil, "Filter: the stream is nil")
 	panicIf(keep == nil, "Filter: keep is nil")
@@ -989,6 +992,9 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 }
 
 // Zip joins two streams item by item, and ends with the shorter one. If one of two items failed, the pair fails.
+//
+// Zip reads b as a coroutine (iter.Pull2), which ends the program if the loop's body or a source locks its goroutine to a thread
+// (runtime.LockOSThread) while the loop runs. Lock before the loop, or put Prefetch(1) behind a source that locks.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")

@@ -775,6 +775,8 @@ func Indices(s Sampler) Stream[int] {
 // source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
 // data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
+// Failed items are delayed like others, so put OnError before Shuffle: a dead server is reported at once then.
+//
 // A resume reads at most 3⅜ × size items again. Each further Shuffle or Unbatch in a pipeline doubles the time to save a
 // cursor: 15 µs with one Shuffle, 4 ms with 8 and 60 ms with 12.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -787,7 +789,8 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	name := fmt.Sprintf("Shuffle(%d, seed %d)", size, seed) + version2
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) (changed error) {
 		first := from.Pos - state.N // the first item that is read
-		if first < 0 || first%step != 0 || state.N == 0 && from.Pos > 0 {
+		overflows := from.Pos > (math.MaxInt-bound)/2 // so far no stream can have come
+		if first < 0 || first%step != 0 || state.N == 0 && from.Pos > 0 || overflows {
 			return from.refused("its state is damaged: n is %d", state.N)
 		}
 		h := hash(seed, uint64(from.Epoch))
