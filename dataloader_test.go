@@ -548,8 +548,8 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   ExamplePanicError
 //	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate,
 //	                   ExampleBatch_tokenBudget, ExampleUnbatch, ExampleUnbatch_packing, ExampleStream_Filter,
-//	                   ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStream_Shuffle_cursor, ExampleStreamOf; with a
-//	                   source or a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
+//	                   ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source or a stage of your own:
+//	                   ExampleStream, ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleOrderFunc_mixture, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
 //	                   stores: ExampleOpener, ExampleOpenShard_bearerToken, ExampleOpener_presigned,
@@ -783,11 +783,16 @@ func ExampleSampleError() {
 
 // Checkpoints and training.
 
-// The cursor of a pipeline. Batch and Prefetch pass on the cursors of their source, so by names the Shuffle, and pos counts its
-// items: ten batches of two samples. What Prefetch has read ahead is not in the cursor. source is where a resume begins to read
-// again: a place in Indices, whose state names the order. again says how many items the Shuffle had read from there on, n how
-// many of them it had yielded: a resume drops these. after is the place after the items that are read again, with a digest for
-// its state: if the source has changed since, the cursor is refused.
+// The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on, so pos counts samples, not batches. What Prefetch
+// has read ahead is not in the cursor. The fields are
+//
+//	epoch    the epoch that is being read
+//	pos      items that have left Shuffle
+//	by       the stage that made the cursor; another one refuses it
+//	n        items that have left since the place in the source from which a resume reads again
+//	source   that place, which is absent at the start of the epoch
+//	again    items that a resume reads again
+//	after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
 func ExampleCursor_stream() {
 	shuffled := Indices(Random(40, 1)).Shuffle(4, 2)
 	batches := Batch(shuffled, 2, List[int]).Prefetch(2)
@@ -1692,7 +1697,7 @@ func ExampleBuckets() {
 	// [2 1] [1 1] "aI"
 }
 
-// sameWidth is the batch sampler of ExampleBuckets_ranks.
+// A sameWidth is a batch sampler whose batches of a step have similar widths.
 type sameWidth struct {
 	BatchSampler // of Buckets
 	lengths      []int
@@ -1723,34 +1728,8 @@ func (s sameWidth) Batches(epoch int) func(k int) []int {
 // In each step all ranks wait for the one with the longest sequences. Shard gives rank r batch step×ranks + r, and the
 // batches of Buckets come in random order. This batch sampler sorts them by width, divides them into steps, and shuffles the
 // steps. Batches that are left over come last; with DropTail they are left out. The order depends on the number of ranks.
-// String names that number, so a cursor in the middle of an epoch resumes only as many ranks.
-//
-//	type sameWidth struct {
-//		BatchSampler // of Buckets
-//		lengths      []int
-//		ranks        int
-//	}
-//
-//	func (s sameWidth) String() string { return fmt.Sprint(s.BatchSampler, " on ", s.ranks, " ranks") }
-//
-//	func (s sameWidth) Batches(epoch int) func(k int) []int {
-//		batch, order, widths := s.BatchSampler.Batches(epoch), make([]int, s.Len()), make([]int, s.Len())
-//		for k := range order {
-//			order[k] = k
-//			for _, i := range batch(k) {
-//				widths[k] = max(widths[k], s.lengths[i])
-//			}
-//		}
-//		steps := s.Len() / s.ranks // in each epoch other batches are left over
-//		slices.SortStableFunc(order[:steps*s.ranks], func(a, b int) int { return widths[a] - widths[b] })
-//		step := Random(steps, 1).Order(epoch)
-//		return func(k int) []int {
-//			if k < steps*s.ranks {
-//				k = step(k/s.ranks)*s.ranks + k%s.ranks
-//			}
-//			return batch(order[k])
-//		}
-//	}
+// String names that number, so a cursor in the middle of an epoch resumes only as many ranks. Copy the type sameWidth, too,
+// which stands before this Example.
 func ExampleBuckets_ranks() {
 	const ranks = 3
 	var lengths []int // of the texts, from 4 to 108 runes
@@ -2620,58 +2599,6 @@ func ExampleStream_Filter() {
 	// 7
 	// dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
 	// 10
-}
-
-// The cursor of a pipeline, with what each field says. Batch and Prefetch pass the cursor of Shuffle on, so pos counts samples,
-// not batches.
-func ExampleStream_Shuffle_cursor() {
-	batches := Batch(Indices(Sequential(1000)).Shuffle(8, 42), 4, List[int]).Prefetch(2)
-	var at Cursor
-	for batch, err := range batches.Run(context.Background(), &at) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		if at.Pos == 40 {
-			fmt.Println("batch", batch)
-			break
-		}
-	}
-	text, err := json.MarshalIndent(at, "", " ")
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(string(text))
-	// epoch    the epoch that is being read
-	// pos      items that have left Shuffle
-	// by       the stage that made the cursor; another one refuses it
-	// n        items that have left since the place in the source from which a resume reads again
-	// source   that place, which is absent at the start of the epoch
-	// again    items that a resume reads again
-	// after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
-
-	// Output:
-	// batch [37 40 35 43]
-	// {
-	//  "epoch": 0,
-	//  "pos": 40,
-	//  "state": {
-	//   "by": "Shuffle(8, seed 42), version 2",
-	//   "n": 19,
-	//   "source": {
-	//    "epoch": 0,
-	//    "pos": 21,
-	//    "state": {
-	//     "by": "Indices(Sequential(1000))"
-	//    }
-	//   },
-	//   "again": 25,
-	//   "after": {
-	//    "pos": 46,
-	//    "digest": "dc2f5245cf9f4391",
-	//    "by": "Indices(Sequential(1000))"
-	//   }
-	//  }
-	// }
 }
 
 // Shard deals a source out to ranks, and Prefetch reads it in its own goroutine. Only the loop opens the source.
