@@ -1018,6 +1018,15 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 // isWeb reports whether the web reader can read a URL.
 func isWeb(u *url.URL) bool { return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" }
 
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
+}
+
 // openFile opens a file at an offset. A pipe can be opened too, at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
@@ -1172,16 +1181,7 @@ func (o *webObject) endRequest() {
 	}
 }
 
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-	return context.Cause(ctx)
-}
-
-// A permanentError is one after which there is no use in asking again: the object is not there, or has changed.
+// A permanentError is an error after which there is no use in asking again: the object is not there, or has changed.
 type permanentError struct{ error }
 
 // Unwrap returns the error.
@@ -1189,8 +1189,8 @@ func (e permanentError) Unwrap() error { return e.error }
 
 var errChanged = permanentError{errors.New("the object has changed while it was read")}
 
-// statusError is the error of an answer with a status. It has HTTP's words, because the server's own may tell a secret. If a part
-// of the object is not there, 416, the object is shorter than expected.
+// statusError is the error of an answer with a status. It has HTTP's words, because the server's own may tell a secret. Status
+// 416 means that the object ends before the byte that was asked for.
 func statusError(code int) error {
 	err := fmt.Errorf("%d %s", code, http.StatusText(code))
 	switch {
