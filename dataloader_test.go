@@ -543,18 +543,19 @@ func undo(f *feistel, x uint64) uint64 {
 //	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
 //	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
 //	                   ExampleDataLoader_Batch
-//	see what happens   ExampleStats, ExampleProgress, ExampleProgress_loss, ExampleStream_slowStage, ExampleTiming,
+//	see what happens   ExampleStats, ExampleStats_perfectLoader, ExampleProgress, ExampleProgress_loss,
+//	                   ExampleStream_slowStage, ExampleTiming, ExampleTiming_picture,
 //	                   ExampleDataLoader_Batch_whichSamples, ExampleFunc_hang, ExampleOptions_onError, ExampleStream_OnError,
 //	                   ExamplePanicError
 //	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate,
-//	                   ExampleBatch_tokenBudget, ExampleUnbatch, ExampleUnbatch_packing, ExampleStream_Filter,
-//	                   ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source or a stage of your own:
-//	                   ExampleStream, ExampleStream_stage, ExampleCursor_Load
+//	                   ExampleBatch_tokenBudget, ExampleUnbatch, ExampleUnbatch_packing, ExampleUnbatch_wholeDocuments,
+//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source or
+//	                   a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
 //	join data sets     ExampleMix, ExampleMixOptions, ExampleOrderFunc_mixture, ExampleChain
 //	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
 //	                   stores: ExampleOpener, ExampleOpenShard_bearerToken, ExampleOpener_presigned,
-//	                   ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk; on a changing number of ranks:
-//	                   ExampleTarOptions_elastic
+//	                   ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk, ExampleFunc_remoteRecords; on a changing
+//	                   number of ranks: ExampleTarOptions_elastic
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
 func Example() {
@@ -2355,6 +2356,80 @@ func ExampleStats() {
 	// Output: 10 batches, 100 samples
 }
 
+// What would a perfect loader gain? The same training with a handful of batches that stay in memory says it. They must not be
+// recycled.
+func ExampleStats_perfectLoader() {
+	var clock time.Duration
+	data := Func(100, func(ctx context.Context, i int) (int, error) {
+		clock += 3 * time.Millisecond // load
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 5})
+	if err != nil {
+		log.Fatal(err)
+	}
+	train := func(batches iter.Seq2[[]int, error]) time.Duration {
+		begin := clock // in a program time.Now()
+		for _, err := range batches {
+			if err != nil {
+				log.Fatal(err)
+			}
+			clock += 10 * time.Millisecond // train
+		}
+		return clock - begin // in a program time.Since(begin)
+	}
+	var kept [4][]int
+	for k := range kept {
+		if kept[k], err = loader.Batch(context.Background(), 0, k); err != nil {
+			log.Fatal(err)
+		}
+	}
+	perfect := func(yield func([]int, error) bool) {
+		for k := 0; k < loader.Len() && yield(kept[k%len(kept)], nil); k++ {
+		}
+	}
+	fmt.Println("now", train(loader.Epoch(context.Background(), 0)), "at best", train(perfect))
+	// Output: now 500ms at best 200ms
+}
+
+// A picture of your own run: Trace writes events for ui.perfetto.dev or chrome://tracing, which show what each worker loads
+// when, and when the loop waits and trains. An event of phase X has a begin and a duration, in microseconds. Each tid has a row:
+// 1 is the loop, 2 worker 0, and so on. A viewer does without the bracket at the end, so the file of a killed run is good, too.
+func ExampleTiming_picture() {
+	file := new(strings.Builder) // in a program os.Create("run.json")
+	fmt.Fprintln(file, "[")
+	begin := time.Now()
+	add := func(tid int, name string, batch int, from time.Time, d time.Duration) {
+		fmt.Fprintf(file, `{"name": "%s %d", "ph": "X", "pid": 1, "tid": %d, "ts": %.3f, "dur": %.3f},`+"\n",
+			name, batch, tid, float64(from.Sub(begin))/1000, float64(d)/1000)
+	}
+	trace := func(t Timing) {
+		wait := t.Received.Add(-t.Wait)
+		if !t.First {
+			add(1, "train before", t.Batch, wait.Add(-t.Body), t.Body)
+		}
+		add(1, "wait for", t.Batch, wait, t.Wait)
+		add(t.Worker+2, "load", t.Batch, t.Start, t.Done.Sub(t.Start))
+	}
+	loader, err := New(Slice[int]{0, 1, 2}, List[int], Options{BatchSize: 2, Workers: 1, Trace: trace})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Print(regexp.MustCompile(`\d+\.\d+`).ReplaceAllString(file.String(), "…"))
+	// Output:
+	// [
+	// {"name": "wait for 0", "ph": "X", "pid": 1, "tid": 1, "ts": …, "dur": …},
+	// {"name": "load 0", "ph": "X", "pid": 1, "tid": 2, "ts": …, "dur": …},
+	// {"name": "train before 1", "ph": "X", "pid": 1, "tid": 1, "ts": …, "dur": …},
+	// {"name": "wait for 1", "ph": "X", "pid": 1, "tid": 1, "ts": …, "dur": …},
+	// {"name": "load 1", "ph": "X", "pid": 1, "tid": 2, "ts": …, "dur": …},
+}
+
 // Progress(os.Stderr, …) shows a bar on a terminal. Anywhere else it writes a line every ten seconds, and a last line.
 func ExampleProgress() {
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
@@ -4002,6 +4077,96 @@ func ExampleOpenShard_bearerToken() {
 	// Output: cat <nil>, the other host has got ""
 }
 
+// Records of remote tar files by index: a data set for Shuffle, Weighted or Subset, whose cursors fit any number of ranks.
+// Nothing is downloaded before, but each record costs a request, so Tar is much faster. The tar files are not compressed, and
+// each has an index, as WriteIndex or DALI's wds2idx writes it. An answer that is not the range is an error, and so is a record
+// that is not the index's. ExampleFunc_retry asks again after an error.
+func ExampleFunc_remoteRecords() {
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	cat, cow := []File{{Name: "txt", Data: []byte("purr")}}, []File{{Name: "txt", Data: []byte("moo")}}
+	err := errors.Join(w.Write(Record{Key: "cat", Files: cat}), w.Write(Record{Key: "cow", Files: cow}), w.Close())
+	if err != nil {
+		log.Fatal(err)
+	}
+	index := []byte("v1.2 2\ntxt 512 4 cat.txt\ntxt 1536 3 cow.txt\n")
+	store := httptest.NewServer(http.FileServerFS(fstest.MapFS{"a.tar": {Data: shard.Bytes()}, "a.idx": {Data: index}}))
+	defer store.Close()
+
+	const workers = 64 // each keeps its connection, where by default all but two would connect anew for each record
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
+	defer client.CloseIdleConnections()
+
+	get := func(ctx context.Context, address, part string) ([]byte, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Range", part)
+		resp, err := client.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusPartialContent {
+			return nil, fmt.Errorf("%s: %s, want the range %s", address, resp.Status, part)
+		}
+		return io.ReadAll(resp.Body)
+	}
+
+	type place struct {
+		shard, key string
+		begin, end int64
+	}
+	var places []place
+	for _, shard := range []string{store.URL + "/a.tar"} {
+		index, err := get(context.Background(), strings.TrimSuffix(shard, ".tar")+".idx", "bytes=0-")
+		at := place{shard: shard}
+		for line := range strings.Lines(string(index)) {
+			words := strings.Fields(line) // of each file: extension, offset, size, name
+			if n := len(words); n >= 4 {  // not the first line
+				offset, err1 := strconv.ParseInt(words[n-3], 10, 64)
+				size, err2 := strconv.ParseInt(words[n-2], 10, 64)
+				dir, name := path.Split(words[n-1])
+				base, _, _ := strings.Cut(name, ".")
+				at.key, at.begin, at.end = dir+base, at.end, (offset+size+511)/512*512 // whole blocks, with the headers
+				places, err = append(places, at), errors.Join(err, err1, err2)
+			}
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	records := Func(len(places), func(ctx context.Context, i int) (Record, error) {
+		p := places[i]
+		one, err := get(ctx, p.shard, fmt.Sprintf("bytes=%d-%d", p.begin, p.end-1))
+		if err != nil {
+			return Record{}, err
+		}
+		found, err := Tar([]string{p.shard}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(append(one, make([]byte, 1024)...))), nil // with the end of a tar file
+		}})
+		if err != nil {
+			return Record{}, err
+		}
+		for r, err := range found.Epoch(ctx, 0) {
+			if err != nil || r.Key == p.key && int64(len(one)) == p.end-p.begin {
+				return r, err
+			}
+		}
+		return Record{}, fmt.Errorf("%s: no record %s at byte %d: the index is stale", p.shard, p.key, p.begin)
+	})
+	for i := range records.Len() { // or a loader with that number of Workers
+		r, err := records.Get(context.Background(), i)
+		fmt.Printf("%s: %s %v\n", r.Key, r.Get("txt"), err)
+	}
+	// Output:
+	// cat: purr <nil>
+	// cow: moo <nil>
+}
+
 // Expand lists the names of shards.
 func ExampleExpand() {
 	shards, err := Expand("https://example.org/{train,valid}-{08..10}.tar")
@@ -4684,6 +4849,48 @@ func ExampleUnbatch_packing() {
 	// saved: {"epoch":0,"pos":16,"state":{"by":"Unbatch","n":7,"source":{…
 	// [2 8] "be.that." "is.the q"
 	// saved: {"epoch":0,"pos":32,"state":{"by":"Unbatch","n":5,"source":{…
+}
+
+// Whole documents packed into rows, none of them divided, as fine-tuning wants it: the longest first, each into the first row
+// that has room for it. The more documents are packed together, the fuller the rows. A resume packs the same documents again,
+// and goes on with the next row. Shuffle the rows, because rows of long documents come before those of short ones. A failed
+// document fails all that are packed with it; OnError before Batch drops it instead.
+func ExampleUnbatch_wholeDocuments() {
+	const length = 512
+	type doc = []int32 // tokens
+	docs := Map(Indices(Random(4096, 1)), 2, func(ctx context.Context, _ int) (doc, error) {
+		return make(doc, min(length, 1+int(150*Rand(ctx).ExpFloat64()))), nil
+	})
+	pack := func(_ context.Context, docs []doc) (rows [][]doc, err error) {
+		slices.SortStableFunc(docs, func(a, b doc) int { return len(b) - len(a) })
+		var room []int // in each row
+		for _, d := range docs {
+			if len(d) > length {
+				return nil, fmt.Errorf("a document has %d tokens, and a row %d", len(d), length)
+			}
+			r := slices.IndexFunc(room, func(free int) bool { return free >= len(d) })
+			if r < 0 {
+				r, rows, room = len(rows), append(rows, nil), append(room, length)
+			}
+			rows[r], room[r] = append(rows[r], d), room[r]-len(d)
+		}
+		return rows, nil
+	}
+	for _, together := range []int{1, 64, 256, 1024} {
+		rows, tokens := 0, 0
+		for row, err := range Unbatch(Map(Batch(docs, together, List[doc]), 2, pack)).Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			rows, tokens = rows+1, tokens+len(slices.Concat(row...))
+		}
+		fmt.Printf("%d together: rows are %.1f %% full\n", together, 100*float64(tokens)/float64(rows*length))
+	}
+	// Output:
+	// 1 together: rows are 28.2 % full
+	// 64 together: rows are 97.1 % full
+	// 256 together: rows are 99.1 % full
+	// 1024 together: rows are 99.8 % full
 }
 
 // A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
