@@ -761,27 +761,27 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage
 	var all map[string]json.RawMessage
-	f := fields{Epoch: math.MinInt, Pos: math.MinInt, State: &raw}
+	f := fields{Epoch: math.MinInt, Pos: math.MinInt, State: &raw} // MinInt stands for a missing one
 	if err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all)); err != nil || all == nil {
 		return err
 	}
 	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
 		return slices.Contains([]string{"epoch", "pos", "state"}, strings.ToLower(name))
 	})
-	switch {
-	case len(unknown) > 0:
-		return fmt.Errorf("dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
-			"from a file that was written so, decode epoch, pos and state, a json.RawMessage, into a struct, and make Cursor{…} of them",
-			ErrCursor, unknown)
-	case f.Epoch == math.MinInt:
-		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
-	case f.Pos == math.MinInt && raw != nil:
-		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor)
-	case f.Pos == math.MinInt:
-		f.Pos = 0
+	err := cmp.Or(
+		errorIf(len(unknown) > 0, "dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
+			"from a file that was written so, decode epoch, pos and state into a struct, state as a json.RawMessage, and make Cursor{…} "+
+			"of them", ErrCursor, unknown),
+		errorIf(f.Epoch == math.MinInt,
+			"dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor),
+		errorIf(f.Pos == math.MinInt && raw != nil, "dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor))
+	if err != nil {
+		return err
 	}
 	if f.State = nil; raw != nil {
 		f.State = raw
+	} else if f.Pos == math.MinInt {
+		f.Pos = 0
 	}
 	*c = Cursor(f)
 	return nil

@@ -314,7 +314,7 @@ func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) func(w *w
 // fetch appends the samples of the batch, one by one, after one GetBatch for all of them if data has it.
 func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (err error) {
 	defer trace.StartRegion(w.ctx, "fetch").End()
-	var sampleAt func(j int) (T, error) // sample j of the GetBatch; nil without one
+	sampleAt := func(j int) (T, error) { return data.Get(w.ctx, w.indices[j]) }
 	if getAll != nil {
 		w.scope.move(w.batchSpot())
 		w.asked = append(w.asked[:0], w.indices...)
@@ -328,12 +328,7 @@ func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (e
 		}
 		w.index = i
 		w.scope.move(w.spots[j])
-		sample, err := try(func() (T, error) {
-			if sampleAt != nil {
-				return sampleAt(j)
-			}
-			return data.Get(w.ctx, i)
-		})
+		sample, err := try(func() (T, error) { return sampleAt(j) })
 		switch {
 		case err == nil:
 			*samples, w.loaded = append(*samples, sample), append(w.loaded, i)
