@@ -755,8 +755,8 @@ type Cursor struct {
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
-// epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0. If a struct embeds a
-// Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
+// epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0.
+// If a struct embeds a Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	type fields Cursor // without this method
 	var raw json.RawMessage

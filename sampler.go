@@ -789,8 +789,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	name := fmt.Sprintf("Shuffle(%d, seed %d)", size, seed) + version2
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) (changed error) {
 		first := from.Pos - state.N // the first item that is read
-		overflows := from.Pos > (math.MaxInt-bound)/2 // so far no stream can have come
-		if first < 0 || first%step != 0 || state.N == 0 && from.Pos > 0 || overflows {
+		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
 			return from.refused("its state is damaged: n is %d", state.N)
 		}
 		h := hash(seed, uint64(from.Epoch))
@@ -905,7 +904,8 @@ type MixOptions struct {
 // Every source is read in a goroutine of its own, up to eight items ahead. At the start and at a resume the first 64 sources are
 // opened at the same time, and the others at their first draw; the loop waits only for the source that it draws. So the
 // sources run concurrently and must not share state: two FromSeq over one reader are wrong. A source's error comes, with the
-// source's number, when the source is drawn. When the loop is left, the context of the sources ends, and Mix waits for them to return.
+// source's number, when the source is drawn. When the loop is left, the context of the sources ends, and Mix waits for them to
+// return.
 //
 // By weight, the draws are not random, but spread evenly: at any place of the epoch, the number of items from each source
 // is its share within a few items. Seed and epoch say where the pattern begins.
@@ -1074,7 +1074,7 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	switch {
 	case err == nil && cycle && at.atStart():
 		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
-	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
+	case err != nil: // otherwise err is the cause of the context
 		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
 	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
