@@ -670,11 +670,10 @@ func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B
 			yield(Item[B]{}, err)
 			return
 		}
-		window := max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps))
-		slots := make([]task[B], window+1)
+		slots := make([]task[B], 1+max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)))
 		e := engine{ // no more workers, and no larger window, than there are steps
 			workers: min(l.opts.Workers, p.steps),
-			window:  window,
+			window:  len(slots) - 1,
 			ordered: !l.opts.Unordered,
 			seed:    l.opts.Seed,
 			work:    func(w *worker, slot int) { makeBatch(w, p, &slots[slot], l.build) },
@@ -1009,16 +1008,15 @@ func (pl *plan) resume(from Cursor) (*pass, error) {
 
 // check says why the cursor at which the pass begins does not fit, although its order does.
 func (p *pass) check(from Cursor, s *loaderState) error {
-	seed, shard, size := p.plan.opts.Seed, p.deal.shard, p.deal.size
 	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
 	switch {
-	case !from.atStart() && s.Seed != seed:
-		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, seed)
+	case !from.atStart() && s.Seed != p.plan.opts.Seed:
+		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, p.plan.opts.Seed)
 	case from.Pos > p.deal.n:
 		return from.refused("pos must be at most %d", p.deal.n)
-	case outOfOrder && (*s.Shard != shard || s.Size != size):
+	case outOfOrder && (*s.Shard != p.deal.shard || s.Size != p.deal.size):
 		return from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			*s.Shard, s.Size, shard, size)
+			*s.Shard, s.Size, p.deal.shard, p.deal.size)
 	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
 		return from.refused("its state is damaged: steps that are done need a shard and a size")
 	}
