@@ -1074,7 +1074,7 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	switch {
 	case err == nil && cycle && at.atStart():
 		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
-	case err != nil: // otherwise err is the cause of the context
+	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
 		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
 	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
