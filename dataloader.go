@@ -170,11 +170,19 @@
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
 //   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than
 //     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
-//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield, and run go test -run TestLookAhead
+//
+// Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes
+// on or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares
+// the counters with its specification before each event.
+//
+//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen?
+//   - Run: go test -v -run TestEverySchedule
+//   - Read: TestEverySchedule
+//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
+//     that goes wrong: 1 workers, window 1, 3 tasks, in order: the loop begins, task 0 ends: 1 tasks sent, must be 2.
 //   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot
-//     is always spare. nextTask may be called again after it has reported that there is none. Five tests are the
-//     specification: go test -run 'TestSequentialWorkers$|TestWallTime|TestLookAhead|TestStuckBatch|TestBreakWaits'.
-//     TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
+//     is always spare. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
+//     specification. TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
 //
 // # How large a window
 //

@@ -6875,29 +6875,6 @@ func TestWindow(t *testing.T) {
 	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
 }
 
-// TestLookAhead checks that nothing is loaded before the range, and then exactly the window while the loop has a batch.
-func TestLookAhead(t *testing.T) {
-	for _, test := range [][3]int{{0, 0, 0}, {1, 2, 2}, {2, 2, 4}, {2, 1, 2}, {3, 4, 12}, {2, 0, 4}} { // with the window
-		for _, unordered := range []bool{false, true} {
-			inBubble(t, func(t *testing.T) {
-				data := &probe{n: 50}
-				seq := newLoader(t, data, Options{Workers: test[0], Prefetch: test[1], Unordered: unordered}).Epoch(t.Context(), 0)
-				synctest.Wait()
-				equal(t, "fetched before the range", data.begun.Load(), 0)
-				taken := 0
-				for range seq {
-					taken++
-					synctest.Wait() // everything that was asked for is loaded now
-					what := fmt.Sprintf("%d workers, Prefetch %d, Unordered %t: fetched with batch %d in hand",
-						test[0], test[1], unordered, taken)
-					equal(t, what, int(data.begun.Load()), min(50, taken+test[2]))
-				}
-				equal(t, fmt.Sprintf("%d workers, Prefetch %d, Unordered %t: batches", test[0], test[1], unordered), taken, 50)
-			})
-		}
-	}
-}
-
 // TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it takes up one
 // place, and the others come. When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
@@ -6933,6 +6910,170 @@ func TestBreakWaits(t *testing.T) {
 			t.Logf("Get looks at its context: %t; the loop has ended after %v", !deaf, leave(t, "break", 0, 2, deaf))
 		})
 	}
+}
+
+// TestEverySchedule runs the engine through every schedule. Tasks, body and context belong to the world of the test. Whenever
+// all goroutines wait, the world lets one event happen: a task that has begun ends, by Goexit or not; the body goes on, or
+// breaks; the context ends. A schedule is a list of events. The test plays all schedules of small engines. Before each event
+// it counts the tasks: all, those sent, begun and done, and those whose results the body has taken.
+//
+//	sent  = min(all, taken + window)
+//	begun = min(sent, done + workers)
+//	The loop does not wait if a result is ready that it may hand over: in order that of task number taken, out of order any.
+//	After the end, which is a break or that of the context, no task begins.
+//	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
+//
+// Between two events the goroutines take their steps in the order that the Go scheduler chooses. Other orders are not played.
+func TestEverySchedule(t *testing.T) {
+	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
+	if testing.Short() {
+		rows = rows[:len(rows)-1]
+	}
+	for _, row := range rows {
+		for _, order := range []string{"in order", "out of order", "from a stream"} {
+			name := fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2], order)
+			worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
+			for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
+				w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
+				w.most = len(worst.schedule)
+				leak := panicOf(func() { synctest.Test(t, w.play) })
+				if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil {
+					worst = w
+				}
+				queue = append(queue, w.others...)
+			}
+			if worst.wrong != nil {
+				t.Fatalf("%s: %s: %v", name, strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", "), worst.wrong)
+			}
+			t.Logf("%s: %d schedules", name, played)
+		}
+	}
+}
+
+// A world is what an engine runs in. Between two events each field has one writer.
+type world struct {
+	workers, window, all int
+	order                string     // "in order", "out of order" or, with a reader and in order, "from a stream"
+	most                 int        // fewer events than these are played
+	schedule             []string   // the events
+	others               [][]string // schedules that begin like this one, to be played, too
+
+	events            [][]string    // that each task, the body, and the end of the context wait for
+	happened          []chan string // tells each of them which event has happened
+	sent, begun, done atomic.Int64
+	taken, mustBegin  int
+	ready             []bool // the results that have not been taken
+	ended, returned   bool   // by a break or the context; the loop
+	wrong, panicked   error
+}
+
+// play plays the schedule, and after it the first event that is possible, again and again.
+func (w *world) play(t *testing.T) {
+	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2), make([]bool, w.all+1)
+	go w.run(t.Context())
+	for n := 0; n < w.most && w.check(); n++ {
+		if n == len(w.schedule) {
+			possible := slices.Concat(w.events...)
+			for _, other := range possible[1:] {
+				w.others = append(w.others, append(slices.Clip(w.schedule), other))
+			}
+			w.schedule = append(w.schedule, possible[0])
+		}
+		event := w.schedule[n]
+		w.ended = w.ended || event == "the body breaks" || event == "the context ends" ||
+			w.workers == 0 && strings.HasSuffix(event, "Goexit") // which ends the loop's goroutine
+		for who, events := range w.events {
+			if slices.Contains(events, event) {
+				w.events[who] = nil
+				w.happened[who] <- event
+				break
+			}
+		}
+	}
+}
+
+// check waits until all goroutines wait, and checks what must be true then. It reports whether the schedule goes on.
+func (w *world) check() bool {
+	synctest.Wait()
+	sent, begun, done := min(w.all, int(w.sent.Load())), int(w.begun.Load()), int(w.done.Load())
+	inBody, window, workers := w.events[w.all] != nil, w.window, w.workers
+	if workers == 0 && !inBody {
+		window, workers = 1, 1 // the loop's goroutine
+	}
+	mustSend := min(w.all, w.taken+window)
+	if !w.ended {
+		w.mustBegin = min(mustSend, done+workers)
+	}
+	waits := !inBody && !w.returned
+	ready := w.ready[w.taken] || w.order == "out of order" && done > w.taken
+	w.wrong = cmp.Or(w.wrong, w.panicked,
+		errorIf(!w.ended && waits && ready, "the loop waits, although a result is ready"),
+		errorIf(waits && begun == done, "the loop waits for ever"),
+		errorIf(!w.ended && sent != mustSend, "%d tasks sent, must be %d", sent, mustSend),
+		errorIf(begun != w.mustBegin, "%d tasks begun, must be %d", begun, w.mustBegin),
+		errorIf(w.returned && begun > done, "the loop has returned, and %d tasks run", begun-done),
+		errorIf(w.returned && !w.ended && w.taken < w.all, "the loop has returned with %d of %d results", w.taken, w.all))
+	return w.wrong == nil && !w.returned
+}
+
+// run runs the loop. When over ends, nothing waits for events any more. Of 4 tasks the first may end by Goexit, of 3 the first
+// two. Tasks with odd numbers do not heed their context.
+func (w *world) run(over context.Context) {
+	defer func() { w.returned = true }()
+	ctx, cancel := context.WithCancel(over)
+	go func() {
+		w.wait(over, w.all+1, "the context ends")
+		cancel()
+	}()
+	slots := make([]Item[int], w.window+1) // the number of the task in each
+	e := engine{workers: w.workers, window: w.window, ordered: w.order == "in order"}
+	e.nextTask = func(slot int) bool {
+		slots[slot].Value = int(w.sent.Add(1)) - 1
+		return slots[slot].Value < w.all
+	}
+	e.work = func(worker *worker, slot int) {
+		if slots[slot].Err != nil { // the end of the stream
+			return
+		}
+		k := slots[slot].Value
+		w.begun.Add(1)
+		defer func() { w.ready[k] = true; w.done.Add(1) }()
+		ends := "task " + strconv.Itoa(k) + " ends"
+		events := []string{ends, ends + " by Goexit"}
+		if k >= 5-w.all {
+			events = events[:1]
+		}
+		if w.wait([]context.Context{worker.ctx, over}[k%2], k, events...) == ends+" by Goexit" {
+			runtime.Goexit()
+		}
+	}
+	body := func(slot int) bool {
+		if ctx.Err() != nil {
+			return false
+		}
+		k := slots[slot].Value
+		w.wrong = errorIf(!w.ready[k] || w.order != "out of order" && k != w.taken, "the body takes result %d out of turn", k)
+		w.ready[k] = false
+		w.taken++
+		return w.wait(over, w.all, "the body goes on", "the body breaks") == "the body goes on"
+	}
+	run := e.run
+	if w.order == "from a stream" && w.workers > 0 {
+		stream := Indices(Sequential(w.all)).Filter(func(int) bool { w.sent.Add(1); return true })
+		run = func(ctx context.Context, body func(int) bool) { readAhead(ctx, stream, Cursor{}, e, slots, body) }
+	}
+	w.panicked = panicOf(func() { run(ctx, body) })
+}
+
+// wait waits for one of the events, and returns it. If ctx ends, it is "".
+func (w *world) wait(ctx context.Context, who int, events ...string) (event string) {
+	w.events[who], w.happened[who] = events, make(chan string)
+	select {
+	case event = <-w.happened[who]:
+	case <-ctx.Done():
+		w.events[who] = nil
+	}
+	return event
 }
 
 // TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
