@@ -6915,7 +6915,7 @@ func TestBreakWaits(t *testing.T) {
 // TestEverySchedule runs the engine through every schedule. Tasks, body and context belong to the world of the test. Whenever
 // all goroutines wait, the world lets one event happen: a task that has begun ends, by Goexit or not; the body goes on, or
 // breaks; the context ends. A schedule is a list of events. The test plays all schedules of small engines. Before each event
-// it counts the tasks: all, those sent, begun and done, and those whose results the body has taken.
+// it counts all tasks, those sent, begun and done, and those whose results the body has taken, and checks:
 //
 //	sent  = min(all, taken + window)
 //	begun = min(sent, done + workers)
@@ -6937,7 +6937,7 @@ func TestEverySchedule(t *testing.T) {
 				w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
 				w.most = len(worst.schedule)
 				leak := panicOf(func() { synctest.Test(t, w.play) })
-				if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil {
+				if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
 					worst = w
 				}
 				queue = append(queue, w.others...)
@@ -6961,7 +6961,7 @@ type world struct {
 	events            [][]string    // that each task, the body, and the end of the context wait for
 	happened          []chan string // tells each of them which event has happened
 	sent, begun, done atomic.Int64
-	taken, mustBegin  int
+	taken, mustBegin  int    // mustBegin is how many tasks must have begun, and after the end no more
 	ready             []bool // the results that have not been taken
 	ended, returned   bool   // by a break or the context; the loop
 	wrong, panicked   error
