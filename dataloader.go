@@ -186,8 +186,9 @@
 //
 // # How large a window
 //
-// When does a larger window help? In the README's picture the window is 6. While one of three workers loads batch 2, the second
-// is idle from 140 ms on and the third from 180 ms on, because the window is full.
+// When does a larger window help? In the README's picture the window is 6, and loading a batch takes 40 or 50 ms, but batch 2
+// takes 190 ms. While one of three workers loads it, the second is idle from 140 ms on and the third from 180 ms on, because the
+// window is full.
 //
 //   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
 //     take?
@@ -251,7 +252,7 @@
 //   - Read: SampleError, fetch, and engine.run from its defers on
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
 //   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the two workers
-//     load the rest of the window first, three batches of three samples that take an hour each.
+//     load the rest of the window first, three batches of three samples that take an hour each: six hours.
 //
 // # Cursors and checkpoints
 //
@@ -990,7 +991,7 @@ type pass struct {
 	// These belong to the loop.
 	next     int       // the next step to send, unless it is done
 	done     []span    // the steps that have been handed over; sorted, no two touch
-	returned time.Time // when the body returned last; zero without Trace
+	returned time.Time // when the body returned last, at first when the pass began; zero without Trace
 	last     Timing    // of the batch before; zero for the first
 }
 
@@ -1025,12 +1026,12 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 	case outOfOrder && (*s.Shard != p.deal.shard || s.Size != p.deal.size):
 		return from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
 			*s.Shard, s.Size, p.deal.shard, p.deal.size)
-	case !outOfOrder && (s.Shard != nil || len(s.Done) > 0):
+	case !outOfOrder && (s.Shard != nil || s.Size != 0 || len(s.Done) > 0):
 		return from.refused("its state is damaged: steps that are done need a shard and a size")
 	}
-	for i, d := range s.Done { // p.done[i] is the span before; step 0 is in none, as the low-water mark would be above it
+	for i, d := range s.Done { // p.done[i] is the span before; a span that touches it, or has step 0, would be part of it
 		if d[0] <= p.done[i][1] || d[1] <= d[0] || d[1] > p.steps {
-			return from.refused("its state is damaged: %v are not steps of %d", s.Done, p.steps)
+			return from.refused("its state is damaged, or of another DropLast or Tail: %v are not steps of %d", s.Done, p.steps)
 		}
 	}
 	return nil
@@ -1070,8 +1071,8 @@ func (p *pass) askOnError(step int, failed []*SampleError) error {
 	return nil
 }
 
-// markDone notes that a step is handed over. The step is added to the span that ends there, or else to a new one, and that
-// span is joined to the next one if the two touch. In the picture above:
+// markDone notes that a step is handed over, which was not done before. The step is added to the span that ends there, or
+// otherwise to a new one, and that span is joined to the next one if the two touch. In the picture above:
 //
 //	markDone(6)   a new span {6, 7} is joined to {7, 8}: done = {0, 2}, {3, 5} and {6, 8}
 //	markDone(2)   {0, 2} becomes {0, 3}, and is joined to {3, 5}: the low-water mark moves to 5

@@ -883,14 +883,14 @@ func ExampleCursor() {
 }
 
 // A cursor that was saved with other data or other options is refused, and so is a damaged one, as here. This program says
-// so, and begins the epoch again.
+// so, and begins the epoch again. A truncated file fails before, in json.Unmarshal, with an error that is no ErrCursor.
 func ExampleErrCursor() {
 	at := Cursor{Epoch: 6, Pos: 7, State: json.RawMessage(`{"by": "Indices(Random(3, seed 1))"}`)} // from a file
 	for at.Epoch < 7 {
 		for i, err := range Indices(Random(3, 1)).Run(context.Background(), &at) {
 			if errors.Is(err, ErrCursor) {
 				fmt.Println(err)
-				at = Cursor{Epoch: at.Epoch}
+				at = Cursor{Epoch: max(0, at.Epoch)}
 				break
 			}
 			if err != nil {
@@ -993,7 +993,8 @@ func Example_checkpoint() {
 // SIGTERM, Ctrl-C, preemption: a checkpoint even if a Get hangs. The loop would hear of its context's end only when that Get
 // has returned. So the loop has a context that does not end, and the function that saves ends the program. It waits for a step
 // that has begun, and no other begins, because it keeps the mutex. Between two steps Run may have moved at already: c has a
-// copy that fits the weights. Save under the same mutex elsewhere, too. A second signal kills at once.
+// copy that fits the weights. Save under the same mutex elsewhere, too. A second signal kills at once. Do not defer stop: it ends
+// ctx, so that a training that has come to its end would save and exit as well.
 func ExampleDataLoader_Run_signal() {
 	hanging := make(chan bool)
 	data := Func(6, func(ctx context.Context, i int) (int, error) {
@@ -2228,7 +2229,8 @@ func ExampleDataLoader_Recycle() {
 	// Output: 20 batches in 1 place
 }
 
-// OnError drops bad samples from their batches, here two at most. A third one fails its batch and ends the loop.
+// OnError drops bad samples from their batches, here two at most. A third one fails its batch, and the body ends the loop. A body
+// that skips each SampleError would go on. The budget is not in the cursor: a resume begins with a new one.
 func ExampleOptions_onError() {
 	data := Func(12, func(ctx context.Context, i int) (int, error) {
 		if i%4 == 3 {
@@ -8503,6 +8505,7 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(base), with(`"done":[[1,2]]`), isDamaged},
 		{loader(base), with(`"done":[[1,2]],` + size), isDamaged},
 		{loader(base), with(shard), isDamaged},
+		{loader(base), with(size), isDamaged},
 
 		{s.Take(4), after(1, s.Take(3)), "made by Take(3), this is Take(4)"},
 		{s.Shuffle(3, 2), after(1, s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
