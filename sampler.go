@@ -591,10 +591,10 @@ func (s Shard) dealt(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
 // variables on. If no rank variable is set, the result is the zero Shard, which means a single process; its Count is 0.
 //
-// What would mean training on the wrong samples is an error: a number that is missing or makes no sense; a WORLD_SIZE or
-// PMI_SIZE, perhaps left over in the shell, below the number of processes that srun has started; a rank above 0 from a
-// launcher that is not in the table, such as PMIX_RANK; and an sbatch script for several tasks that starts the process without
-// srun, because Slurm then calls the only process rank 0 of many.
+// ShardFromEnv returns an error where a process would train on the wrong samples. There are four cases: a number is missing or
+// makes no sense; a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number of processes that srun has
+// started; a launcher that is not in the table has set a rank above 0, such as PMIX_RANK; or an sbatch script for several tasks
+// starts the process without srun, and Slurm calls the only process rank 0 of many.
 //
 // The index in a manifest is not always the rank. In a JobSet of several Jobs, and in a PyTorchJob with nprocPerNode but
 // without torchrun, several processes have the same index: set RANK and WORLD_SIZE yourself.
