@@ -201,11 +201,10 @@
 //
 // # Random numbers
 //
-// Where do random numbers come from? [Rand] gives each sample a generator of its own, which depends only on the seed, the epoch
-// and the position, in four steps. The type deal, which divides an epoch among the ranks, gives the sample's position in the
-// epoch. The epoch, the position and, under a BatchSampler, the number in the batch are the sample's spot. Before each Get the
-// worker moves its scope, which the context carries, to the sample's spot. Rand hashes the seed and the spot into the seed of a
-// generator, at its first call for this sample.
+// Where do random numbers come from? [Rand] gives each sample a generator of its own. It is seeded by a hash of the loader's
+// seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, the number in the batch. So the numbers
+// depend on nothing else. Before each Get the worker writes the spot into its scope, which the context carries. Rand makes the
+// generator at its first call for this sample.
 //
 //   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
