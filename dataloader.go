@@ -490,7 +490,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 // order. It may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
 // DataLoader.Recycle, or the zero value. So samples that must be read or decoded are written straight into their batch,
 // where New would allocate and copy each of them. load must not retain indices, which are reused for the next batch. It may
-// copy from a file that the program has mapped into memory: on warm pages that takes less than half the time of ReadAt; but if the
+// copy from a file that the program has mapped into memory: on warm pages that takes half as long as ReadAt, or less; but if the
 // file is truncated meanwhile, a signal ends the program, where ReadAt returns an error.
 //
 // With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch. An
