@@ -404,7 +404,7 @@ type Options struct {
 	// OnError, if not nil, is asked about each sample that cannot be fetched: nil drops the sample, an error fails its batch. A
 	// batch whose samples are all dropped is skipped; but on several ranks that must take equal steps (PadTail, DropTail) it
 	// fails: see ExampleOptions_onErrorRanks. OnError is not asked about a Goexit, nor about errors of no single sample, which
-	// have Index -1 and fail the batch: those of Collate, GetBatch, NewFunc's load and the sampler.
+	// have Index -1 and fail the batch: those of Collate, NewFunc's load and the sampler.
 	//
 	// Have a budget, as in ExampleOptions_onError: an epoch without batches is no error. What OnError counts is in no cursor.
 	//
@@ -483,18 +483,22 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	if err != nil {
 		return nil, err
 	}
-	return loaderOf(data.Len(), opts, fetchAndCollate(data, collate))
+	return loaderOf(data.Len(), opts, func(w *worker, dst B) (B, error) { return fetchAndCollate(w, data, collate, dst) })
 }
 
 // NewFunc makes a loader of n samples. The function load makes each batch from the samples with the given indices, in their
 // order. It may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
-// DataLoader.Recycle, or the zero value. So samples that must be read or decoded are written straight into their batch,
-// where New would allocate and copy each of them. load must not retain indices, which are reused for the next batch. It may
-// copy from a file that the program has mapped into memory: on warm pages that takes half as long as ReadAt, or less; but if the
-// file is truncated meanwhile, a signal ends the program, where ReadAt returns an error.
+// DataLoader.Recycle, or the zero value. load must not retain indices, which are reused for the next batch.
 //
-// With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch. An
-// error of load, or a panic, fails the batch, with Index -1; OnError is not asked. Everything else is as in New.
+// Use NewFunc if samples must be read or decoded: load writes them straight into their batch, where New would allocate and copy
+// each of them. load may copy from a file that the program has mapped into memory: on warm pages that takes half as long as
+// ReadAt, or less; but if the file is truncated meanwhile, a signal ends the program, where ReadAt returns an error. Use NewFunc
+// also if a whole batch comes in one call, as from a database (ExampleNewFunc_database).
+//
+// With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch, so its
+// samples have none of their own. An error of load, or a panic, fails the batch, with Index -1; OnError is not asked, so load
+// itself decides about a bad sample. There is no Dataset for Split or Concat to take; load may map the indices to those of a
+// part. Everything else is as in New. PyTorch: __getitems__.
 func NewFunc[B any](
 	n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options,
 ) (*DataLoader[B], error) {

@@ -139,18 +139,6 @@ func jitter(seed uint64) func(int) time.Duration {
 // dropBad is an OnError that drops what fails.
 func dropBad(*SampleError) error { return nil }
 
-// A batchGetter is a data set of n samples that only fetches batches.
-type batchGetter[T any] struct {
-	n   int
-	get func(ctx context.Context, indices []int) ([]T, error)
-}
-
-func (b batchGetter[T]) Len() int                            { return b.n }
-func (b batchGetter[T]) Get(context.Context, int) (T, error) { panic("Get is not to be called") }
-func (b batchGetter[T]) GetBatch(ctx context.Context, indices []int) ([]T, error) {
-	return b.get(ctx, indices)
-}
-
 // An atOnce stands for a data set of n samples whose batches a loading makes with NewFunc.
 type atOnce struct {
 	Dataset[int] // nil
@@ -530,7 +518,7 @@ func undo(f *feistel, x uint64) uint64 {
 //	                   signal: ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
 //	train a model      Example_training, Example_tarPipeline, Example_trainingFromTar
 //	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
-//	                   database: ExampleBatchGetter; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
+//	                   database: ExampleNewFunc_database; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
 //	                   ExamplePairs_byName
 //	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_retry, ExampleFunc_timeLimit,
 //	                   ExampleWorker, ExampleDecode; images: ExampleImageTensor, Example_imageFolder, Example_imageSizes,
@@ -5124,28 +5112,14 @@ func Example_mnist() {
 	// [1 2 2] [1 1 1 1] [9]
 }
 
-// A table of a database is a data set with one query for each batch. texts is a type of your own. A loader calls its
-// GetBatch and never its Get; a Transform of it still has the whole batch in one query.
-//
-//	type texts struct {
-//		n     int
-//		fetch func(ctx context.Context, indices []int) ([]string, error)
-//	}
-//
-//	func (t texts) Len() int { return t.n }
-//	func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) { return t.fetch(ctx, indices) }
-//	func (t texts) Get(ctx context.Context, i int) (string, error) {
-//		all, err := t.fetch(ctx, []int{i})
-//		return strings.Join(all, ""), err // of one
-//	}
-//
-// The result of a query is in any order. It has a row once that was asked for twice, and lacks a row that has been deleted.
-// So fetch puts the texts in the order of the indices. Here a deleted row fails its batch. To lose only that sample, let the
-// samples be pointers, return nil for it, and return the error in the Transform. Postgres has $1, $2, … for the question
-// marks, or id = ANY($1).
-func ExampleBatchGetter() {
+// A table of a database, with one query for each batch. The result of a query is in any order, and has a row once that was asked
+// for twice, so load puts the texts in the order of the indices. A row that was deleted since the ids were read is left out of
+// its batch, and counted. A row that is inserted meanwhile comes in the next run. Postgres has $1, $2, … for the question marks,
+// or id = ANY($1).
+func ExampleNewFunc_database() {
 	ctx := context.Background()
-	db := sql.OpenDB(tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}) // or sql.Open, with a driver and an address
+	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
+	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
 	defer db.Close()
 	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id") // so an index is the same row in every process
 	if err != nil {
@@ -5167,8 +5141,8 @@ func ExampleBatchGetter() {
 		return
 	}
 
-	var queries atomic.Int64
-	fetch := func(ctx context.Context, indices []int) ([]string, error) {
+	var queries, missing atomic.Int64
+	load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
 		var args []any
 		for _, i := range indices {
 			args = append(args, ids[i])
@@ -5192,24 +5166,22 @@ func ExampleBatchGetter() {
 		if err := rows.Err(); err != nil {
 			return nil, err
 		}
-		samples := make([]string, len(indices))
-		for j, i := range indices {
-			text, ok := found[ids[i]]
-			if !ok {
-				return nil, fmt.Errorf("no row with id %d", ids[i])
+		batch = batch[:0]
+		for _, i := range indices {
+			if text, ok := found[ids[i]]; ok {
+				batch = append(batch, text)
+			} else {
+				missing.Add(1)
 			}
-			samples[j] = text
 		}
-		return samples, nil
+		return batch, nil
 	}
-	data := texts{len(ids), fetch}
-	var _ BatchGetter[string] = data // so a loader never calls Get
-	upper := Transform(data, func(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil })
-	loader, err := New(upper, List[string], Options{BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2})
+	loader, err := NewFunc(len(ids), load, Options{BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	delete(table, 17) // by another program
 	for batch, err := range loader.Epoch(ctx, 0) {
 		if err != nil {
 			fmt.Println(err)
@@ -5217,33 +5189,15 @@ func ExampleBatchGetter() {
 		}
 		fmt.Println(batch)
 	}
-	fmt.Println(queries.Load(), "queries")
+	fmt.Println(queries.Load(), "queries,", missing.Load(), "rows missing")
 	// Output:
-	// [PURR PURR WOOF]
-	// [PURR MEOW WOOF]
-	// [WOOF MEOW PURR]
-	// 3 queries
+	// [purr purr woof]
+	// [purr woof]
+	// [woof purr]
+	// 3 queries, 2 rows missing
 }
 
-// texts is the data set that ExampleBatchGetter describes.
-type texts struct {
-	n     int
-	fetch func(ctx context.Context, indices []int) ([]string, error)
-}
-
-func (t texts) Len() int { return t.n }
-func (t texts) GetBatch(ctx context.Context, indices []int) ([]string, error) {
-	return t.fetch(ctx, indices)
-}
-func (t texts) Get(ctx context.Context, i int) (string, error) {
-	rows, err := t.fetch(ctx, []int{i})
-	if err != nil {
-		return "", err
-	}
-	return rows[0], nil
-}
-
-// tinyDB is the database of ExampleBatchGetter, with all that database/sql needs of a driver: a table of texts.
+// tinyDB is the database of ExampleNewFunc_database, with all that database/sql needs of a driver: a table of texts.
 type tinyDB map[int64]string
 
 func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
@@ -6116,7 +6070,7 @@ func TestCacheWaiters(t *testing.T) {
 
 // TestRand checks that the random numbers of a sample are its own, for every epoch and seed, except inside a Cache. They are
 // the same for every number of workers, in order or not, after a resume, for any number of ranks, and by Batch. The batch
-// of a GetBatch or a NewFunc has one generator.
+// of a NewFunc has one generator.
 func TestRand(t *testing.T) {
 	draw := func(ctx context.Context, dst, indices []int) ([]int, error) {
 		for dst = dst[:0]; len(dst) < len(indices); {
@@ -6124,12 +6078,10 @@ func TestRand(t *testing.T) {
 		}
 		return dst, nil
 	}
-	getBatch := batchGetter[int]{24, func(ctx context.Context, indices []int) ([]int, error) { return draw(ctx, nil, indices) }}
 	shuffled, want := Options{Shuffle: true, Seed: 5, BatchSize: 4}, map[string][]int{}
 	for _, l := range []loading{
 		{"shuffled", augmented(), nil, shuffled, ""},
 		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
-		{"GetBatch", getBatch, nil, shuffled, ""},
 		{"NewFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
 	} {
 		all := batches(t, l.loader(0, 0), 2)
@@ -6144,7 +6096,6 @@ func TestRand(t *testing.T) {
 		}
 		equal(t, l.name+": different numbers", len(slices.Compact(sorted(different))), 6*24)
 	}
-	equal(t, "NewFunc", want["NewFunc"], want["GetBatch"])
 	together := make([]int, 24)
 	for rank := range 2 {
 		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}
@@ -6243,11 +6194,6 @@ func TestCheckDataset(t *testing.T) {
 		saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
 	}
 	equal(t, "random numbers", checkDataset(augmented()), nil)
-	zeros := func(_ context.Context, indices []int) ([]int, error) { return make([]int, len(indices)), nil }
-	saysAll(t, checkDataset[int](struct {
-		Dataset[int]
-		BatchGetter[int]
-	}{numbers(3), batchGetter[int]{0, zeros}}), "sample 1 differs … GetBatch")
 }
 
 // sampler.go: orders, draws, batches of similar length, shards.
@@ -7335,33 +7281,13 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 
 // The loader's errors.
 
-// TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. GetBatch is
-// never asked for no samples, or for an index outside, and may change the indices: errors still name the right samples. Where
-// ranks must take equal steps, a batch whose samples are all dropped fails.
+// TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. Where ranks
+// must take equal steps, a batch whose samples are all dropped fails.
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
-	getBatch := func(err error, answer ...int) Dataset[int] { // if no answer, the indices, which it clears
-		return batchGetter[int]{3, func(_ context.Context, indices []int) ([]int, error) {
-			if len(indices) == 0 {
-				return nil, errors.New("asked for nothing")
-			}
-			samples := slices.Clone(indices)
-			if clear(indices); len(answer) > 0 {
-				samples = answer
-			}
-			return samples, err
-		}}
-	}
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
 	slow := &probe{n: 3, bad: []int{1}, takes: once(time.Second)}
-	twice := func(data Dataset[int]) Dataset[int] {
-		return Transform(data, func(_ context.Context, i int) (int, error) { return 2 * i, nil })
-	}
 	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
-	fail := map[int]error{1: errBad}
-	failsOne := func(dst, samples []int) ([]int, error) { return dst, fail[samples[0]] }
-	oneFails := func(_ context.Context, i int) (int, error) { return i, fail[i] }
-	order, inPart := Options{BatchSize: 2, Sampler: fixed(2, 1, 1, 2)}, Concat(getBatch(nil))
 	ranks := func(count int, tail Tail) Options {
 		return Options{Shard: Shard{0, count}, Tail: tail, OnError: dropBad}
 	}
@@ -7382,21 +7308,7 @@ func TestFailures(t *testing.T) {
 		{"index too large", &probe{n: 3}, nil, Options{Sampler: fixed(0, 3, 1)},
 			"[[0] #1: the sampler: index 3 is outside the data set, which has 3 samples [1]]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] #1: the sampler gave no index [2]]"},
-		{"GetBatch", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(2, 0, 0)}, "[[2 0] [0]]"},
-		{"GetBatch of a subset", must(Subset(getBatch(nil), []int{2, 1, 0})), nil, two, "[[2 1] [0]]"},
-		{"GetBatch, index too large", getBatch(nil), nil, Options{BatchSize: 2, Sampler: fixed(1, 3, 2), OnError: dropBad},
-			"[#0: the sampler: index 3 is outside the data set, which has 3 samples [2]]"},
-		{"GetBatch fails", getBatch(errBad), nil, two, "[#0: bad sample #1: bad sample]"},
-		{"GetBatch, OnError not asked", getBatch(io.EOF), nil, drop, "[#0: EOF]"},
-		{"GetBatch, too few", Concat(numbers(2), twice(getBatch(nil, 1))), nil, Options{BatchSize: 5},
-			"[#0: GetBatch returned 1 samples for 3 indices]"},
-		{"GetBatch of a part fails", Concat(numbers(3), twice(getBatch(errBad))), nil, drop, "[[0 1 2] #1: bad sample]"},
 		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
-		{"GetBatch, too many", getBatch(nil, 1, 2, 3, 4), nil, drop, "[#0: GetBatch returned 4 samples for 3 indices]"},
-		{"collate, after GetBatch", getBatch(nil), failsOne, order, "[[] #1: collating 2 samples [1 2]: bad sample]"},
-		{"collate, after GetBatch of a part", inPart, failsOne, order, "[[] #1: collating 2 samples [1 2]: bad sample]"},
-		{"after GetBatch", Transform(must(Subset(inPart, upTo(3))), oneFails), nil, order,
-			"[#0, sample 1: bad sample #1, sample 1: bad sample]"},
 		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
 		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
 		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
@@ -7435,43 +7347,6 @@ func TestNoOrder(t *testing.T) {
 	cancel(bad)
 	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
 	equal(t, "a *SampleError, its cause", fmt.Sprint(errors.As(err, new(*SampleError)), errors.Is(err, errBad)), "false true")
-}
-
-// TestGetBatch checks that the adapters which pass GetBatch on give the same samples, errors and random numbers as if they
-// fetched sample by sample, with one call for each batch and part.
-func TestGetBatch(t *testing.T) {
-	var calls atomic.Int64
-	fetch := Dataset[int](batchGetter[int]{8, func(_ context.Context, indices []int) ([]int, error) {
-		calls.Add(1)
-		return slices.Clone(indices), nil
-	}})
-	augment := func(ctx context.Context, i int) (int, error) {
-		if i == 5 {
-			panic("ouch")
-		}
-		return 1000*i + Rand(ctx).IntN(1000), map[int]error{3: errBad}[i]
-	}
-	over := func(data Dataset[int]) Dataset[int] {
-		whole := Transform(Transform(data, augment), augment)
-		return Concat(whole, numbers(3), Slice[int]{}, must(Subset(whole, []int{7, 6, 0})), must(Split(whole, 1, 4, 4))[1])
-	}
-	for _, opts := range []Options{
-		{BatchSize: 4, Workers: 2, Shuffle: true, Seed: 2},
-		{BatchSampler: Batches(Random(18, 3), 18, false), OnError: dropBad},
-	} {
-		want, got := outcomes(newLoader(t, over(numbers(8)), opts).Epoch(t.Context(), 1)), newLoader(t, over(fetch), opts)
-		calls.Store(0)
-		equal(t, "samples", outcomes(got.Epoch(t.Context(), 1)), want)
-		if most := int64(3 * got.Len()); calls.Load() > most { // there are three parts that have GetBatch
-			t.Errorf("%d calls for %d batches, want at most %d", calls.Load(), got.Len(), most)
-		}
-	}
-	drawn := batchGetter[int]{8, func(ctx context.Context, indices []int) ([]int, error) {
-		return []int{Rand(ctx).Int(), Rand(ctx).Int()}, nil
-	}}
-	again := Transform(drawn, func(ctx context.Context, i int) (int, error) { return i ^ Rand(ctx).Int(), nil })
-	same := slices.Contains(samples(t, newLoader(t, again, Options{BatchSize: 2}), 0), 0)
-	equal(t, "whether a Transform draws what GetBatch has drawn", same, false)
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
@@ -7757,8 +7632,8 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, what GetBatch has
-// returned, and the batches that the body has had. New takes no memory for batches that are not there yet.
+// TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, and the
+// batches that the body has had. New takes no memory for batches that are not there yet.
 func TestForgotten(t *testing.T) {
 	type sample = [64]byte
 	var fetched []weak.Pointer[sample]
@@ -7770,18 +7645,13 @@ func TestForgotten(t *testing.T) {
 		fetched = append(fetched, weak.Make(s))
 		return s, nil
 	}
-	getBatch := func(ctx context.Context, indices []int) ([]*sample, error) {
-		return slices.Repeat([]*sample{must(get(ctx, 0))}, len(indices)), nil
-	}
 	count := func(_ int, samples []*sample) (int, error) { return len(samples), nil }
-	for from, data := range map[int]Dataset[*sample]{5: Func(20, get), 1: batchGetter[*sample]{20, getBatch}} {
-		for workers := range 1 + from/5 {
-			opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
-			fetched = nil
-			for range must(New(data, count, opts)).Epoch(t.Context(), 0) {
-				if k++; k >= from {
-					equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
-				}
+	for workers := range 2 {
+		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
+		fetched = nil
+		for range must(New(Func(20, get), count, opts)).Epoch(t.Context(), 0) {
+			if k++; k >= 5 {
+				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
 			}
 		}
 	}
@@ -8024,8 +7894,8 @@ func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 }
 
 // checkDataset checks what a loader relies on: a sample is the same whenever it is fetched, and stays as it is while others
-// are fetched. Each sample is fetched twice, first one after the other, then in another order from four goroutines, by
-// GetBatch if data has it. All are kept meanwhile. The error names a sample that has changed or differs. Rand draws the same
+// are fetched. Each sample is fetched twice, first one after the other, then in another order from four goroutines. All are kept
+// meanwhile. The error names a sample that has changed or differs. Rand draws the same
 // numbers both times. If the data are large, check a Subset. A sample must not contain itself.
 func checkDataset[T any](data Dataset[T]) error {
 	type fetched struct {
@@ -8033,26 +7903,16 @@ func checkDataset[T any](data Dataset[T]) error {
 		err    error
 		was    string // what it held when it was fetched
 	}
-	byBatch := func(ctx context.Context, i int) (sample T, err error) {
-		sampleAt, err := getAllOf(data)(ctx, []int{i})
-		if err != nil {
-			return sample, err
-		}
-		return sampleAt(0)
-	}
-	if getAllOf(data) == nil {
-		byBatch = data.Get
-	}
 	n := data.Len()
 	all := make([]fetched, 2*n)
-	for pass, get := range []func(context.Context, int) (T, error){data.Get, byBatch} {
+	for pass := range 2 {
 		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
 		var running sync.WaitGroup
 		for g := range goroutines {
 			running.Go(func() {
 				for pos := g; pos < n; pos += goroutines {
 					ctx := WithSeed(context.Background(), uint64(order(pos)))
-					sample, err := try(func() (T, error) { return get(ctx, order(pos)) })
+					sample, err := try(func() (T, error) { return data.Get(ctx, order(pos)) })
 					all[pass*n+order(pos)] = fetched{sample, err, contents(sample, err)}
 				}
 			})
@@ -8066,7 +7926,7 @@ func checkDataset[T any](data Dataset[T]) error {
 	}
 	for i := range n {
 		if all[i].was != all[n+i].was {
-			return fmt.Errorf("sample %d differs when it is fetched again, in another order, from several goroutines, or by GetBatch", i)
+			return fmt.Errorf("sample %d differs when it is fetched again, in another order, or from several goroutines", i)
 		}
 	}
 	return nil

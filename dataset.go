@@ -45,20 +45,6 @@ type Dataset[T any] interface {
 	Get(ctx context.Context, i int) (T, error)
 }
 
-// BatchGetter is an optional interface of a Dataset: it fetches a whole batch in one call, as a database can. If the
-// data set has GetBatch, a loader calls it instead of Get. GetBatch returns one sample for each index, in the order of
-// the indices. It may change the slice of indices, and must not retain it, since the next batch reuses it. An error of
-// GetBatch fails the whole batch. To fail one sample, as one that has been deleted, return nil for it and let a
-// Transform behind it return the error.
-//
-// Under Subset, Split, Concat and Transform a loader still calls GetBatch. The other adapters fetch sample by sample. Use
-// GetBatch if the samples are transformed and collated after they have been fetched, and NewFunc to write a whole batch into
-// reused memory. If a type embeds a data set with GetBatch and overrides only Get, a loader still calls the embedded
-// GetBatch. PyTorch: __getitems__.
-type BatchGetter[T any] interface {
-	GetBatch(ctx context.Context, indices []int) ([]T, error)
-}
-
 // Slice is a Dataset in memory. A nil Slice is an empty data set.
 type Slice[T any] []T
 
@@ -83,7 +69,7 @@ func errOutside(i, n int) error {
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
-	return funcDataset[T]{n: n, get: get}
+	return funcDataset[T]{n, get}
 }
 
 // panicIf panics if an argument can never be right. Arguments that may come from data, flags or files are errors.
@@ -101,34 +87,10 @@ func errorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// A funcDataset is the Dataset that Func makes. Most adapters below are such data sets, so that an index is checked in one place.
+// A funcDataset is the Dataset that Func makes. The adapters below are such data sets, so that an index is checked in one place.
 type funcDataset[T any] struct {
-	n      int
-	get    func(ctx context.Context, i int) (T, error)
-	getAll getAll[T] // nil if every sample is fetched on its own
-}
-
-// A getAll calls GetBatch once for the given indices, and may change them. The function that it returns has sample j of them,
-// with every Transform applied to it. So each sample can fail on its own and has random numbers of its own, even if all were
-// fetched in one call.
-type getAll[T any] func(ctx context.Context, indices []int) (sampleAt func(j int) (T, error), err error)
-
-// getAllOf returns the getAll of data, or nil.
-func getAllOf[T any](data Dataset[T]) getAll[T] {
-	if f, ok := data.(funcDataset[T]); ok {
-		return f.getAll
-	}
-	batches, ok := data.(BatchGetter[T])
-	if !ok {
-		return nil
-	}
-	return func(ctx context.Context, indices []int) (func(int) (T, error), error) {
-		samples, err := batches.GetBatch(ctx, indices)
-		if err == nil && len(samples) != len(indices) {
-			err = fmt.Errorf("GetBatch returned %d samples for %d indices", len(samples), len(indices))
-		}
-		return func(j int) (T, error) { return samples[j], nil }, err
-	}
+	n   int
+	get func(ctx context.Context, i int) (T, error)
 }
 
 // Len returns the number of samples.
@@ -177,38 +139,10 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 		bounds = append(bounds, bounds[p]+part.Len())
 		panicIf(bounds[p+1] < bounds[p], "Concat: the length of part %d is negative, or the sum overflows", p)
 	}
-	find := func(i int) (p, within int) {
-		p, _ = slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
-		return p, i - bounds[p]
-	}
-	joined := funcDataset[T]{n: bounds[len(parts)], get: func(ctx context.Context, i int) (T, error) {
-		p, within := find(i)
-		return parts[p].Get(ctx, within)
-	}}
-	if !slices.ContainsFunc(parts, func(part Dataset[T]) bool { return getAllOf(part) != nil }) {
-		return joined
-	}
-	joined.getAll = func(ctx context.Context, indices []int) (_ func(int) (T, error), err error) {
-		asked := make([][]int, len(parts))                     // for each part, what is asked of it
-		places := make([]struct{ part, at int }, len(indices)) // where the answer for each index is
-		for j, i := range indices {
-			p, within := find(i)
-			places[j].part, places[j].at = p, len(asked[p])
-			asked[p] = append(asked[p], within)
-		}
-		answers := make([]func(int) (T, error), len(parts))
-		for p, asked := range asked {
-			if getAll := getAllOf(parts[p]); getAll == nil {
-				answers[p] = func(j int) (T, error) { return parts[p].Get(ctx, asked[j]) }
-			} else if len(asked) > 0 {
-				if answers[p], err = getAll(ctx, asked); err != nil {
-					return nil, err
-				}
-			}
-		}
-		return func(j int) (T, error) { return answers[places[j].part](places[j].at) }, nil
-	}
-	return joined
+	return Func(bounds[len(parts)], func(ctx context.Context, i int) (T, error) {
+		p, _ := slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
+		return parts[p].Get(ctx, i-bounds[p])
+	})
 }
 
 // Subset is the data set of the samples with the given indices, in their order. An index may occur more than once. An
@@ -258,7 +192,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 
 // subset is the data set of n samples of data: sample i is data's sample index(i).
 func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	return derive(data, n, index, func(_ context.Context, sample T) (T, error) { return sample, nil })
+	return Func(n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) })
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
@@ -268,35 +202,13 @@ func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
-	return derive(data, data.Len(), func(i int) int { return i }, f)
-}
-
-// derive is the data set of n samples whose sample i is f of data's sample index(i). If data has GetBatch, so has the
-// derived data set: one call fetches all samples, and f is then applied to each.
-func derive[T, U any](data Dataset[T], n int, index func(i int) int, f func(context.Context, T) (U, error)) Dataset[U] {
-	then := func(ctx context.Context, sample T, err error) (derived U, _ error) {
+	return Func(data.Len(), func(ctx context.Context, i int) (transformed U, err error) {
+		sample, err := data.Get(ctx, i)
 		if err != nil {
-			return derived, err
+			return transformed, err
 		}
 		return f(ctx, sample)
-	}
-	derived := funcDataset[U]{n: n, get: func(ctx context.Context, i int) (U, error) {
-		sample, err := data.Get(ctx, index(i))
-		return then(ctx, sample, err)
-	}}
-	if getAll := getAllOf(data); getAll != nil {
-		derived.getAll = func(ctx context.Context, indices []int) (func(int) (U, error), error) {
-			for j, i := range indices {
-				indices[j] = index(i)
-			}
-			sampleAt, err := getAll(ctx, indices)
-			return func(j int) (U, error) {
-				sample, err := sampleAt(j)
-				return then(ctx, sample, err)
-			}, err
-		}
-	}
-	return derived
+	})
 }
 
 // Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, even if several goroutines
@@ -348,8 +260,8 @@ const cacheSalt = 0x6361636865
 // depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
 // workers or ranks, in or out of order, before and after a resume. A sample that PadTail repeats has another position.
 //
-// In a GetBatch, and in the load of NewFunc, the whole batch has one generator, which depends on its first position. Its
-// numbers therefore depend on how the epoch is divided into batches.
+// In the load of NewFunc the whole batch has one generator, which depends on the batch's first position. Its numbers therefore
+// depend on how the epoch is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand needs the
 // context that a function of yours was given by a loader or a Map, or one of WithSeed. With any other context it panics,

@@ -210,7 +210,6 @@ type worker struct {
 	step      int            // of the batch
 	positions []int          // of the batch in the epoch
 	indices   []int          // of its samples, as the order has them
-	asked     []int          // a copy of them for GetBatch, which may change it
 	spots     []spot         // one for each index, for Rand
 	index     int            // the index for which user code is being called, or -1: the Index of an error
 	loaded    []int          // the indices of the samples that are in the batch: without those that failed
@@ -286,60 +285,50 @@ func (w *worker) batchSpot() spot {
 	return spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}
 }
 
-// fetchAndCollate returns the build of New. A sample that fails fails the batch, or is put aside for OnError. A batch of
-// which no sample is left is not collated.
-func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) func(w *worker, dst B) (B, error) {
-	getAll := getAllOf(data)
-	return func(w *worker, dst B) (B, error) {
-		samples, ok := w.samples.(*[]T)
-		if !ok {
-			samples = new([]T)
-			w.samples = samples
-		}
-		*samples = (*samples)[:0]
-		defer func() { clear(*samples) }() // which are not to be kept until the next batch
-		if err := fetch(w, samples, data, getAll); err != nil || len(*samples) == 0 {
-			return dst, err
-		}
-		defer trace.StartRegion(w.ctx, "collate").End()
-		batch, err := collate(dst, *samples)
-		if err != nil {
-			n := len(w.loaded)
-			err = fmt.Errorf("collating %d samples %v: %w", n, w.loaded[:min(16, n)], err)
-		}
-		return batch, err
+// fetchAndCollate makes a batch as New does: it fetches the samples one by one, and collates them. If OnError may drop samples,
+// a batch of which none is left is not collated.
+func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B], dst B) (B, error) {
+	memory, ok := w.samples.(*[]T)
+	if !ok {
+		memory = new([]T)
+		w.samples = memory
 	}
+	samples, err := fetch(w, data, (*memory)[:0])
+	*memory = samples
+	defer clear(samples) // which must not be kept until the next batch
+	if err != nil || len(samples) == 0 {
+		return dst, err
+	}
+	defer trace.StartRegion(w.ctx, "collate").End()
+	batch, err := collate(dst, samples)
+	if err != nil {
+		n := len(samples)
+		err = fmt.Errorf("collating %d samples %v: %w", n, w.loaded[:min(16, n)], err)
+	}
+	return batch, err
 }
 
-// fetch appends the samples of the batch, one by one, after one GetBatch for all of them if data has it.
-func fetch[T any](w *worker, samples *[]T, data Dataset[T], getAll getAll[T]) (err error) {
+// fetch appends the samples of the batch. A sample that fails fails the batch, or is put aside for OnError.
+func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 	defer trace.StartRegion(w.ctx, "fetch").End()
-	sampleAt := func(j int) (T, error) { return data.Get(w.ctx, w.indices[j]) }
-	if getAll != nil {
-		w.scope.move(w.batchSpot())
-		w.asked = append(w.asked[:0], w.indices...)
-		if sampleAt, err = getAll(w.ctx, w.asked); err != nil {
-			return err
-		}
-	}
 	for j, i := range w.indices {
 		if err := w.ctx.Err(); err != nil {
-			return err
+			return samples, err
 		}
 		w.index = i
 		w.scope.move(w.spots[j])
-		sample, err := try(func() (T, error) { return sampleAt(j) })
+		sample, err := try(func() (T, error) { return data.Get(w.ctx, i) })
 		switch {
 		case err == nil:
-			*samples, w.loaded = append(*samples, sample), append(w.loaded, i)
+			samples, w.loaded = append(samples, sample), append(w.loaded, i)
 		case w.pass.plan.opts.OnError != nil:
 			w.failed = append(w.failed, w.sampleError(err))
 		default:
-			return err
+			return samples, err
 		}
 	}
 	w.index = -1
-	return nil
+	return samples, nil
 }
 
 // A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
