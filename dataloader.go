@@ -760,8 +760,7 @@ type Cursor struct {
 }
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream, or by an older version of this package; its source has changed; or it is damaged. A program can say so and begin the
-// epoch again. A text that is not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it
+// stream; its source has changed; or it is damaged. A program can say so and begin the epoch again. A text that is not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it
 // in the texts of those errors.
 var ErrCursor = errors.New("cursor")
 

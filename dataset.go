@@ -605,12 +605,8 @@ type stageState struct {
 	Ended       []bool      `json:"ended,omitempty"`   // which of Sources have ended
 	Again       int         `json:"again,omitempty"`   // how many items a resume reads again
 	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
-	End         *Cursor     `json:"end,omitempty"`     // the same in full, in cursors of an older version
 	afterCursor Cursor
 }
-
-// version2 ends the name of a stage whose cursors had another meaning in an earlier version of this package.
-const version2 = ", version 2"
 
 // oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
 const oneSource = 0
@@ -620,16 +616,10 @@ const oneSource = 0
 func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	var s stageState
 	if err := from.fit(name, &s.By, &s); err != nil {
-		if s.By+version2 == name {
-			err = older(from)
-		}
 		return s, err
 	}
 	if from.atStart() {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
-	}
-	if s.End != nil {
-		s.After = fingerprintOf(*s.End)
 	}
 	outside := min(s.N, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
 	tooMany := s.Again > 0 && s.N > s.Again                                // more have been yielded than read
@@ -640,24 +630,12 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	return s, nil
 }
 
-// older refuses a cursor whose meaning has changed.
-func older(from Cursor) error {
-	return from.refused("made by an older version of this package: finish the epoch with it, or start at Cursor{Epoch: %d}",
-		from.Epoch)
-}
-
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
 // cursor. There are n now, and after them the source stands at last. If the cursor reads nothing again, changed returns nil.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
-	if s.N == 0 {
-		return nil
-	}
 	now := fingerprintOf(last)
-	switch {
-	case n == s.Again && now == s.After:
+	if s.N == 0 || n == s.Again && now == s.After {
 		return nil
-	case s.End != nil: // perhaps only the cursors of the source have changed
-		return older(from)
 	}
 	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
 		s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
@@ -672,28 +650,48 @@ type fingerprint struct {
 	By     string `json:"by"` // the first source of all, which names a shard or a data set
 }
 
-// fingerprintOf returns the fingerprint of a cursor.
+// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's cursor is made of the fingerprints of its sources'
+// cursors. If the stage reads items again, that is the source's cursor after these items alone: with the one before them, too,
+// the time would double with each such stage.
 func fingerprintOf(c Cursor) fingerprint {
-	h := fnv.New64a()
-	io.WriteString(h, c.String())
-	f := fingerprint{Pos: c.Pos, Digest: fmt.Sprintf("%016x", h.Sum64())}
-	for c.State != nil {
-		s, fresh := c.State.(*stageState)
-		if !fresh { // it is from JSON, or of a source
-			if s = new(stageState); c.Load(s) != nil {
-				break // of a source made elsewhere
-			}
+	s, fresh := c.State.(*stageState)
+	if !fresh { // it is from JSON, or of a source
+		s = new(stageState)
+		if c.Load(s) != nil { // of a source made elsewhere
+			s = new(stageState)
 		}
-		f.By, c = s.By, slices.Concat(s.Sources, []Cursor{s.Source})[0]
 	}
-	return f
+	var parts []fingerprint
+	if s.Again > 0 {
+		parts = append(parts, s.after())
+	} else if s.Source.State != nil {
+		parts = append(parts, fingerprintOf(s.Source))
+	}
+	for _, source := range s.Sources {
+		parts = append(parts, fingerprintOf(source))
+	}
+	h := fnv.New64a()
+	if len(parts) == 0 {
+		io.WriteString(h, c.String())
+		return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), s.By}
+	}
+	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
+	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
+}
+
+// after returns After of a state from JSON, and of a fresh one.
+func (s *stageState) after() fingerprint {
+	if s.After.Digest != "" {
+		return s.After
+	}
+	return fingerprintOf(s.afterCursor)
 }
 
 // MarshalJSON makes After. A digest takes microseconds, too long to make one for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
-		s.After = fingerprintOf(s.afterCursor)
+		s.After = s.after()
 	}
 	return json.Marshal(fields(s))
 }

@@ -777,8 +777,7 @@ func Indices(s Sampler) Stream[int] {
 //
 // Failed items are delayed like others, so put OnError before Shuffle: a dead server is reported at once then.
 //
-// A resume reads at most 3⅜ × size items again. Each further Shuffle or Unbatch in a pipeline doubles the time to save a
-// cursor: 15 µs with one Shuffle, 4 ms with 8 and 60 ms with 12.
+// A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Shuffle: the stream is nil")
 	panicIf(size < 1 || size > math.MaxInt/4, "Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
@@ -786,7 +785,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	if size == 1 {
 		bound = 1 // all delays are 0
 	}
-	name := fmt.Sprintf("Shuffle(%d, seed %d)", size, seed) + version2
+	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) (changed error) {
 		first := from.Pos - state.N // the first item that is read
 		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
@@ -868,12 +867,12 @@ func dueOf(h uint64, i, bound int) int {
 }
 
 // A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
-// in turn, and what a cursor calls the Stop:
+// in turn:
 //
-//	StopAtLast      a b c B C c                  stop 1
-//	StopAtFirst     a b c                        stop 0
-//	CycleUntilLast  a b c a B C a b c a B        stop 2
-//	CycleForever    a b c a B C a b c a B C …    stop 3
+//	StopAtLast      a b c B C c
+//	StopAtFirst     a b c
+//	CycleUntilLast  a b c a B C a b c a B
+//	CycleForever    a b c a B C a b c a B C …
 type Stop int
 
 const (
@@ -887,6 +886,11 @@ const (
 	// CycleForever continues an ended source with its next epoch, and never ends.
 	CycleForever
 )
+
+// stopNames are the names of the Stops in cursors, where they must never change.
+var stopNames = [...]string{
+	StopAtLast: "stop at last", StopAtFirst: "stop at first", CycleUntilLast: "cycle until last", CycleForever: "cycle forever",
+}
 
 // MixOptions say how a Mix draws. The zero value takes the sources in turn, and every item once.
 type MixOptions struct {
@@ -923,10 +927,9 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		panicIf(s == nil, "Mix: stream %d is nil", i)
 	}
 	opts.check(len(srcs))
-	stop := [...]int{StopAtFirst: 0, StopAtLast: 1, CycleUntilLast: 2, CycleForever: 3}[opts.Stop] // in cursors
-	name := fmt.Sprintf("Mix(%d in turn, stop %d)", len(srcs), stop)
+	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stopNames[opts.Stop])
 	if opts.Weights != nil {
-		name = fmt.Sprintf("Mix(seed %d, weights %v, stop %d)", opts.Seed, opts.Weights, stop) + version2
+		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 2", opts.Seed, opts.Weights, stopNames[opts.Stop])
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
