@@ -554,14 +554,13 @@ func (pl *plan) setOrder(n int, opts Options) error {
 
 // check says why the order does not fit the samples, or why no rank has a batch.
 func (pl *plan) check(needs need) error {
-	n, o, rank0 := pl.samples, &pl.opts, pl.deal
-	rank0.shard.Index = 0 // the rank that has the most batches
+	n, o := pl.samples, &pl.opts
 	return cmp.Or(
 		errorIf(n < needs.samples || needs.exactly && n > needs.samples, "dataloader: Options: %s is for %d samples, the data set "+
 			"has %d; Weighted needs a weight for each sample, Buckets a length, and other orders an n of at most %[3]d",
 			pl.name, needs.samples, n),
 		errorIf(n > 0 && pl.deal.n == 0, "dataloader: Options: %s is empty, and there are %d samples", pl.name, n),
-		errorIf(n > 0 && rank0.start(0).steps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
+		errorIf(n > 0 && pl.deal.mostSteps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
 			"DropLast %t, Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
 			n, pl.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
 }

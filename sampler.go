@@ -718,6 +718,12 @@ func (d deal) steps() int {
 	return ceil(d.dealt, d.size)
 }
 
+// mostSteps returns the number of batches of the shard that has the most: the first.
+func (d deal) mostSteps() int {
+	d.shard.Index = 0
+	return d.start(d.begin).steps()
+}
+
 // positions appends the positions of this shard's batch at a step. Under PadTail positions from n on stand for the first ones:
 // n for position 0, n+1 for position 1.
 func (d *deal) positions(dst []int, step int) []int {
@@ -786,57 +792,84 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) (changed error) {
+	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		first := from.Pos - state.N // the first item that is read
 		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
 			return from.refused("its state is damaged: n is %d", state.N)
 		}
+		x := shuffler[T]{bound: bound, step: step, from: from, state: state, yield: yield,
+			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}
 		h := hash(seed, uint64(from.Epoch))
-		pos, read := first, first              // how many items have left, and how many have been read
-		last, kept := state.Source, []Cursor{} // the source's cursor after the last item; those before items first, first+step, …
-		waiting := map[int][]Pair[T, error]{}  // the items that have been read and have not left, by due
-		yieldDue := func(due int) (more bool) {
-			items := waiting[due]
-			delete(waiting, due)
-			for k, x := range items {
-				items[k] = Pair[T, error]{} // which must not keep the item while the body has it
-				if pos++; pos == from.Pos { // all that left before the cursor
-					changed = state.changed(from, read-first, last)
-				}
-				for ; pos > from.Pos && first+step <= due+1-bound; first += step { // item i is due by i+bound-1: below due it has left
-					kept = slices.Delete(kept, 0, 1)
-				}
-				next := stageState{N: pos - first, Source: kept[0], Again: read - first, afterCursor: last}
-				if changed != nil || pos > from.Pos && !yield(Item[T]{Value: x.First, Err: x.Second}, pos, next) {
-					return false
-				}
-			}
-			return true
-		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if read%step == 0 {
-				kept = append(kept, last)
-			}
-			due := dueOf(h, read, bound)
-			waiting[due] = append(waiting[due], Pair[T, error]{item.Value, item.Err})
-			last, read = item.Next, read+1
-			if !yieldDue(read - 1) {
-				return changed
+			x.put(item, dueOf(h, x.read, bound))
+			if !x.yieldDue(x.read - 1) {
+				return x.changed
 			}
 		}
-		for _, due := range slices.Sorted(maps.Keys(waiting)) {
-			if !yieldDue(due) {
-				return changed
+		for _, due := range slices.Sorted(maps.Keys(x.waiting)) {
+			if !x.yieldDue(due) {
+				return x.changed
 			}
 		}
-		if pos < from.Pos {
-			return state.changed(from, read-first, last)
+		if x.pos < from.Pos {
+			return x.sourceChanged()
 		}
 		return nil
 	})
+}
+
+// A shuffler is one way through an epoch of a Shuffle. Everything in it belongs to the loop.
+type shuffler[T any] struct {
+	bound, step int // see dueOf
+	from        Cursor
+	state       stageState // of from
+	yield       yieldAt[T]
+
+	pos, read int                      // how many items have left, and how many have been read
+	waiting   map[int][]Pair[T, error] // the items that have been read and have not left, by due
+	last      Cursor                   // the source's cursor after the last item that was read
+	begin     int                      // the item with which a resume begins: all items before it have left
+	kept      []Cursor                 // the source's cursors before the items begin, begin+step, …
+	changed   error                    // why the items that left before from are not those that are read again
+}
+
+// put takes the next item of the source, which leaves at due.
+func (x *shuffler[T]) put(item Item[T], due int) {
+	if x.read%x.step == 0 {
+		x.kept = append(x.kept, x.last)
+	}
+	x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
+	x.last, x.read = item.Next, x.read+1
+}
+
+// yieldDue yields the items that are due, and drops those that left before the cursor. It returns false if no other item is to
+// leave: changed says why, or is nil if the loop was left.
+func (x *shuffler[T]) yieldDue(due int) bool {
+	for x.begin+x.step <= due+1-x.bound { // item i is due by i+bound-1; below due it has left
+		x.begin, x.kept = x.begin+x.step, slices.Delete(x.kept, 0, 1)
+	}
+	items := x.waiting[due]
+	delete(x.waiting, due)
+	for k, item := range items {
+		items[k] = Pair[T, error]{} // which must not keep the item while the body has it
+		x.pos++
+		if x.pos == x.from.Pos { // all that left before the cursor
+			x.changed = x.sourceChanged()
+		}
+		next := stageState{N: x.pos - x.begin, Source: x.kept[0], Again: x.read - x.begin, afterCursor: x.last}
+		if x.changed != nil || x.pos > x.from.Pos && !x.yield(Item[T]{Value: item.First, Err: item.Second}, x.pos, next) {
+			return false
+		}
+	}
+	return true
+}
+
+// sourceChanged says that the source has changed, if what was read so far is not what the cursor says.
+func (x *shuffler[T]) sourceChanged() error {
+	return x.state.changed(x.from, x.read-(x.from.Pos-x.state.N), x.last)
 }
 
 // dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers

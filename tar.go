@@ -1242,7 +1242,7 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 		}
 	}
 	client := *o.client
-	client.Transport = o
+	client.Transport = webTransport{cmp.Or(client.Transport, http.DefaultTransport)}
 	resp, err := client.Do(req)
 	switch err = errors.Unwrap(err); {
 	case err == nil:
@@ -1259,14 +1259,17 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 // errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
 var errRedirect = permanentError{errors.New("the server redirects to something other than an http or https URL")}
 
+// A webTransport sends the requests of a web reader.
+type webTransport struct{ base http.RoundTripper }
+
 // RoundTrip sends a request for http.Client, which may be to the target of a redirect. http.Client carries over neither Close,
 // without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
 // the target as Referer. Its error for a target that is not a URL quotes the target, so RoundTrip checks the target first.
-func (o *webObject) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Close = true // no connection outlives the range over the stream
 	req.Header.Del("Referer")
-	resp, err := cmp.Or(o.client.Transport, http.DefaultTransport).RoundTrip(req)
+	resp, err := t.base.RoundTrip(req)
 	if err != nil {
 		return nil, safeError(err)
 	}

@@ -73,7 +73,7 @@ type engine struct {
 	ordered bool   // whether results are handed over in the order of their tasks
 	seed    uint64 // of Rand in a worker
 
-	// nextTask puts the next task into a slot, or reports that there is none. It runs in the loop.
+	// nextTask puts the next task into a slot, or reports that there is none, also if it is asked again. It runs in the loop.
 	nextTask func(slot int) bool
 
 	// work turns the task in a slot into its result. It leaves a result in the slot even if user code panics or calls
@@ -137,9 +137,8 @@ func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
 // loop sends tasks, or permits for a reader, and hands over results.
 func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot int) bool) {
 	send, recv := 0, 0
-	more := true // whether there are more tasks
 	sendTask := func(slot int) {
-		if more = more && e.nextTask(slot); more {
+		if e.nextTask(slot) {
 			send++
 			permits <- slot
 		}
