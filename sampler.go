@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"math/bits"
@@ -797,33 +798,16 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
 			return from.refused("its state is damaged: n is %d", state.N)
 		}
-		x := shuffler[T]{bound: bound, step: step, from: from, state: state, yield: yield,
+		x := shuffler[T]{bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)), from: from, state: state, yield: yield,
 			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}
-		h := hash(seed, uint64(from.Epoch))
-		for item, err := range s(ctx, state.Source) {
-			if err != nil {
-				return err
-			}
-			x.put(item, dueOf(h, x.read, bound))
-			if !x.yieldDue(x.read - 1) {
-				return x.changed
-			}
-		}
-		for _, due := range slices.Sorted(maps.Keys(x.waiting)) {
-			if !x.yieldDue(due) {
-				return x.changed
-			}
-		}
-		if x.pos < from.Pos {
-			return x.sourceChanged()
-		}
-		return nil
+		return x.run(s(ctx, state.Source))
 	})
 }
 
 // A shuffler is one way through an epoch of a Shuffle. Everything in it belongs to the loop.
 type shuffler[T any] struct {
-	bound, step int // see dueOf
+	bound, step int    // see dueOf
+	seed        uint64 // of the epoch
 	from        Cursor
 	state       stageState // of from
 	yield       yieldAt[T]
@@ -836,11 +820,33 @@ type shuffler[T any] struct {
 	changed   error                    // why the items that left before from are not those that are read again
 }
 
-// put takes the next item of the source, which leaves at due.
-func (x *shuffler[T]) put(item Item[T], due int) {
+// run reads the source from the item begin on, and yields the items in their new order.
+func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
+	for item, err := range source {
+		if err != nil {
+			return err
+		}
+		if x.put(item); !x.yieldDue(x.read - 1) {
+			return x.changed
+		}
+	}
+	for _, due := range slices.Sorted(maps.Keys(x.waiting)) {
+		if !x.yieldDue(due) {
+			return x.changed
+		}
+	}
+	if x.pos < x.from.Pos {
+		return x.sourceChanged()
+	}
+	return nil
+}
+
+// put takes the next item of the source.
+func (x *shuffler[T]) put(item Item[T]) {
 	if x.read%x.step == 0 {
 		x.kept = append(x.kept, x.last)
 	}
+	due := dueOf(x.seed, x.read, x.bound)
 	x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
 	x.last, x.read = item.Next, x.read+1
 }
