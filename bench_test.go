@@ -1600,17 +1600,14 @@ func benchTar(b *testing.B, header tar.Header) {
 	f := must(os.Open(name))
 	defer f.Close()
 	order := Random(data.Len(), 1).Order(0)
-	members := data.shards[0].members
 	against(b, "get", "record", 20000, "ReadAt", func() {
 		for i := range data.Len() {
-			first, last := members[2*order(i)], members[2*order(i)+1]
-			must(f.ReadAt(make([]byte, last.data+last.size-first.head), first.head))
+			p := data.shards[0].places[order(i)]
+			must(f.ReadAt(make([]byte, p.end-p.begin), p.begin))
 		}
 	}, func() {
 		for i := range data.Len() {
 			must(data.Get(b.Context(), order(i)))
 		}
 	}, amount{20000, "records"})
-	must(0, data.WriteIndex())
-	against(b, "from an index", "entry", 40000, "archive/tar", bare(false), open, amount{40000, "entries"})
 }

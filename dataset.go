@@ -662,8 +662,10 @@ func fingerprintOf(c Cursor) fingerprint {
 		}
 	}
 	var parts []fingerprint
-	if s.Again > 0 {
-		parts = append(parts, s.after())
+	if s.Again > 0 && fresh {
+		parts = append(parts, fingerprintOf(s.afterCursor))
+	} else if s.Again > 0 {
+		parts = append(parts, s.After)
 	} else if s.Source.State != nil {
 		parts = append(parts, fingerprintOf(s.Source))
 	}
@@ -679,19 +681,11 @@ func fingerprintOf(c Cursor) fingerprint {
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
 }
 
-// after returns After of a state from JSON, and of a fresh one.
-func (s *stageState) after() fingerprint {
-	if s.After.Digest != "" {
-		return s.After
-	}
-	return fingerprintOf(s.afterCursor)
-}
-
 // MarshalJSON makes After. A digest takes microseconds, too long to make one for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
-		s.After = s.after()
+		s.After = fingerprintOf(s.afterCursor)
 	}
 	return json.Marshal(fields(s))
 }

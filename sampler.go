@@ -447,10 +447,7 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
-	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
-	if dropLast {
-		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
-	}
+	name := fmt.Sprintf("Batches(%s, %d%s)", describe(s), size, map[bool]string{true: ", dropLast"}[dropLast])
 	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
 		order := s.Order(epoch)
 		return func(k int) []int {
@@ -826,7 +823,13 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 		if err != nil {
 			return err
 		}
-		if x.put(item); !x.yieldDue(x.read - 1) {
+		if x.read%x.step == 0 {
+			x.kept = append(x.kept, x.last)
+		}
+		due := dueOf(x.seed, x.read, x.bound)
+		x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
+		x.last, x.read = item.Next, x.read+1
+		if !x.yieldDue(x.read - 1) {
 			return x.changed
 		}
 	}
@@ -839,16 +842,6 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 		return x.sourceChanged()
 	}
 	return nil
-}
-
-// put takes the next item of the source.
-func (x *shuffler[T]) put(item Item[T]) {
-	if x.read%x.step == 0 {
-		x.kept = append(x.kept, x.last)
-	}
-	due := dueOf(x.seed, x.read, x.bound)
-	x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
-	x.last, x.read = item.Next, x.read+1
 }
 
 // yieldDue yields the items that are due, and drops those that left before the cursor. It returns false if no other item is to
@@ -926,11 +919,6 @@ const (
 	CycleForever
 )
 
-// stopNames are the names of the Stops in cursors, where they must never change.
-var stopNames = [...]string{
-	StopAtLast: "stop at last", StopAtFirst: "stop at first", CycleUntilLast: "cycle until last", CycleForever: "cycle forever",
-}
-
 // MixOptions say how a Mix draws. The zero value takes the sources in turn, and every item once.
 type MixOptions struct {
 	Weights []float64 // the share of each source, relative to the others; nil: in turn
@@ -966,9 +954,10 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		panicIf(s == nil, "Mix: stream %d is nil", i)
 	}
 	opts.check(len(srcs))
-	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stopNames[opts.Stop])
+	stop := [...]string{"stop at last", "stop at first", "cycle until last", "cycle forever"}[opts.Stop]
+	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
-		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 2", opts.Seed, opts.Weights, stopNames[opts.Stop])
+		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 2", opts.Seed, opts.Weights, stop)
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)

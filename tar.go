@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"hash/maphash"
 	"image"
 	"image/color"
 	_ "image/gif"
@@ -34,7 +35,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 )
@@ -45,11 +45,10 @@ import (
 //	recordReader  records: consecutive files with the same key, read one file ahead
 //	tarReader     entries: one header after another, with the data between them read or skipped
 //
-// The stream of Tar uses all three. The index of OpenTar uses the lower two. The other parts of the file need nothing of
-// these layers:
+// The stream of Tar uses all three, the records of OpenTar the lower two. The other parts of the file need nothing of these
+// layers:
 //
 //	OpenShard     files and web objects as sequences of bytes
-//	TarDataset    records by their index
 //	TarWriter     makes shards
 //	Expand        lists the names of shards
 //	Decode        decodes files by their extension
@@ -309,7 +308,9 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 		s := newRecordReader(name, opts.MaxRecord)
 		s.wanted = opts.Fields
 		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
-		defer func() { s.src.Close() }()
+		if s.src.ReadCloser != nil {
+			defer s.src.Close()
+		}
 		if from.Offset > 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)) {
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
@@ -322,7 +323,7 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 			}
 		}
 		if err != io.EOF {
-			failed := tarError(s.name, &s.entry, err)
+			failed := tarError(s.name, &s.entry, fmt.Errorf("%w; the shard is not read further", err))
 			failed.Rest = true
 			yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 		}
@@ -344,35 +345,28 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// next is the next file, with its key and field, and whether the field is wanted. nextKey is empty after the last file;
-	// lastErr is then io.EOF, or what is wrong with the rest of the shard.
-	next               tarEntry
+	// The next file is the entry. These are its key and field, and whether the field is wanted. nextKey is empty after the last
+	// file; lastErr is then io.EOF, or what is wrong with the rest of the shard.
 	nextKey, nextField string
 	nextWanted         bool
 	lastErr            error
 
 	wanted []string // TarOptions.Fields
 
-	// These belong to the record that is being read: the record or its fault, its fields, and how many bytes of memory
-	// it takes.
+	// These belong to the record that is being read: the record or its fault, its fields, how many bytes of memory it takes, and
+	// a sum of the names, sizes and places of its files.
 	item   Item[Record]
 	fields map[string]bool
 	memory int64
+	sum    uint64
 
 	// lastCount is the number of files in the last record, which is a good guess for the next.
 	lastCount int
-
-	// These are for OpenTar. members are the files of all records; it is nil for a stream, which loads them instead. expected are
-	// the files that the index names after the next file; it is nil without an index. links are the files that a hard link may
-	// name. It is nil with an index, and for a stream, which does not follow links.
-	members  *[]tarEntry
-	expected []tarEntry
-	links    map[string]tarEntry
 }
 
-// newRecordReader returns a recordReader that has not entered the shard. Until then its source is only there to be closed.
+// newRecordReader returns a recordReader that has not entered the shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{maxRecord: maxRecord, entry: tarEntry{head: -1}, src: source{ReadCloser: io.NopCloser(nil)}}
+	r := tarReader{maxRecord: maxRecord, entry: tarEntry{head: -1}}
 	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
 }
 
@@ -400,17 +394,15 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 // extensions would look empty.
 func (s *recordReader) findNextFile() error {
 	skipped, before := "", s.nextKey
-	err := s.nextEntry()
+	err := s.readHeaders()
 	for ; err == nil; err = s.readHeaders() {
-		file := s.followLink()
-		key, field, ok := splitName(file.name)
-		if ok && file.kind != 0 {
-			s.next, s.nextKey, s.nextField = file, key, field
-			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
-			return s.compareIndex()
+		key, field, ok := splitName(s.entry.name)
+		if ok && s.entry.kind != 0 {
+			s.nextKey, s.nextField, s.nextWanted = key, field, s.wanted == nil || slices.Contains(s.wanted, field)
+			return nil
 		}
-		if file.kind != 0 {
-			skipped = cmp.Or(skipped, file.name)
+		if s.entry.kind != 0 {
+			skipped = cmp.Or(skipped, s.entry.name)
 		}
 	}
 	if err != io.EOF {
@@ -419,44 +411,8 @@ func (s *recordReader) findNextFile() error {
 	if s.nextKey, s.lastErr = "", s.drainShard(); s.lastErr == errZeros {
 		return s.lastErr
 	}
-	return cmp.Or(errorIf(len(s.expected) > 0, otherFile), errorIf(s.lastErr == io.EOF && before == "" && skipped != "",
-		"it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles))
-}
-
-// nextEntry reads the headers of the next entry. If the index has the header of a file in the block that comes next,
-// nextEntry believes the index: Get compares that block with the index when it reads the file.
-func (s *recordReader) nextEntry() error {
-	if len(s.expected) == 0 || s.expected[0].head != wholeBlocks(s.dataEnd) {
-		return s.readHeaders()
-	}
-	s.entry = s.expected[0]
-	s.dataEnd = s.entry.data + s.entry.size
-	return nil
-}
-
-// followLink returns the entry or, if it is a hard link to a file before it, that file under the name of the link. It
-// notes each file for the links after it.
-func (s *recordReader) followLink() tarEntry {
-	file := s.entry
-	if target, ok := s.links[file.stored]; ok && file.kind == tar.TypeLink {
-		file = target
-		file.name = s.entry.name
-	}
-	if s.links != nil && file.kind == tar.TypeReg {
-		s.links[file.name] = file
-	}
-	return file
-}
-
-// compareIndex checks that the entry is the file that the index expects, if there is an index.
-func (s *recordReader) compareIndex() error {
-	if len(s.expected) == 0 {
-		return errorIf(s.expected != nil, otherFile)
-	}
-	want := s.expected[0]
-	want.head = s.entry.head // no index says how many headers a file has
-	s.expected = s.expected[1:]
-	return errorIf(want != s.entry, otherFile)
+	return errorIf(s.lastErr == io.EOF && before == "" && skipped != "",
+		"it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 }
 
 // readRecord reads the next record, up to the headers of another one. It returns io.EOF after the last record of a sound
@@ -472,7 +428,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	key := s.nextKey
 	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.lastCount)}}
 	clear(s.fields)
-	s.memory = 0
+	s.memory, s.sum = 0, 0
 	for err == nil && s.nextKey == key {
 		if s.item.Err == nil {
 			s.checkFile()
@@ -485,7 +441,7 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
 	if err != nil {
-		return Item[Record]{}, fmt.Errorf("%w; record %s, which may lack files, and all after it are left out", err, quote(key))
+		return Item[Record]{}, fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
@@ -494,11 +450,11 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 // checkFile counts the memory of the next file. If the file has a fault, the record becomes an error. checkFile is called
 // before any memory is allocated, because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) checkFile() {
-	size, link := s.next.size, s.next.kind == tar.TypeLink
+	size, link := s.entry.size, s.entry.kind == tar.TypeLink
 	if !s.nextWanted {
 		size, link = 0, false
 	}
-	s.memory += int64(len(s.next.name)) + fileMemory
+	s.memory += int64(len(s.entry.name)) + fileMemory
 	var err error
 	switch {
 	case s.fields[s.nextField]:
@@ -506,8 +462,7 @@ func (s *recordReader) checkFile() {
 	case size > s.maxRecord-s.memory:
 		err = s.tooLarge(size)
 	case link:
-		err = fmt.Errorf("it is a hard link to %s: only OpenTar follows links, and only to files before them; or use tar with "+
-			"--hard-dereference", quote(s.next.stored))
+		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference", quote(s.entry.target))
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
@@ -516,19 +471,19 @@ func (s *recordReader) checkFile() {
 	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
 }
 
-// takeFile loads the next file, unless its record has a fault. For OpenTar it only notes where the file is. An error of takeFile
-// costs the shard.
-func (s *recordReader) takeFile() (err error) {
-	var data []byte
-	switch {
-	case s.members != nil:
-		*s.members = append(*s.members, s.next)
-	case s.item.Err == nil && s.nextWanted:
-		data, err = s.readData()
-		s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
+// takeFile loads the next file, if its field is wanted and its record has no fault. An error of takeFile costs the shard.
+func (s *recordReader) takeFile() error {
+	s.sum = hash(s.sum, maphash.String(sumSeed, s.entry.name), uint64(s.entry.data), uint64(s.entry.size))
+	if s.item.Err != nil || !s.nextWanted {
+		return nil
 	}
+	data, err := s.readData()
+	s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
 	return err
 }
+
+// sumSeed is the seed of the names in sums, which are compared within one process only.
+var sumSeed = maphash.MakeSeed()
 
 // A tarReader reads the entries of one archive, from front to back.
 //
@@ -545,6 +500,9 @@ type tarReader struct {
 	// compressed also means that nothing can be skipped with a seek.
 	compressed bool
 
+	// whole is the size of all that will be read, if in holds all of it at once, so that files may share its memory; otherwise 0.
+	whole int
+
 	// maxRecord is TarOptions.MaxRecord: no larger sparse file is read.
 	maxRecord int64
 
@@ -556,18 +514,14 @@ type tarReader struct {
 	sparseData *tar.Reader
 }
 
-// A tarEntry is what the headers of an archive say about one entry.
-//
-// In records a hard link to a file that came before it is a file too, of kind tar.TypeReg, with the data of its target:
-// it has stored, head, data and size of the target.
+// A tarEntry is what the headers of an archive say about one entry. The end marker is an entry without a name.
 type tarEntry struct {
 	name   string
-	stored string // the name in the headers at head: that of the entry, or of the target of a hard link
+	target string // of a hard link
 	head   int64  // where the first of its headers begins
 	data   int64  // where its data begins, one block after the last of its headers
 	size   int64  // of the file, in bytes
 	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
-	sparse bool   // whether it is stored without its holes; only archive/tar knows where they are
 }
 
 // tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
@@ -590,7 +544,7 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 // whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
 	r.src, r.entry.head = source{src, ctx}, r.offset
-	r.in = bufio.NewReaderSize(r.src, tarBuffer)
+	r.in = bufio.NewReaderSize(r.src, cmp.Or(r.whole, tarBuffer))
 	if err := r.decompress(); err != nil {
 		return err
 	}
@@ -655,17 +609,16 @@ func (r *tarReader) readHeaders() error {
 	}
 	r.entry.head, r.sparseData = r.offset, nil
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
-	name, size, n := parseHeaders(b, false)
+	name, size, n := parseHeaders(b)
 	for n > len(b) && err == nil {
 		b, err = r.in.Peek(n)
-		name, size, n = parseHeaders(b, false)
+		name, size, n = parseHeaders(b)
 	}
 	switch {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
 		r.entry = tarEntry{name: string(name), head: r.offset, data: r.offset + int64(n), size: size, kind: tar.TypeReg}
-		r.entry.stored = r.entry.name
 		r.dataEnd = r.entry.data + size
 		return r.skipTo(r.entry.data)
 	case len(b) >= tarBlock:
@@ -694,7 +647,7 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	case err == io.EOF && marker && r.entry.head == 0:
 		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
-		r.entry = tarEntry{head: r.entry.head}
+		r.entry = tarEntry{head: r.entry.head, data: r.offset}
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
@@ -703,11 +656,11 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.entry = tarEntry{name: h.Name, stored: h.Name, head: r.entry.head, data: r.offset, size: h.Size}
+	r.entry = tarEntry{name: h.Name, head: r.entry.head, data: r.offset, size: h.Size}
 	r.dataEnd = r.offset + min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.entry.kind, r.entry.stored, r.dataEnd = tar.TypeLink, h.Linkname, r.offset
+		r.entry.kind, r.entry.target, r.dataEnd = tar.TypeLink, h.Linkname, r.offset
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.dataEnd = r.offset
 	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
@@ -721,7 +674,7 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	if !pax && h.Typeflag != tar.TypeGNUSparse {
 		return nil
 	}
-	r.entry.sparse, r.sparseData = true, t
+	r.sparseData = t
 	if h.Size > r.maxRecord {
 		return r.tooLarge(h.Size)
 	}
@@ -742,6 +695,10 @@ func (r *tarReader) Read(p []byte) (int, error) {
 
 // readData reads the data of the entry, a regular file whose size has been checked.
 func (r *tarReader) readData() ([]byte, error) {
+	if r.whole > 0 && r.sparseData == nil {
+		data, err := r.in.Peek(int(r.entry.size)) // without capacity beyond its end, so that append does not overwrite the next file
+		return data[:len(data):len(data)], unexpected(err)
+	}
 	var from io.Reader = r
 	if r.sparseData != nil {
 		from = r.sparseData
@@ -839,16 +796,14 @@ func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:
 //     a header has no fractions of a second.
 //   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
 //   - 'K' stands before the target of a link, which regular files do not have.
-//
-// trusted leaves out checkHeader, for headers that are only compared with an index.
-func parseHeaders(b []byte, trusted bool) (name []byte, size int64, n int) {
+func parseHeaders(b []byte) (name []byte, size int64, n int) {
 	var paxName, gnuName []byte // from the headers before that of the file
 	for n+tarBlock <= len(b) {
 		header := b[n : n+tarBlock]
 		n += tarBlock
 		kind, length := header[156], parseOctal(header[124:136]) // of the data behind the header
 		switch {
-		case length < 0, !trusted && !checkHeader(header):
+		case length < 0, !checkHeader(header):
 			return nil, 0, 0
 		case kind == tar.TypeReg && len(gnuName) > 0:
 			return gnuName, length, n
@@ -1341,332 +1296,134 @@ func retryAfter(header string) time.Duration {
 	return time.Duration(max(0, min(seconds, 120))) * time.Second
 }
 
-// A TarDataset has the same records as Tar, as a Dataset: each record is read by its index. Compressed shards cannot
-// be read like that, but hard links can. Get may be called concurrently. A TarDataset keeps each shard open until
-// Close.
+// A TarDataset has the same records as Tar, as a Dataset: each record is read by its index. Compressed shards cannot be read like
+// that. Get may be called concurrently. A TarDataset keeps each shard open until Close.
 //
 // PyTorch: wids, the indexed form of webdataset.
 type TarDataset struct {
 	records Dataset[Record]
-	shards  []*tarIndex
+	shards  []*tarShard
 }
 
-// A tarIndex says where the records of a shard are, and is the Dataset of them.
-//
-// The members of all records stand in one slice, in the order of the records: record r has members[ends[r]:ends[r+1]],
-// and ends[0] is 0. An index of a million records is two large pieces of memory, and not millions of small ones. A record
-// with a fault has an entry in faults.
-type tarIndex struct {
-	name    string
-	file    *os.File
-	members []tarEntry
-	ends    []int
-	faults  map[int]error
-
-	// checked[r] says that checkNeighbors has found no fault of record r. It is empty if there is no index to check.
-	checked []atomic.Bool
+// A tarShard is the Dataset of the records of one shard.
+type tarShard struct {
+	name   string
+	file   *os.File
+	places []recordPlace
 }
 
-// OpenTar opens tar shards, which are files, as one data set. It reads the headers of each shard once. If there is an
-// index next to a shard, x.idx for x.tar, in the format of DALI's wds2idx, version 1.2, OpenTar reads that, and only
-// those parts of the shard about which the index says nothing. WriteIndex writes such an index.
+// A recordPlace says where a record is: from the headers of its first file to those of the file after it, or to the end marker,
+// both included. So Get ends a record as Tar does, where it sees what comes next. sum is recordReader's.
+type recordPlace struct {
+	begin, end int64
+	sum        uint64
+}
+
+// OpenTar opens tar shards, which are files, as one data set. It reads all headers of the shards, sixteen shards at a time, and
+// keeps 24 bytes for each record. Every start of a program reads the headers again, so shards on a slow disk or a network are
+// better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, that has files but no record, or more zeros
-// after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB), and for an index that lacks records
-// or belongs to another shard. The number of records does not change afterwards. A record with a fault of its own (a field
-// that comes twice, a hard link without a target before it, more than 1 GiB, which is Tar's MaxRecord of 0) has its index,
-// and Get returns the error. Errors of both kinds are a TarError.
+// after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB). The number of records does not change
+// afterwards. A record with a fault of its own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's MaxRecord
+// of 0) has its index, and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("dataloader: OpenTar: there are no shards")
 	}
 	d := new(TarDataset)
 	var parts []Dataset[Record]
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	var running sync.WaitGroup
+	places := make(chan struct{}, 16)
 	for _, name := range paths {
-		x := &tarIndex{name: name, ends: []int{0}, faults: map[int]error{}}
+		x := &tarShard{name: name}
 		d.shards, parts = append(d.shards, x), append(parts, x)
-		s := newRecordReader(name, defaultMaxRecord)
-		if err := x.open(s); err != nil {
-			d.Close()
-			return nil, fmt.Errorf("dataloader: OpenTar: %w", tarError(s.name, &s.entry, err))
-		}
+		running.Go(func() {
+			places <- struct{}{}
+			if err := x.scan(ctx); err != nil {
+				cancel(err) // which ends the other scans
+			}
+			<-places
+		})
+	}
+	running.Wait()
+	if err := context.Cause(ctx); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
 	}
 	d.records = Concat(parts...)
 	return d, nil
 }
 
-// open opens the shard, and reads its index or makes one.
-func (x *tarIndex) open(s *recordReader) (err error) {
-	if strings.Contains(x.name, "://") {
-		return errors.New("OpenTar reads files only; Tar reads URLs too")
+// scan opens the shard, and notes where its records are.
+func (x *tarShard) scan(ctx context.Context) error {
+	s := newRecordReader(x.name, defaultMaxRecord)
+	s.wanted = []string{} // no field: files are not loaded
+	err := errorIf(strings.Contains(x.name, "://"), "OpenTar reads files only; Tar reads URLs too")
+	if err == nil {
+		err = s.enterShard(ctx, func(context.Context, string, int64) (_ io.ReadCloser, err error) {
+			x.file, err = os.Open(x.name)
+			return x.file, err
+		}, tarState{})
 	}
-	if x.file, err = os.Open(x.name); err != nil {
-		return err
+	if s.compressed {
+		err = errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
 	}
-	err = s.openArchive(context.Background(), x.file, 0)
-	err = cmp.Or(err, errorIf(s.compressed, "it is compressed, and cannot be read at an offset: decompress it, or use Tar"))
-	if err != nil {
-		return err
-	}
-	if s.expected, err = readIndex(x.file); err != nil {
-		return fmt.Errorf("index %s: %w; without the index the shard itself is read", indexName(x.name), err)
-	}
-	if err = x.scanShard(s); s.expected != nil {
-		x.checked = make([]atomic.Bool, x.Len())
-		err = staleIndex(x.name, err)
-	}
-	return err
-}
-
-// scanShard reads the shard to its end, and makes members of its files, also of a record with a fault: checkNeighbors needs
-// them. With an index, only what lies between its files and after the last is read. An index has no hard links, so links
-// need not be kept.
-func (x *tarIndex) scanShard(s *recordReader) error {
-	if s.expected == nil {
-		s.links = map[string]tarEntry{}
-	}
-	x.members = s.expected[:0] // the same memory: a member is written after its place in expected has been read
-	s.members = &x.members
-	err := s.findNextFile()
 	for err == nil {
-		var item Item[Record]
-		if item, err = s.readRecord(); item.Err != nil {
-			x.faults[x.Len()] = item.Err
-		}
-		if err == nil {
-			x.ends = append(x.ends, len(x.members))
+		begin := s.entry.head
+		if _, err = s.readRecord(); err == nil {
+			x.places = append(x.places, recordPlace{begin, s.entry.data, s.sum})
 		}
 	}
 	if err == io.EOF {
 		return nil
 	}
-	return err
-}
-
-// indexName is the name of a shard's index. wds2idx cuts the name of a shard at its first dot, so that a.0.tar and
-// a.1.tar share a.idx; here only ".tar" is replaced.
-func indexName(shard string) string { return strings.TrimSuffix(shard, ".tar") + ".idx" }
-
-// otherFile says how an entry is not the one in the index.
-const otherFile = "a file has another name, size or place"
-
-// staleIndex makes an error of reading a shard by its index, if any, that of an index that does not fit. The format has neither
-// size nor date of the shard, so only what is read can show that. An error of the file system does not: it is returned as it is.
-func staleIndex(shard string, err error) error {
-	if err == nil || errors.As(err, new(*fs.PathError)) {
-		return err
-	}
-	return fmt.Errorf("the shard is not the one that was indexed: remove %s, if any, and open it again (%w)", indexName(shard), err)
-}
-
-// readIndex reads the index of a shard, and returns what it says of the files that belong to records. It returns nil if
-// there is no index, or nothing in it. Its first line is "v1.2" and the number of records. Then comes a line for each
-// record, with four words for each file: the extension, the offset of the data in the shard, the size, and the name.
-//
-//	v1.2 2
-//	txt 512 5 a.txt cls 1536 1 a.cls
-//	txt 2560 6 b.txt
-//
-// An index that was made by other rules may have one record in two lines, or files that belong to no record here. So
-// files are grouped again, by their names, and files without a record are skipped. The extension is not needed.
-//
-// An index may be of another shard, or of an older one with the same name. So scanShard reads those parts of the shard about
-// which the index says nothing, and Get compares each file with its headers. They begin at head if they are one block, as
-// in most cases. So the number of records need not be read either.
-func readIndex(shard *os.File) (files []tarEntry, err error) {
-	text, err := os.ReadFile(indexName(shard.Name()))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	info, err2 := shard.Stat()
-	first, rest, _ := strings.Cut(string(text), "\n")
-	err = cmp.Or(err, err2, errorIf(!strings.HasPrefix(first, "v1.2 "),
-		"it begins with %s, must begin with \"v1.2\" and the number of records", quote(first)))
-	if err != nil {
-		return nil, err
-	}
-	number, end := 1, int64(0)
-	for line := range strings.Lines(rest) {
-		number++
-		words := strings.Fields(line)
-		if len(words) == 0 || len(words)%4 != 0 {
-			return nil, fmt.Errorf("line %d has %d words, must have 4 for each file", number, len(words))
-		}
-		for file := range slices.Chunk(words, 4) {
-			name := file[3]
-			if _, _, ok := splitName(name); !ok {
-				continue
-			}
-			data, err1 := strconv.ParseInt(file[1], 10, 64)
-			size, err2 := strconv.ParseInt(file[2], 10, 64)
-			fits := data%tarBlock == 0 && data >= end+tarBlock && size >= 0 && size <= info.Size()-data
-			if err1 != nil || err2 != nil || !fits {
-				return nil, fmt.Errorf("line %d: %s has the offset %s and the size %s, which cannot be in a shard of %d bytes, "+
-					"after byte %d", number, quote(name), quote(file[1]), quote(file[2]), info.Size(), end)
-			}
-			files = append(files, tarEntry{name: name, stored: name, head: data - tarBlock, data: data, size: size, kind: tar.TypeReg})
-			end = wholeBlocks(data + size)
-		}
-	}
-	return files, nil
+	return tarError(x.name, &s.entry, err)
 }
 
 // Len returns the number of records.
 func (d *TarDataset) Len() int { return d.records.Len() }
 
-// Get reads record i, with one read of the file if its files lie close together; they share one piece of memory then.
-// It returns an error if the shard has changed, so that the index no longer fits. It does not watch the context.
+// Get reads record i. It returns an error if the shard has changed since OpenTar has read it. The files of a record of less than
+// 256 KiB share one piece of memory.
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
-func (x *tarIndex) Len() int { return len(x.ends) - 1 }
+func (x *tarShard) Len() int { return len(x.places) }
 
-// Get reads record i of the shard. If its files lie close together, it reads them at once, from the headers of the first to the
-// data of the last:
-//
-//	│ header │ a.txt ···· 000 │ header │ a.cls ·│
-//
-// The headers of each must have its name and size, or the shard is not the one that was indexed. That costs nearly nothing,
-// and stale indexes are common. openMember decides about headers that parseHeaders does not know.
-//
-// The files share the memory of that read. Each has no capacity beyond its end, so that append does not overwrite the next.
-func (x *tarIndex) Get(_ context.Context, i int) (Record, error) {
-	if err := cmp.Or(x.faults[i], x.checkNeighbors(i)); err != nil {
-		return Record{}, err
+// Get lets the reader of Tar loose on the bytes of one record, which end with the headers behind it. Up to 256 KiB are read at once.
+// OpenTar has read the same headers, so whatever is wrong now, except a fault of the record, shows that the shard has changed.
+func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
+	p, s := x.places[i], newRecordReader(x.name, defaultMaxRecord)
+	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin)}
+	if part.Size() <= tarBuffer {
+		s.whole = int(part.Size())
 	}
-	members := x.members[x.ends[i]:x.ends[i+1]]
-	from, data := members[0].head, make([]byte, adjacentBytes(members))
-	if _, err := x.file.ReadAt(data, from); err != nil {
-		return Record{}, tarError(x.name, &members[0], staleIndex(x.name, err))
+	open := func(context.Context, string, int64) (io.ReadCloser, error) { return part, nil }
+	err := s.enterShard(ctx, open, tarState{Offset: p.begin})
+	var item Item[Record]
+	if err == nil {
+		item, err = s.readRecord()
 	}
-	rec := Record{Shard: x.name, Files: make([]File, len(members))}
-	for j := range members {
-		m, file := &members[j], &rec.Files[j]
-		rec.Key, file.Name, _ = splitName(m.name)
-		if len(data) > 0 {
-			headers, end := data[m.head-from:m.data-from], m.data-from+m.size
-			name, size, n := parseHeaders(headers, true)
-			if n == len(headers) && size == m.size && string(name) == m.stored {
-				file.Data = data[m.data-from : end : end]
-				continue
-			}
-		}
-		r, err := x.openMember(m)
-		if err != nil {
-			return Record{}, err
-		}
-		if file.Data, err = r.readData(); err != nil {
-			return Record{}, tarError(x.name, m, staleIndex(x.name, err))
-		}
+	switch {
+	case err == nil && s.entry.data == p.end && s.sum == p.sum && !s.compressed:
+		return item.Value, item.Err
+	case err == nil:
+		err = errors.New("a file has another name, size or place")
 	}
-	return rec, nil
+	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
+		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
+	}
+	return Record{}, tarError(x.name, &s.entry, err)
 }
 
-// adjacentBytes returns the length of one read for all members of a record, or 0 if each should be read by itself.
-//
-// One read is better if at most 256 KiB of it are not wanted: a read that has to wait for a disk or a network costs more than
-// these. The headers of each member, usually one block, may take 4 KiB more. Thus a damaged or hostile shard does not make Get
-// take any amount of memory. The target of a hard link may lie anywhere, also before another member.
-func adjacentBytes(members []tarEntry) int64 {
-	end, most := members[0].head, int64(tarBuffer)
-	for _, m := range members {
-		if m.sparse || m.head < end {
-			return 0
-		}
-		end = m.data + m.size
-		most += m.size + 4096
-	}
-	if length := end - members[0].head; length <= most {
-		return length
-	}
-	return 0
-}
+// A shardPart is a part of a shard as a source of its own.
+type shardPart struct{ *io.SectionReader }
 
-// checkNeighbors compares the members before and after record i with their headers, once, if an index has named them. A wrong
-// name in an index can move a file of the record into the record next to it, and what is left has no fault of its own.
-func (x *tarIndex) checkNeighbors(i int) error {
-	if i >= len(x.checked) || x.checked[i].Load() {
-		return nil
-	}
-	start, end := x.ends[i], x.ends[i+1]
-	for _, m := range slices.Concat(x.members[max(start-1, 0):start], x.members[end:min(end+1, len(x.members))]) {
-		if _, err := x.openMember(&m); err != nil {
-			return err
-		}
-	}
-	x.checked[i].Store(true)
-	return nil
-}
-
-// openMember returns a tarReader that has read the headers of a member. It is an error if the member is not there.
-func (x *tarIndex) openMember(m *tarEntry) (*tarReader, error) {
-	r := &tarReader{offset: m.head, maxRecord: m.size}
-	r.in = bufio.NewReader(io.NewSectionReader(x.file, m.head, 1<<62))
-	want := *m
-	want.name = m.stored // a hard link has the headers of its target
-	err := r.readHeaders()
-	if err = cmp.Or(err, errorIf(r.entry != want, otherFile)); err != nil {
-		return nil, tarError(x.name, m, staleIndex(x.name, err))
-	}
-	return r, nil
-}
-
-// WriteIndex writes an index next to each shard, x.idx for x.tar, for OpenTar and for DALI. The format is that of
-// DALI's wds2idx, version 1.2. An index is written completely or not at all. WriteIndex returns an error for what the
-// format cannot say: names with white space, files without a field, sparse files, hard links, records with a fault, and
-// shards without records.
-func (d *TarDataset) WriteIndex() error {
-	for _, x := range d.shards {
-		index, err := x.formatIndex()
-		if err == nil {
-			err = writeFile(indexName(x.name), index)
-		}
-		if err != nil {
-			return fmt.Errorf("dataloader: WriteIndex: %s: %w", indexName(x.name), err)
-		}
-	}
-	return nil
-}
-
-// formatIndex returns the index of the shard, in the format that readIndex reads.
-func (x *tarIndex) formatIndex() ([]byte, error) {
-	if x.Len() == 0 {
-		return nil, errors.New("the shard has no records")
-	}
-	for _, err := range x.faults {
-		return nil, err
-	}
-	index := fmt.Appendf(nil, "v1.2 %d\n", x.Len())
-	for i := range x.Len() {
-		var words []string
-		for _, m := range x.members[x.ends[i]:x.ends[i+1]] {
-			key, _, _ := splitName(m.name)
-			field := m.name[len(key)+1:] // not in lower case
-			oneWord := slices.Equal(strings.Fields(m.name), []string{m.name})
-			if link := m.name != m.stored; m.sparse || link || field == "" || !oneWord {
-				return nil, fmt.Errorf("entry %s is sparse, a hard link, without a field, or has white space in its name", quote(m.name))
-			}
-			words = append(words, field, fmt.Sprint(m.data), fmt.Sprint(m.size), m.name)
-		}
-		index = fmt.Appendln(index, strings.Join(words, " "))
-	}
-	return index, nil
-}
-
-// writeFile writes a file that is there completely or not at all: it writes another file in the same folder and
-// renames that.
-func writeFile(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // does nothing after the file has been renamed
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
-}
+// Close leaves the shard open.
+func (shardPart) Close() error { return nil }
 
 // Close closes the shards. Get returns an error afterwards.
 func (d *TarDataset) Close() error {

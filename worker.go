@@ -301,8 +301,7 @@ func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B]
 	defer trace.StartRegion(w.ctx, "collate").End()
 	batch, err := collate(dst, samples)
 	if err != nil {
-		n := len(samples)
-		err = fmt.Errorf("collating %d samples %v: %w", n, w.loaded[:min(16, n)], err)
+		err = fmt.Errorf("collating %d samples %v: %w", len(samples), w.loaded[:min(16, len(samples))], err)
 	}
 	return batch, err
 }
