@@ -341,7 +341,7 @@
 // batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading", for
 // streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go). Read
 // their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins with
-// Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,700 lines
+// Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,600 lines
 // of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
 package dataloader
 

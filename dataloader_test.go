@@ -5894,8 +5894,8 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	programs := strings.Split(readme, "```go\n")[1:]
-	if words := len(strings.Fields(readme)); len(programs) == 0 || words > 3200 {
-		t.Errorf("%d programs in %d words, want 1 or more in at most 3,200", len(programs), words)
+	if words := len(strings.Fields(readme)); len(programs) == 0 || words > 3100 {
+		t.Errorf("%d programs in %d words, want 1 or more in at most 3,100", len(programs), words)
 	}
 	if testing.Short() {
 		return
