@@ -633,12 +633,14 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
 // cursor. There are n now, and after them the source stands at last. If the cursor reads nothing again, changed returns nil.
 func (s *stageState) changed(from Cursor, n int, last Cursor) error {
-	now := fingerprintOf(last)
-	if s.N == 0 || n == s.Again && now == s.After {
+	if s.N == 0 {
 		return nil
 	}
-	return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
-		s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
+	if now := fingerprintOf(last); n != s.Again || now != s.After {
+		return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
+			s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
+	}
+	return nil
 }
 
 // A fingerprint stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a
