@@ -8166,6 +8166,7 @@ func TestStreams(t *testing.T) {
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
 			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
+		{"Shuffle of a Mix of Shuffles", of(Mix(last, counting(9).Shuffle(2, 1), counting(9).Shuffle(2, 2)).Shuffle(2, 3)), ""},
 		{"deep", of(deep(2)), in2(deep(0))},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -10749,6 +10750,12 @@ func TestTarDataset(t *testing.T) {
 		saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprintf("index %d", i), "5 samples")
 	}
 	equal(t, "the shard of record 3", must(data.Get(t.Context(), 3)).Shard, one)
+	var old, now runtime.MemStats
+	runtime.ReadMemStats(&old)
+	must(data.Get(t.Context(), 2))
+	if runtime.ReadMemStats(&now); now.TotalAlloc-old.TotalAlloc > 2<<20 {
+		t.Errorf("%d bytes for a record of 1 MiB, with 5 MiB between its files", now.TotalAlloc-old.TotalAlloc)
+	}
 	data.Close()
 	for i, offset := range map[int]int64{1: 3072, 2: 0} { // read at once, and file by file
 		_, err := data.Get(t.Context(), i)
@@ -10819,6 +10826,7 @@ func TestTarChanged(t *testing.T) {
 		{plain, tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6", "c.cls=7"), 1},
 		{plain, tarEntries("a.txt=1", "a.cls=2", "B.txt=3", "README=4", "B.cls=5", "c.txt=6"), 1}, // a is as it was
 		{plain, plain[:512], 3}, {plain, nil, 3}, {plain, plain[:1536], 3}, {plain, otherHeaders(plain)[0], 3},
+		{plain, slices.Concat(gzipped(plain), plain), 3},
 		{far, far[:512], 1}, {far, far[:513], 1}, {far, far[:1<<20], 1}, {far, tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls="), 1},
 	} {
 		equal(t, fmt.Sprintf("%.200q: records that have changed", c.is), check(c.was, c.is), c.want)

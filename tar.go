@@ -354,7 +354,7 @@ type recordReader struct {
 	wanted []string // TarOptions.Fields
 
 	// These belong to the record that is being read: the record or its fault, its fields, how many bytes of memory it takes, and
-	// a sum of the names, sizes and places of its files.
+	// a sum of the names and sizes of its files.
 	item   Item[Record]
 	fields map[string]bool
 	memory int64
@@ -473,7 +473,7 @@ func (s *recordReader) checkFile() {
 
 // takeFile loads the next file, if its field is wanted and its record has no fault. An error of takeFile costs the shard.
 func (s *recordReader) takeFile() error {
-	s.sum = hash(s.sum, maphash.String(sumSeed, s.entry.name), uint64(s.entry.data), uint64(s.entry.size))
+	s.sum = hash(s.sum, maphash.String(sumSeed, s.entry.name), uint64(s.entry.size))
 	if s.item.Err != nil || !s.nextWanted {
 		return nil
 	}
@@ -1408,10 +1408,10 @@ func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 		item, err = s.readRecord()
 	}
 	switch {
-	case err == nil && s.entry.data == p.end && s.sum == p.sum && !s.compressed:
+	case err == nil && s.sum == p.sum && !s.compressed:
 		return item.Value, item.Err
 	case err == nil:
-		err = errors.New("a file has another name, size or place")
+		err = errors.New("a file has another name or size")
 	}
 	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
 		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
