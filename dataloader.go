@@ -759,8 +759,8 @@ type Cursor struct {
 }
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream; its source has changed; or it is damaged. A program can say so and begin the epoch again. A text that is not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it
-// in the texts of those errors.
+// stream; its source has changed; or it is damaged. A program can say so and begin the epoch again. A text that is not JSON is an
+// error of encoding/json alone. ErrCursor's own text is the word that stands for it in the texts of those errors.
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
