@@ -8430,7 +8430,8 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Shuffle(math.MaxInt/4, 1), Cursor{Pos: 5*ceil(math.MaxInt/4*3, 8) + 1, State: stageState{
 			By: fmt.Sprintf("Shuffle(%d, seed 1), version 2", math.MaxInt/4), N: 1}}, "damaged"},
 		{s.Shuffle(2, 1), Cursor{Pos: math.MaxInt, State: stageState{By: "Shuffle(2, seed 1), version 2", N: 1}}, "damaged"},
-		{Mix(MixOptions{}, s), Cursor{Pos: 1, State: stageState{By: "Mix(1 in turn, stop at last)", N: math.MaxInt, Sources: []Cursor{{}},
+		{Mix(MixOptions{}, s), Cursor{Pos: 1, State: stageState{
+			By: "Mix(1 in turn, stop at last)", N: math.MaxInt, Sources: []Cursor{{}},
 			Ended: []bool{false}}}, "damaged"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":2,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "damaged"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "the source has changed"},
@@ -8446,7 +8447,8 @@ func TestRefusedCursors(t *testing.T) {
 		{tars(rank, names...), damaged(2, -1), "damaged … 3 shards"},
 	} {
 		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
-			inMix := Cursor{from.Epoch, 1, stageState{By: "Mix(1 in turn, stop at last)", N: 1, Sources: []Cursor{from}, Ended: []bool{false}}}
+			inMix := Cursor{from.Epoch, 1, stageState{
+				By: "Mix(1 in turn, stop at last)", N: 1, Sources: []Cursor{from}, Ended: []bool{false}}}
 			for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head), Mix(MixOptions{}, c.s)} {
 				at := []Cursor{from, from, inMix}[k]
 				before, err := at, ending(s.Run(t.Context(), &at))
@@ -10167,9 +10169,9 @@ func TestTarHeadersAreCheap(t *testing.T) {
 	}
 }
 
-// FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing panics, no more
-// memory is allocated than MaxRecord for a file, archive/tar agrees, a resume after every record yields the rest, and OpenTar
-// refuses the shard, if the stream does not reach its end, or has the same records.
+// FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing panics, no
+// more memory is allocated than MaxRecord for a file, archive/tar agrees, a resume after every record yields the rest, and
+// OpenTar has the same records, or refuses a shard of which the stream leaves out the rest.
 func FuzzTar(f *testing.F) {
 	for _, data := range archives() {
 		if len(data) < 40<<10 {

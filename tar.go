@@ -1393,8 +1393,9 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.
 // Len returns the number of records in the shard.
 func (x *tarShard) Len() int { return len(x.places) }
 
-// Get lets the reader of Tar loose on the bytes of one record, which end with the headers behind it. Up to 256 KiB are read at once.
-// OpenTar has read the same headers, so whatever is wrong now, except a fault of the record, shows that the shard has changed.
+// Get lets the reader of Tar loose on the bytes of one record, which end with the headers behind it. Up to 256 KiB are read at
+// once. OpenTar has read the same headers, so whatever is wrong now, except a fault of the record, shows that the shard has
+// changed.
 func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	p, s := x.places[i], newRecordReader(x.name, defaultMaxRecord)
 	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin)}
