@@ -217,7 +217,7 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if batch.Err != nil {
 				n = state.Again // nothing is known about its length
 			}
-			if err := state.changed(from, n, batch.Next); err != nil {
+			if err := state.changed(from, n, batch.Next, batch.Err); err != nil {
 				return err
 			}
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
@@ -234,6 +234,6 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			}
 			state = stageState{Source: batch.Next}
 		}
-		return state.changed(from, 0, state.Source)
+		return state.changed(from, 0, state.Source, nil)
 	})
 }

@@ -1002,7 +1002,7 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 	perSample := max(1, time.Since(start)/time.Duration(len(good)))
 	size := min(64, len(good), max(1, int(time.Millisecond/perSample))) // a batch takes about a millisecond
 	good = good[:len(good)/size*size]
-	again := subset(m.data, math.MaxInt32/2, func(i int) int { return good[i%len(good)] })
+	again := Func(math.MaxInt32/2, func(ctx context.Context, i int) (int, error) { return m.data.Get(ctx, good[i%len(good)]) })
 	ways, idle := []*way(nil), []float64(nil)
 	for workers := 4 * m.cpus; workers > 0; {
 		workers /= 2
@@ -1054,7 +1054,7 @@ func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes fl
 		fmt.Fprintf(w, "not decoded: %d files of the first %d %ss, which stay bytes: Decode does not know them\n", raw, done, m.unit)
 	}
 	if done < n && m.disk()-before > bytes/2 {
-		rest := subset(m.data, n-done, func(i int) int { return order(done + i) })
+		rest := Func(n-done, func(ctx context.Context, i int) (int, error) { return m.data.Get(ctx, order(done+i)) })
 		most := wayOf(ctx, rest, Options{BatchSize: 1, Workers: 2 * m.cpus, Unordered: true, OnError: dropBad})
 		if err = most.run(1, m.d/32); err == nil {
 			cold = fmt.Sprintf("From the disk, Workers: 0 loads %v %ss/s, and Workers: %d %v; these figures count if the data do not "+

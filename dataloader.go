@@ -377,6 +377,10 @@ type Options struct {
 	Shuffle bool
 	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other. PyTorch: generator.
 	Seed uint64
+	// DataVersion names the data: a version, a date, a hash of the ids. It is part of the cursors. A loader of other data refuses
+	// them, even if their number is the same: otherwise some samples would come twice in the epoch, and others never. "", in a
+	// cursor or here, fits every name, and the start of an epoch fits all data.
+	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
 	// Sampler is the order of the samples. It excludes Shuffle. nil means the order of Shuffle. PyTorch: sampler.
@@ -507,7 +511,7 @@ func NewFunc[B any](
 	}
 	return loaderOf(n, opts, func(w *worker, dst B) (B, error) {
 		defer trace.StartRegion(w.ctx, "load").End()
-		w.scope.move(w.batchSpot())
+		w.scope.move(spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}) // which differs from those of its samples
 		w.loaded = append(w.loaded, w.indices...)
 		return load(w.ctx, dst, w.indices)
 	})
@@ -545,7 +549,7 @@ func (pl *plan) setOrder(n int, opts Options) error {
 	pl.opts, pl.samples, pl.name = o, n, describe(order)
 	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
 	pl.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	pl.state = &loaderState{By: pl.name, Seed: o.Seed}
+	pl.state = &loaderState{By: pl.name, Seed: o.Seed, Data: o.DataVersion}
 	if o.Unordered {
 		pl.state.Shard, pl.state.Size = &pl.deal.shard, size
 	}
@@ -624,10 +628,10 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 // asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	l.mustExist()
-	p, err := l.resume(Cursor{Epoch: epoch})
-	if err == nil && (k < 0 || k >= p.steps) {
-		err = fmt.Errorf("dataloader: batch %d of epoch %d: there are %d batches", k, epoch, p.steps)
+	if epoch < 0 || k < 0 || k >= l.Len() {
+		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: epochs begin at 0, and have %d batches", k, epoch, l.Len())
 	}
+	p, err := l.resume(Cursor{Epoch: epoch})
 	if err != nil {
 		return *new(B), finalError(err)
 	}
@@ -759,40 +763,42 @@ type Cursor struct {
 }
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream; its source has changed; or it is damaged. A program can say so and begin the epoch again. A text that is not JSON is an
-// error of encoding/json alone. ErrCursor's own text is the word that stands for it in the texts of those errors.
+// stream; its source has changed; or it is damaged, or other JSON. A program can say so and begin the epoch again. A text that is
+// not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it in the texts of those errors.
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
 // epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0.
 // If a struct embeds a Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
-	type fields Cursor // without this method
-	var raw json.RawMessage
+	var f struct { // nil is a field that is missing, or null
+		Epoch, Pos *int
+		State      *json.RawMessage
+	}
 	var all map[string]json.RawMessage
-	f := fields{Epoch: math.MinInt, Pos: math.MinInt, State: &raw} // MinInt stands for a missing one
-	if err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all)); err != nil || all == nil {
-		return err
+	err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all))
+	if err == nil && all == nil {
+		return nil
 	}
 	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
 		return slices.Contains([]string{"epoch", "pos", "state"}, strings.ToLower(name))
 	})
-	err := cmp.Or(
-		errorIf(len(unknown) > 0, "dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
+	switch {
+	case err != nil:
+		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
+	case len(unknown) > 0:
+		return fmt.Errorf("dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
 			"from a file that was written so, decode epoch, pos and state into a struct, state as a json.RawMessage, and make Cursor{…} "+
-			"of them", ErrCursor, unknown),
-		errorIf(f.Epoch == math.MinInt,
-			"dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor),
-		errorIf(f.Pos == math.MinInt && raw != nil, "dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor))
-	if err != nil {
-		return err
+			"of them", ErrCursor, unknown)
+	case f.Epoch == nil:
+		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
+	case f.Pos == nil && f.State != nil:
+		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor)
 	}
-	if f.State = nil; raw != nil {
-		f.State = raw
-	} else if f.Pos == math.MinInt {
-		f.Pos = 0
+	*c = Cursor{Epoch: *f.Epoch, Pos: *cmp.Or(f.Pos, new(int))}
+	if f.State != nil {
+		c.State = *f.State
 	}
-	*c = Cursor(f)
 	return nil
 }
 
@@ -847,8 +853,8 @@ func (c Cursor) fit(name string, by *string, state any) error {
 		return err
 	}
 	if *by != name {
-		return c.refused("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}",
-			cmp.Or(*by, "another stream"), name, c.Epoch)
+		return c.refused("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}, or at "+
+			"Cursor{Epoch: %d} if the epoch was complete", cmp.Or(*by, "another stream"), name, c.Epoch, c.Epoch+1)
 	}
 	return nil
 }
@@ -957,10 +963,11 @@ func (f final) As(target any) bool {
 	return !hidden && errors.As(f.error, target)
 }
 
-// A loaderState is the State in a loader's cursors. A loader with another By or Seed refuses the cursor.
+// A loaderState is the State in a loader's cursors. A loader with another By, Seed or Data refuses the cursor.
 type loaderState struct {
 	By   string `json:"by"`             // describes the order
 	Seed uint64 `json:"seed,omitempty"` // of Rand
+	Data string `json:"data,omitempty"` // Options.DataVersion
 	// Done lists the steps that have been handed over out of order, counted from Pos. Shard and Size, the batch size, say
 	// what a step is. Loaders with Options.Unordered always set Shard and Size: each rank has handed over other batches, so
 	// another rank's cursor does not fit.
@@ -1019,9 +1026,11 @@ func (pl *plan) resume(from Cursor) (*pass, error) {
 // check says why the cursor at which the pass begins does not fit, although its order does.
 func (p *pass) check(from Cursor, s *loaderState) error {
 	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
-	switch {
-	case !from.atStart() && s.Seed != p.plan.opts.Seed:
-		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, p.plan.opts.Seed)
+	switch o := &p.plan.opts; {
+	case !from.atStart() && s.Seed != o.Seed:
+		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, o.Seed)
+	case s.Data != "" && o.DataVersion != "" && s.Data != o.DataVersion:
+		return from.refused("it was made with Options.DataVersion %q, this loader has %q", s.Data, o.DataVersion)
 	case from.Pos > p.deal.n:
 		return from.refused("pos must be at most %d", p.deal.n)
 	case outOfOrder && (*s.Shard != p.deal.shard || s.Size != p.deal.size):

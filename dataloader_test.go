@@ -870,15 +870,33 @@ func ExampleCursor() {
 	// rank 3 of 4 [11 15]
 }
 
-// A cursor that was saved with other data or other options is refused, and so is a damaged one, as here. This program says
-// so, and begins the epoch again. A truncated file fails before, in json.Unmarshal, with an error that is no ErrCursor.
+// An ordered is an order of data that have a name, which is part of its description. For a loader there is Options.DataVersion.
+type ordered struct {
+	Sampler
+	version string // of the data: a date, or a hash of the ids
+}
+
+func (o ordered) String() string { return fmt.Sprint(o.Sampler, " of ", o.version) }
+
+// A cursor that was saved with other data or other options is refused, and so is a damaged one. Here a row was replaced since:
+// without a name for the data the resume would repeat rows, and leave others out. This program tries the cursor again, because a
+// refusal may be due to a source that fails for a moment. Then it begins the epoch again. A *SampleError is asked for first: its
+// cause may be a cursor that a loop in Get has refused. A truncated file fails before, in json.Unmarshal, with an error that is
+// no ErrCursor.
 func ExampleErrCursor() {
-	at := Cursor{Epoch: 6, Pos: 7, State: json.RawMessage(`{"by": "Indices(Random(3, seed 1))"}`)} // from a file
-	for at.Epoch < 7 {
-		for i, err := range Indices(Random(3, 1)).Run(context.Background(), &at) {
+	at := Cursor{Epoch: 6, Pos: 2, State: json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)} // from a file
+	rows := Indices(ordered{Sequential(3), "ids v2"})
+	for refusals := 0; at.Epoch < 7; {
+		for i, err := range rows.Run(context.Background(), &at) {
+			if bad := (*SampleError)(nil); errors.As(err, &bad) {
+				fmt.Println("skipped:", bad)
+				continue
+			}
 			if errors.Is(err, ErrCursor) {
-				fmt.Println(err)
-				at = Cursor{Epoch: max(0, at.Epoch)}
+				fmt.Printf("%.115s…\n", err)
+				if refusals++; refusals == 2 {
+					at = Cursor{Epoch: max(0, at.Epoch)}
+				}
 				break
 			}
 			if err != nil {
@@ -888,10 +906,11 @@ func ExampleErrCursor() {
 		}
 	}
 	// Output:
-	// dataloader: cursor {epoch 6, pos 7}: pos must be at most 3
-	// 2
-	// 1
+	// dataloader: cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3) of ids v1), this is Indices(Sequential(3) of ids v2…
+	// dataloader: cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3) of ids v1), this is Indices(Sequential(3) of ids v2…
 	// 0
+	// 1
+	// 2
 }
 
 // A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
@@ -1482,13 +1501,13 @@ func ExampleRand() {
 	}
 	// Output:
 	// image 0 flip true angle 8 on a worker false
-	// image 1 flip true angle 6 on a worker false
-	// image 2 flip false angle 9 on a worker false
-	// image 3 flip false angle 3 on a worker false
+	// image 1 flip true angle 0 on a worker false
+	// image 2 flip false angle 3 on a worker false
+	// image 3 flip false angle 5 on a worker false
 	// image 0 flip true angle 8 on a worker true
-	// image 1 flip true angle 6 on a worker true
-	// image 2 flip false angle 9 on a worker true
-	// image 3 flip false angle 3 on a worker true
+	// image 1 flip true angle 0 on a worker true
+	// image 2 flip false angle 3 on a worker true
+	// image 3 flip false angle 5 on a worker true
 }
 
 // Cache keeps each sample, so later epochs call nothing.
@@ -3299,10 +3318,10 @@ func ExampleFunc_retry() {
 		fmt.Println(batch)
 	}
 	// Output:
-	// sample 0 has drawn 606 and fails
-	// sample 0 has drawn 606 and fails
-	// [sample 0 has drawn 606]
-	// [sample 1 has drawn 663]
+	// sample 0 has drawn 292 and fails
+	// sample 0 has drawn 292 and fails
+	// [sample 0 has drawn 292]
+	// [sample 1 has drawn 971]
 }
 
 // A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
@@ -3615,8 +3634,8 @@ func ExampleStream_stage() {
 	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}}
 }
 
-// OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError between the stage whose
-// items fail and Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
+// OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError behind Shuffle and Unbatch,
+// and before Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
 // whose every item fails looks empty. A stream knows only the position of an item, so the function of Map should name the item
 // in its error. A resume may ask again about an item that was dropped before.
 func ExampleStream_OnError() {
@@ -4499,8 +4518,9 @@ func Example_imageAugmentation() {
 }
 
 // Tar shards through a pipeline: they come in another order each epoch, their records are shuffled, decoded by eight goroutines,
-// and made into batches ahead of the loop. Up to ten items that cannot be loaded are dropped. OnError stands before Shuffle, too,
-// which would delay the news of a dead server. For many shards Expand lists the names, which may be addresses.
+// and made into batches ahead of the loop. What cannot be loaded is dropped behind Shuffle, which counts items at a resume. A
+// failed item is a record, or the rest of a shard, whose connection may have broken: TarError.Rest tells them apart, and each has
+// a budget of its own. For many shards Expand lists the names, which may be addresses.
 func Example_tarPipeline() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -4521,9 +4541,15 @@ func Example_tarPipeline() {
 		return
 	}
 
-	var dropped atomic.Int64 // by two goroutines
+	items, shards := 0, 0 // that were dropped
 	skip := func(bad *SampleError) error {
-		if dropped.Add(1) > 10 {
+		var broken *TarError
+		if errors.As(bad, &broken) && broken.Rest {
+			shards++
+		} else {
+			items++
+		}
+		if items > 10 || shards > 1 {
 			return bad
 		}
 		return nil
@@ -4533,7 +4559,7 @@ func Example_tarPipeline() {
 		fmt.Println(err)
 		return
 	}
-	labels := Map(records.OnError(skip).Shuffle(1000, 2), 8, func(ctx context.Context, r Record) (int, error) {
+	labels := Map(records.Shuffle(1000, 2), 8, func(ctx context.Context, r Record) (int, error) {
 		label, err := strconv.Atoi(string(r.Get("cls")))
 		if err != nil {
 			return 0, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
@@ -4550,13 +4576,13 @@ func Example_tarPipeline() {
 		}
 		fmt.Println(at.Pos, len(batch), batch[:4])
 	}
-	fmt.Println("dropped:", dropped.Load())
+	fmt.Println("dropped:", items, "items, and the rest of", shards, "shards")
 	// Output:
 	// 33 32 [2 4 8 5]
 	// 65 32 [9 2 3 6]
 	// 97 32 [7 7 0 7]
 	// 101 4 [8 3 2 5]
-	// dropped: 1
+	// dropped: 1 items, and the rest of 0 shards
 }
 
 // Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
@@ -4824,7 +4850,8 @@ func ExampleNewFunc() {
 // Texts of different lengths are packed into rows of one length, without padding: the tokens of all texts follow each other,
 // and Batch divides them. A text that does not fit into its row continues in the next one, so each text ends with a token of
 // its own. The cursor counts the tokens of the text that was divided, so a resume neither loses nor repeats one. A text that
-// cannot be tokenized fails its row; OnError before Unbatch drops it instead.
+// cannot be tokenized fails its row; OnError before Unbatch drops it instead, but then a resume may be refused if a text fails
+// for a moment: try the cursor again.
 func ExampleUnbatch_packing() {
 	const length = 8
 	texts := []string{"To be", "or", "not to be", "that", "is", "the question"}
@@ -4870,7 +4897,8 @@ func ExampleUnbatch_packing() {
 // Whole documents packed into rows, none of them divided, as fine-tuning wants it: the longest first, each into the first row
 // that has room for it. The more documents are packed together, the fuller the rows. A resume packs the same documents again,
 // and goes on with the next row. Shuffle the rows, because rows of long documents come before those of short ones. A failed
-// document fails all that are packed with it; OnError before Batch drops it instead.
+// document fails all that are packed with it; OnError before Batch drops it instead, but then a resume may be refused if a
+// document fails for a moment: try the cursor again.
 func ExampleUnbatch_wholeDocuments() {
 	const length = 512
 	type doc = []int32 // tokens
@@ -5140,8 +5168,8 @@ func Example_mnist() {
 
 // A table of a database, with one query for each batch. The result of a query is in any order, and has a row once that was asked
 // for twice, so load puts the texts in the order of the indices. A row that was deleted since the ids were read is left out of
-// its batch, and counted. A row that is inserted meanwhile comes in the next run. Postgres has $1, $2, … for the question marks,
-// or id = ANY($1).
+// its batch, and counted. A cursor of other ids is refused, because an index would be another row. Postgres has $1, $2, … for
+// the question marks, or id = ANY($1).
 func ExampleNewFunc_database() {
 	ctx := context.Background()
 	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
@@ -5202,7 +5230,10 @@ func ExampleNewFunc_database() {
 		}
 		return batch, nil
 	}
-	loader, err := NewFunc(len(ids), load, Options{BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2})
+	loader, err := NewFunc(len(ids), load, Options{
+		BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2,
+		DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
+	})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -5379,6 +5410,128 @@ func ExampleOpener_cacheOnDisk() {
 	// [text of /0.tar text of /1.tar text of /2.tar text of /3.tar] requests so far: 4
 	// [text of /0.tar text of /1.tar text of /2.tar text of /3.tar] requests so far: 5
 	// two processes at once read the same: true 4
+}
+
+// A reopened reader opens an object again where a connection to it has broken. Temporary says which errors it gets over; its user
+// knows the store's client. Five failures in a row, without a byte between them, are an error.
+type reopened struct {
+	ctx       context.Context
+	open      func(offset int64) (io.ReadCloser, error)
+	temporary func(error) bool
+	wait      time.Duration // after the first failure; then twice as long each time
+
+	object   io.ReadCloser // nil if it is to be opened at offset
+	offset   int64
+	failures int
+}
+
+func (r *reopened) Read(p []byte) (n int, err error) {
+	for {
+		if r.object == nil {
+			r.object, err = r.open(r.offset)
+		}
+		if err == nil {
+			n, err = r.object.Read(p)
+			r.offset += int64(n)
+		}
+		if n > 0 {
+			r.failures = 0
+		}
+		if err == nil || err == io.EOF || !r.temporary(err) || r.failures == 5 {
+			return n, err
+		}
+		r.Close()
+		if n > 0 {
+			return n, nil
+		}
+		r.failures++
+		select {
+		case <-time.After(r.wait << (r.failures - 1)):
+		case <-r.ctx.Done():
+			return 0, context.Cause(r.ctx)
+		}
+		err = nil
+	}
+}
+
+// Seek is called by Tar to skip large files, relative to the offset. The next Read asks for the bytes from there on.
+func (r *reopened) Seek(offset int64, whence int) (int64, error) {
+	if whence != io.SeekCurrent {
+		return 0, errors.ErrUnsupported
+	}
+	r.offset += offset
+	return r.offset, r.Close()
+}
+
+func (r *reopened) Close() (err error) {
+	if r.object != nil {
+		err = r.object.Close()
+	}
+	r.object = nil
+	return err
+}
+
+// The client of a store, of S3, GCS or Azure, as an Opener whose readers survive broken connections. Without reopened each break
+// costs the rest of its shard, as one failed item. The first failure to open a shard is returned at once, so that a missing one
+// is known. All requests for one shard name the version that the first answer had, since an object that is replaced meanwhile
+// would be continued in the middle of another; a store without versions or ETags cannot prevent that.
+func ExampleOpener_reopen() {
+	var shard bytes.Buffer
+	w := NewTarWriter(&shard)
+	for i := range 3 {
+		text := File{Name: "txt", Data: bytes.Repeat([]byte{'a' + byte(i)}, 1000)}
+		if err := w.Write(Record{Key: fmt.Sprint(i), Files: []File{text}}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	errReset := errors.New("the connection was reset")
+	requests := 0
+	// get is the store's client. Here each connection breaks after 1,500 bytes.
+	get := func(_ context.Context, name, etag string, offset int64) (body io.ReadCloser, tag string, err error) {
+		if name != "s3://bucket/train.tar" || etag != "" && etag != "v1" {
+			return nil, "", fmt.Errorf("there is no %s of version %s", name, etag)
+		}
+		requests++
+		rest := shard.Bytes()[offset:]
+		broken := io.MultiReader(bytes.NewReader(rest[:min(1500, len(rest))]), readerFunc(func([]byte) (int, error) {
+			return 0, map[bool]error{true: errReset, false: io.EOF}[len(rest) > 1500]
+		}))
+		return io.NopCloser(broken), "v1", nil
+	}
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		object, etag, err := get(ctx, name, "", offset)
+		if err != nil {
+			return nil, err
+		}
+		return &reopened{
+			ctx: ctx, object: object, offset: offset,
+			open: func(offset int64) (io.ReadCloser, error) {
+				object, _, err := get(ctx, name, etag, offset)
+				return object, err
+			},
+			temporary: func(err error) bool { return errors.Is(err, errReset) },
+			wait:      time.Millisecond, // time.Second for a server
+		}, nil
+	}
+	records, err := Tar([]string{"s3://bucket/train.tar"}, TarOptions{Open: open})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %d bytes of %.1s\n", r.Key, len(r.Get("txt")), r.Get("txt"))
+	}
+	fmt.Println(requests, "requests")
+	// Output:
+	// 0: 1000 bytes of a
+	// 1: 1000 bytes of b
+	// 2: 1000 bytes of c
+	// 4 requests
 }
 
 // A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests: Using Query Parameters, Signature Version 4). A
@@ -6420,8 +6573,9 @@ func TestResize(t *testing.T) {
 		}
 	}
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
-	far := newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)})
-	saysAll(t, errorOf(far.Batch(t.Context(), math.MaxInt/3, 0)), "Resize: epoch", "too far")
+	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
+	saysAll(t, far, "Resize: ", "too far")
+	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
 }
 
 // TestReplacement checks that each draw is by the weights, or by the weights of what is left, however large or small they
@@ -7562,15 +7716,15 @@ func TestCursorJSON(t *testing.T) {
 		`{"epoch":1,"state":{"by":"Take(5)"}}`: "dataloader: … a state and no pos",
 		`{"step":7}`:                           `dataloader: … ["step"] … ` + ownField,
 		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: `["At" "Weights"] … ` + ownField,
-		`[]`:                    "json: cannot unmarshal array",
-		`{"epoch":4,"pos":"x"}`: "pos",
+		`[]`: "dataloader: this JSON is no cursor", `{"epoch":4,"pos":"x"}`: "dataloader: this JSON is no cursor",
+		`{"epoch":"3"}`: "dataloader: this JSON is no cursor", `{"epoch":1.5}`: "dataloader: this JSON is no cursor",
 	} {
 		at := Cursor{Epoch: 5}
 		err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
 		if err != nil || want != "" {
 			saysAll(t, err, want)
 		}
-		equal(t, "an ErrCursor", errors.Is(err, ErrCursor), strings.Contains(fmt.Sprint(err), "dataloader: "))
+		equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
 		equal(t, "the cursor after "+text, at, Cursor{Epoch: 5})
 	}
 	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
@@ -7608,7 +7762,7 @@ func TestBadOptions(t *testing.T) {
 		{panicOf(func() { missing.Recycle(0) }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { StreamOf(missing) }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { three.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
-		{errorOf(three.Batch(t.Context(), -1, 0)), "epoch -1 … must not be negative"},
+		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
 		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
 		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
 		{panicOf(func() { three.At(0, -1) }), "At: epoch is 0 and k is -1, must not be negative"},
@@ -8139,10 +8293,10 @@ func TestStreams(t *testing.T) {
 		{"OnError", of(Map(counting(9, 1, 2, 4, 6, 8), 3, quick).OnError(decide)),
 			"[200 203 error OnError: EOF 205 error OnError: panic: ouch 207 error item 8 is bad]"},
 		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
-		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
+		{"Repeat", of(counting(3, 0).Repeat(2)), "[error item 0 is bad 401 402 error item 0 is bad 501 502]"},
 		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
 		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
-		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
+		{"Zip", of(Zip(counting(5, 1), counting(4, 2))), "[{200 200} error item 1 is bad error item 2 is bad {203 203}]"},
 		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
 		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
 		{"Indices of a sampler that has grown", of(grown), "[0 1 2]"},
@@ -8248,7 +8402,7 @@ func TestEnds(t *testing.T) {
 // TestChangedSources: a source may change between run and resume. If some items fail in one of them only, nothing else changes.
 // If some items have come or gone, a resume loses no other item and repeats none, or is refused.
 func TestChangedSources(t *testing.T) {
-	source, sick := &feed{n: 30}, []int{1, 5, 9, 13, 17, 21, 25, 29} // which no stage leaves out
+	source, sick := &feed{n: 31}, []int{1, 5, 9, 13, 17, 21, 25, 29} // which no stage leaves out
 	for _, n := range []int{4, 8} {
 		eachStage(t, source.stream(), n, func(t *testing.T, s ints) {
 			for _, change := range [][2][]int{{nil, sick}, {sick, nil}} {
@@ -8402,15 +8556,15 @@ func TestRefusedCursors(t *testing.T) {
 		{Indices(Sequential(20)), after(1, loader(Options{})), "made by Sequential(20), this is Indices(Sequential(20))"},
 		{loader(Options{}), after(1, Indices(Sequential(20))), "made by Indices(Sequential(20)), this is Sequential(20)"},
 		{counting(3), after(1, s.Filter(func(i int) bool { return i > 5 })), "pos 7 … only 3 items"},
-		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed: it had 4 items … and has 2"},
-		{batches(counting(0)), third, "the source has changed: it had 4 items … and has 0 up to pos 0 of FromSeq now"},
+		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed: it has 2 … are not the 4"},
+		{batches(counting(0)), third, "the source has changed: it has 0 items up to pos 0 of FromSeq now … the 4"},
 		{batches(s.Filter(func(i int) bool { return i > 0 })), third,
-			"the source has changed: it had 4 items up to pos 4 … and has 4 up to pos 5"},
-		{counting(0).Shuffle(40, 1), ends, "the source has changed: it had"},
-		{counting(22).Shuffle(40, 1), ends, "the source has changed: it had"},
-		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)), "it had 6 items up to pos 10 … and has 4 up to pos 8"},
+			"the source has changed: it has 4 items up to pos 5 … the 4 up to pos 4"},
+		{counting(0).Shuffle(40, 1), ends, "the source has changed: it has"},
+		{counting(22).Shuffle(40, 1), ends, "the source has changed: it has"},
+		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)), "it has 4 items up to pos 8 … the 6 up to pos 10"},
 		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
-		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 1)) … of Indices(Random(9, seed 2))"},
+		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
 		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
 		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "the epoch is too far for Repeat(7)"},

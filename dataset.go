@@ -159,7 +159,7 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 		}
 	}
 	indices = slices.Clone(indices)
-	return subset(data, len(indices), func(i int) int { return indices[i] }), nil
+	return Func(len(indices), func(ctx context.Context, i int) (T, error) { return data.Get(ctx, indices[i]) }), nil
 }
 
 // Split divides data at random into data sets of the given lengths, such as training, validation and test sets. Each
@@ -180,7 +180,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 				p, n, left, data.Len())
 		}
 		begin := data.Len() - left // the position at which the part begins
-		parts[p] = subset(data, n, func(i int) int { return order(begin + i) })
+		parts[p] = Func(n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, order(begin+i)) })
 		left -= n
 	}
 	if left > 0 {
@@ -188,11 +188,6 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 			lengths, data.Len()-left, data.Len())
 	}
 	return parts, nil
-}
-
-// subset is the data set of n samples of data: sample i is data's sample index(i).
-func subset[T any](data Dataset[T], n int, index func(i int) int) Dataset[T] {
-	return Func(n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, index(i)) })
 }
 
 // Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
@@ -283,15 +278,25 @@ func Rand(ctx context.Context) *rand.Rand {
 	return s.rand
 }
 
-// WithSeed returns a context in which Rand uses the given seed; epoch and position stay those of ctx. Use it in a Get for a
-// second generator that is independent of the first, and around a stream's loop to set the seed of the stream's functions. A
-// loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one
+// WithSeed returns a context in which Rand uses another seed; epoch and position stay those of ctx. In a Get, in the function of
+// a Map, and wherever else Rand works, the seed is hashed with that of ctx. So Rand(WithSeed(ctx, 1)) is a second generator of
+// the sample, which is independent of the first and changes with Options.Seed. Two calls with one seed for one sample give equal
+// generators, as a retry needs; so do two Maps side by side, or two loaders of one seed, at the same position.
+//
+// In any other context the seed is taken as it is: use WithSeed around a stream's loop to set the seed of the stream's functions.
+// A loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one
 // sequence.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
 	s := scopeOf(ctx)
+	if !s.idle {
+		seed = hash(s.seed, seedSalt, seed)
+	}
 	ctx, _ = withScope(ctx, s.worker, seed, s.spot)
 	return ctx
 }
+
+// seedSalt tells the seeds of WithSeed from that of the context.
+const seedSalt = 0x73656564
 
 // Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
 // the loop's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
@@ -632,15 +637,27 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 
 // changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
 // cursor. There are n now, and after them the source stands at last. If the cursor reads nothing again, changed returns nil.
-func (s *stageState) changed(from Cursor, n int, last Cursor) error {
+//
+// If one of them has failed, perhaps only for a moment, its error is returned, and the cursor is not refused: a program that
+// began the epoch again would repeat what was yielded.
+func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) error {
 	if s.N == 0 {
 		return nil
 	}
-	if now := fingerprintOf(last); n != s.Again || now != s.After {
-		return from.refused("the source has changed: it had %d items up to pos %d of %s, and has %d up to pos %d of %s now",
-			s.Again, s.After.Pos, s.After.By, n, now.Pos, cmp.Or(now.By, s.After.By))
+	now := fingerprintOf(last)
+	switch {
+	case n == s.Again && now == s.After:
+		return nil
+	case failed != nil:
+		return readAgain(failed)
 	}
-	return nil
+	return from.refused("the source has changed: it has %d items up to pos %d of %s now, which are not the %d up to pos %d of %s "+
+		"that it had", n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
+}
+
+// readAgain is the last error of a stage whose source has other items before the cursor than it had, one of which has failed.
+func readAgain(failed error) error {
+	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, or the source has changed: %w", failed)
 }
 
 // A fingerprint stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a
@@ -720,7 +737,9 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 // be resumed, and has only one epoch.
 //
 // A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
-// count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor.
+// count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor. If
+// seq ends with a failed item there, or too early after one, the epoch is not taken for complete: that item's error is the last
+// of the loop, and the next try may succeed. (So a cursor behind a last item that always fails cannot be resumed.)
 //
 // The cursor of one FromSeq fits every other, because nothing is known about seq. So do not shard inside seq: resumed on another
 // number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
@@ -731,7 +750,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 		if _, err := stateOf(from, state.By, oneSource); err != nil {
 			return err
 		}
-		pos := 0
+		pos, failed, failedAt := 0, error(nil), -1 // the last item before the cursor that failed now, and where it stands
 		for value, err := range seq(ctx, from.Epoch) {
 			if err != nil {
 				value = *new(T)
@@ -739,7 +758,10 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
 				err = fmt.Errorf("FromSeq: %w", err)
 			}
-			if pos++; pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
+			if pos++; err != nil && pos <= from.Pos {
+				failed, failedAt = err, pos
+			}
+			if pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
 				return nil
 			} else if pos <= from.Pos && ctx.Err() != nil {
 				break
@@ -747,6 +769,9 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 		}
 		if ctx.Err() != nil { // seq may have stopped early
 			return context.Cause(ctx)
+		}
+		if pos == failedAt || pos < from.Pos && failed != nil { // seq may have ended because of that
+			return readAgain(failed)
 		}
 		if pos < from.Pos {
 			return from.refused("the sequence has only %d items", pos)
@@ -777,6 +802,15 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // If f returns an error, that is the item's error. The SampleError says where the item is in s. Without OnError one failed
 // item fails its whole Batch. f runs in the goroutine that reads the stream, once for each failed item, in their order. A
 // resume reads the items after the cursor again, so f may be asked again about one that was dropped there.
+//
+// Put OnError behind the last stage whose resume reads items again, which are Shuffle and Unbatch, and before Batch. These
+// stages count items. If one is dropped before them that failed only for a moment, a resume counts another number, and the
+// cursor is refused: for that moment, or for ever if the item failed before the checkpoint. Where OnError must stand before them,
+// try a refused cursor again.
+//
+// OnError may stand before Stream.Shard only if all ranks drop the same items. If a connection breaks on one rank alone, its
+// rows move: samples come twice and others never, and nothing in the package notices, because no rank knows the rows of another.
+// ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
 	panicIf(f == nil, "Stream.OnError: f is nil")

@@ -402,7 +402,9 @@ func Resize(s Sampler, count int) Sampler {
 	checkCount("Resize", n, count)
 	orderOf := keepTwo(s.Order)
 	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
-		panicIf(count > 0 && epoch >= math.MaxInt/count, "Resize: epoch %d of %d positions each is too far", epoch, count)
+		if count > 0 && epoch >= math.MaxInt/count { // Order has no error result; see OrderFunc
+			panic(fmt.Errorf("Resize: the %w is too far: epoch %d of %d positions each", ErrCursor, epoch, count))
+		}
 		return func(pos int) int {
 			pos += epoch * count // in the endless walk
 			return orderOf(pos / n)(pos % n)
@@ -779,7 +781,7 @@ func Indices(s Sampler) Stream[int] {
 // source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
 // data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
-// Failed items are delayed like others, so put OnError before Shuffle: a dead server is reported at once then.
+// Failed items are delayed like others. Put OnError behind Shuffle all the same: see there.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -814,6 +816,7 @@ type shuffler[T any] struct {
 	last      Cursor                   // the source's cursor after the last item that was read
 	begin     int                      // the item with which a resume begins: all items before it have left
 	kept      []Cursor                 // the source's cursors before the items begin, begin+step, …
+	failed    error                    // of an item that failed when it was read again; see stageState.changed
 	changed   error                    // why the items that left before from are not those that are read again
 }
 
@@ -825,6 +828,9 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 		}
 		if x.read%x.step == 0 {
 			x.kept = append(x.kept, x.last)
+		}
+		if x.pos < x.from.Pos {
+			x.failed = cmp.Or(x.failed, item.Err)
 		}
 		due := dueOf(x.seed, x.read, x.bound)
 		x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
@@ -868,7 +874,7 @@ func (x *shuffler[T]) yieldDue(due int) bool {
 
 // sourceChanged says that the source has changed, if what was read so far is not what the cursor says.
 func (x *shuffler[T]) sourceChanged() error {
-	return x.state.changed(x.from, x.read-(x.from.Pos-x.state.N), x.last)
+	return x.state.changed(x.from, x.read-(x.from.Pos-x.state.N), x.last, x.failed)
 }
 
 // dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers
@@ -1129,10 +1135,10 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 }
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
-// must read the same items in the same order. Put stages that drop or reorder items (Filter, OnError, Shuffle) before Shard,
-// and one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every
-// rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle
-// would make cursors that fit only one rank.
+// must read the same items in the same order. Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError
+// that drops the same items on all ranks. Put one-for-one stages and Batch after it. Then the cursor of any rank, taken after the
+// same number of steps, resumes every rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks
+// different numbers of items, and Shuffle would make cursors that fit only one rank.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.

@@ -111,6 +111,9 @@ func lowerField(field string) string {
 // reader is an io.Seeker too, large files that are not wanted are skipped with Seek. Ranges that run at the same time
 // call an Opener concurrently.
 //
+// A reader that fails costs the rest of its shard, also if only a connection has broken. OpenShard asks a web server again from
+// the next byte on; ExampleOpener_reopen does so with the client of another store.
+//
 // ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
 // for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)

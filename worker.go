@@ -279,11 +279,6 @@ func (w *worker) chooseIndices() error {
 	return nil
 }
 
-// batchSpot returns the spot of the batch as a whole, which differs from those of its samples.
-func (w *worker) batchSpot() spot {
-	return spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}
-}
-
 // fetchAndCollate makes a batch as New does: it fetches the samples one by one, and collates them. If OnError may drop samples,
 // a batch of which none is left is not collated.
 func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B], dst B) (B, error) {
