@@ -893,7 +893,7 @@ func ExampleErrCursor() {
 				continue
 			}
 			if errors.Is(err, ErrCursor) {
-				fmt.Printf("%.115s…\n", err)
+				fmt.Printf("%.125s…\n", err)
 				if refusals++; refusals == 2 {
 					at = Cursor{Epoch: max(0, at.Epoch)}
 				}
