@@ -6283,6 +6283,29 @@ func TestRand(t *testing.T) {
 		}
 	}
 	equal(t, "two ranks", together, want["shuffled"])
+	second := Func(24, func(ctx context.Context, i int) (int, error) {
+		if Rand(WithSeed(ctx, 5)).Int() != Rand(WithSeed(ctx, 5)).Int() {
+			return 0, errors.New("two calls with one seed differ")
+		}
+		return Rand(WithSeed(ctx, 5)).Int(), nil
+	})
+	first5 := Func(24, func(ctx context.Context, i int) (int, error) { return Rand(ctx).Int(), nil })
+	var drawn []int // with the seeds 5 and 6, and by a second generator with the seed 5 in both
+	for seed := range uint64(2) {
+		for _, data := range []Dataset[int]{first5, second} {
+			drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + seed}), 0)...)
+		}
+	}
+	equal(t, "generators that are independent", len(slices.Compact(sorted(drawn))), 4*24)
+	outer := func(seeds ...uint64) int {
+		ctx := t.Context()
+		for _, seed := range seeds {
+			ctx = WithSeed(ctx, seed)
+		}
+		return Rand(ctx).Int()
+	}
+	equal(t, "outside a loader", outer(5), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
+	equal(t, "one in another", outer(6, 5) == outer(5), false)
 	cached, late := newLoader(t, Cache(augmented()), shuffled), newLoader(t, Cache(augmented()), shuffled)
 	first, third := samples(t, cached, 0), samples(t, cached, 3)
 	equal(t, "first fetched in epoch 3", samples(t, late, 3), third)
@@ -8452,6 +8475,76 @@ func TestChangedSources(t *testing.T) {
 	}
 }
 
+// TestMomentaryFailures: a checkpoint is clean, and during the resume an item, or the rest of a shard, fails once. The cursor is
+// never refused, and the next try has the exact rest. So has the first, or it has an error, unless OnError drops what has failed.
+func TestMomentaryFailures(t *testing.T) {
+	const n = 7
+	var sick atomic.Int64 // which item fails once; -1: none
+	fails := func(i int) error { return map[bool]error{true: errBad}[sick.CompareAndSwap(int64(i), -1)] }
+	load := func(_ context.Context, i int) (int, error) { return i, fails(i) }
+	sequence := func(ends, dies bool) ints {
+		return FromSeq(func(context.Context, int) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				for i := range n {
+					err := fails(i)
+					if err != nil && dies {
+						panic(err)
+					}
+					if !yield(i, err) || err != nil && ends {
+						return
+					}
+				}
+			}
+		})
+	}
+	names, shards := tenShards()
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		data := shards[name][offset:]
+		if i, _ := strconv.Atoi(name[:1]); fails(i) != nil {
+			return io.NopCloser(breaksAfter(data[:min(700, len(data))], func() error { return errBad })), nil
+		}
+		return io.NopCloser(bytes.NewReader(data)), nil
+	}
+	records := Map(must(Tar(names, TarOptions{Open: open})), 0, func(_ context.Context, r Record) (int, error) {
+		return int(r.Key[0])<<8 + int(r.Key[1]), nil
+	})
+	mapped, goesOn, dies := Map(Indices(Random(n, 1)), 0, load), sequence(false, false), sequence(false, true)
+	loader := newLoader(t, Func(n, func(ctx context.Context, i int) (int, error) { return load(ctx, i) }), Options{BatchSize: 3})
+	pairs := func(s ints) Stream[[]int] { return Batch(s, 2, List[int]) }
+	for name, s := range map[string]ints{
+		"FromSeq": goesOn, "FromSeq, ends": Map(sequence(true, false), 2, quick), "FromSeq, dies": dies,
+		"Shuffle, Map": mapped.Shuffle(2, 1), "Shuffle, dies": dies.Shuffle(2, 1),
+		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)), "Unbatch, dies": Unbatch(pairs(dies)),
+		"Unbatch, loader": Unbatch(StreamOf(loader)), "Mix": Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
+		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
+		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Shard{1, 2}, PadTail),
+	} {
+		sick.Store(-1)
+		all, want := cursors(t, s), outcomes(s.Epoch(t.Context(), 0))
+		for _, drops := range []bool{false, true} {
+			if drops {
+				s = s.OnError(dropBad)
+			}
+			for k, at := range all[1 : len(all)-1] {
+				for i := range n {
+					sick.Store(int64(i))
+					from := throughJSON(t, at)
+					got := fmt.Sprint(outcomes(s.Run(t.Context(), &from)))
+					sick.Store(-1)
+					from = throughJSON(t, at)
+					again := outcomes(s.Run(t.Context(), &from))
+					what := fmt.Sprintf("%s, after %d, while %d fails: ", name, k+1, i)
+					equal(t, what+"refused", strings.Contains(got, "refused"), false)
+					equal(t, what+"the next try", again, want[k+1:])
+					if !drops && !strings.Contains(got, "error") {
+						equal(t, what+"without an error", got, fmt.Sprint(again))
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestPlaces: the place in an error is the loop's, whatever stages are between: the epoch and the position of its cursor, and
 // the batch if the cursor is a loader's own. The index is that of the loader at the source. The place of a loop that a user's
 // function runs does not count, and its prefix is not repeated.
@@ -8500,6 +8593,11 @@ func TestRefusedCursors(t *testing.T) {
 	loader := func(opts Options) ints { return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head) }
 	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2}, Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}
 	at, ownAt := after(1, loader(base)), newLoader(t, numbers(20), own).At(0, 1)
+	named := func(version string) Options { return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version} }
+	for _, versions := range [][2]string{{"", "v1"}, {"v1", ""}, {"v1", "v1"}} {
+		made, want := after(1, loader(named(versions[0]))), outcomes(loader(base).Run(t.Context(), ptr(at)))
+		equal(t, fmt.Sprint(versions), outcomes(loader(named(versions[1])).Run(t.Context(), &made)), want)
+	}
 	batched := func(dropLast bool) Options { return Options{BatchSampler: Batches(Random(20, 1), 2, dropLast)} }
 	with := func(fields string) Cursor {
 		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields + `}}`)
@@ -8529,6 +8627,7 @@ func TestRefusedCursors(t *testing.T) {
 		from Cursor
 		says string // between dots
 	}{
+		{loader(named("v2")), after(1, loader(named("v1"))), `made with Options.DataVersion "v1", this loader has "v2"`},
 		{loader(Options{Shuffle: true, Seed: 2, BatchSize: 2}), at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
 		{loader(Options{Sampler: Random(19, 1), Seed: 1, BatchSize: 2}), at,
 			"Random(20, seed 1) … this is Random(19, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
