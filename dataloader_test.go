@@ -8515,6 +8515,7 @@ func TestMomentaryFailures(t *testing.T) {
 		"FromSeq": goesOn, "FromSeq, ends": Map(sequence(true, false), 2, quick), "FromSeq, dies": dies,
 		"Shuffle, Map": mapped.Shuffle(2, 1), "Shuffle, dies": dies.Shuffle(2, 1),
 		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)), "Unbatch, dies": Unbatch(pairs(dies)),
+		"Unbatch, Tar": Unbatch(Batch(records, 3, List[int])),
 		"Unbatch, loader": Unbatch(StreamOf(loader)), "Mix": Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
 		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
 		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Shard{1, 2}, PadTail),
@@ -8543,6 +8544,8 @@ func TestMomentaryFailures(t *testing.T) {
 			}
 		}
 	}
+	err := ending(counting(3, 1).Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "FromSeq"}}))
+	equal(t, "a sequence with too few items, one of which failed", errors.Is(err, ErrCursor), false)
 }
 
 // TestPlaces: the place in an error is the loop's, whatever stages are between: the epoch and the position of its cursor, and
