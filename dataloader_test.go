@@ -8515,7 +8515,7 @@ func TestMomentaryFailures(t *testing.T) {
 		"FromSeq": goesOn, "FromSeq, ends": Map(sequence(true, false), 2, quick), "FromSeq, dies": dies,
 		"Shuffle, Map": mapped.Shuffle(2, 1), "Shuffle, dies": dies.Shuffle(2, 1),
 		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)), "Unbatch, dies": Unbatch(pairs(dies)),
-		"Unbatch, Tar": Unbatch(Batch(records, 3, List[int])),
+		"Unbatch, Tar":    Unbatch(Batch(records, 3, List[int])),
 		"Unbatch, loader": Unbatch(StreamOf(loader)), "Mix": Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
 		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
 		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Shard{1, 2}, PadTail),
@@ -8596,7 +8596,9 @@ func TestRefusedCursors(t *testing.T) {
 	loader := func(opts Options) ints { return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head) }
 	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2}, Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}
 	at, ownAt := after(1, loader(base)), newLoader(t, numbers(20), own).At(0, 1)
-	named := func(version string) Options { return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version} }
+	named := func(version string) Options {
+		return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version}
+	}
 	for _, versions := range [][2]string{{"", "v1"}, {"v1", ""}, {"v1", "v1"}} {
 		made, want := after(1, loader(named(versions[0]))), outcomes(loader(base).Run(t.Context(), ptr(at)))
 		equal(t, fmt.Sprint(versions), outcomes(loader(named(versions[1])).Run(t.Context(), &made)), want)
