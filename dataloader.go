@@ -757,8 +757,8 @@ type Cursor struct {
 	// been handed over. Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor; a different one refuses it. A stream may also keep data of its
-	// own there. The description has lengths and seeds, and not the content of the data. At the start of an epoch it is nil. In
-	// a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
+	// own there. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the start of an
+	// epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -1198,6 +1198,9 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 // Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe
 // method of a new(Stats), and print that pointer at any time. The zero value is ready for use. Stats is safe for concurrent
 // use. Have one Stats for each loader; the times of several loops at once add up.
+//
+// Stats cannot see the garbage collector, which takes time from loading and training alike. If a profile shows it, more workers
+// do not help: reuse memory by Recycle or NewFunc, or set GOGC=400.
 type Stats struct {
 	mu                         sync.Mutex // guards the other fields
 	batches, loops             int
