@@ -808,9 +808,10 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // cursor is refused: for that moment, or for ever if the item failed before the checkpoint. Where OnError must stand before them,
 // try a refused cursor again.
 //
-// OnError may stand before Stream.Shard only if the same items fail on all ranks, and so may a Filter, which keeps failed items.
-// If a connection breaks on one rank alone, its rows move: samples come twice and others never, and nothing in the package
-// notices, because no rank knows the rows of another. ExampleStream_Repeat_ranks has OnError behind Shard.
+// OnError may stand before Stream.Shard only if the same items fail on all ranks. The same holds of Filter, which keeps failed
+// items, and of Unbatch, which yields one failed item for a batch. If a connection breaks on one rank alone, its rows move:
+// samples come twice and others never, and nothing in the package notices, because no rank knows the rows of another.
+// ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
 	panicIf(f == nil, "Stream.OnError: f is nil")
