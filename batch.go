@@ -203,8 +203,8 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 //
 // In the middle of a batch, a cursor of Unbatch holds the source's cursor before that batch, and the number of elements
 // already yielded. So a resume reads the batch again, and skips that number of its elements. If the batch fails at the
-// resume, the rest of it is one failed item. If there is another batch at that place now, or the batch has another length, the
-// cursor is refused.
+// resume, the rest of it is one failed item. If the batch has another length now, or the source's
+// cursor after it is another, the cursor is refused. The elements are not compared.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {

@@ -595,10 +595,10 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 //
 // Any other error ends the loop and leaves *at unchanged. There are four causes: the context has ended (the error is
 // context.Cause), the cursor does not fit, the sampler has no order for the epoch, or Options.Trace has panicked. When
-// the last batch has been handed over the epoch is complete, even if the context ends then. A loop over epochs must end
-// at such an error too, because *at does not move. So must a caller of iter.Pull2: the sequence ends after the error,
-// but the epoch is not complete. The error of an ended context comes when the Gets that run have returned; a Get that hangs
-// delays it. ExampleDataLoader_Run_signal saves a checkpoint all the same.
+// the last batch has been handed over the epoch is complete, even if the context ends then, unless OnError drops a whole batch
+// behind it. A loop over epochs must end at such an error too, because *at does not move. So must a caller of iter.Pull2: the
+// sequence ends after the error, but the epoch is not complete. The error of an ended context comes when the Gets that run have
+// returned; a Get that hangs delays it. ExampleDataLoader_Run_signal saves a checkpoint all the same.
 //
 // Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
 // variable loses the errors, and gets a zero batch for each.
@@ -655,8 +655,8 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 //
 // A loop that recycles each batch in its body needs the memory of Workers × Prefetch + 1 batches: the window in flight, and
 // the one in the body. A loop that recycles a batch only after it has the next one needs memory for one batch more. The
-// loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. It also gets the
-// memory of batches that fail, and of those in flight when a loop is left.
+// loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. The
+// garbage collector also gets the memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mustExist()
 	l.mu.Lock()
@@ -981,7 +981,8 @@ type span [2]int
 
 // A pass is one loop's way through the rest of an epoch. It counts its steps, which are the shard's batches, from where
 // the loop began. The steps that have been handed over are kept as spans. The first span begins at step 0, and may be empty;
-// where it ends is the low-water mark. In order there is no other span. Out of order there may be:
+// where it ends is the low-water mark. A pass in order has no other span, unless its cursor was saved out of order. Out of order
+// there may be:
 //
 //	step   0 1 2 3 4 5 6 7 8 9          handed over: 0, 1, 3, 4, 7
 //	       x x . x x . . x . .          done = {0, 2}, {3, 5} and {7, 8}
@@ -1134,7 +1135,8 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 // cause, hence the name. A loop over Run or Epoch may skip a *SampleError. Every other error is the last.
 //
 // Epoch, Batch and Pos say where the loop is. In a loop over a stream they are those of the stream that the loop reads, not of
-// a stream or loader that it is made of. Only Index is that of the loader at the source, behind any stages.
+// a stream or loader that it is made of. Only Index is that of the loader at the source, behind any stages. After a resume on
+// another number of ranks Batch is approximate.
 type SampleError struct {
 	Epoch int
 	Batch int   // the batch of this shard, from 0; -1 for an item of a stream, unless the stream's cursors are a loader's

@@ -1918,7 +1918,7 @@ func Example_inTenLines() {
 
 // The second of four loaders: one goroutine loads while the loop trains. It gets tasks from a queue, and puts results into
 // another. Each queue has room for window, the most batches in flight, so neither a send of the loop nor one of the worker
-// blocks. When the loop is left, the worker finds its queue closed, and ends.
+// blocks. When the loop is left, the worker loads what is still queued, finds its queue closed, and ends.
 func Example_oneWorker() {
 	type result struct{ k, batch int }
 	loader := func(n, window int, load func(k int) int) iter.Seq2[int, int] {

@@ -262,8 +262,8 @@ const cacheSalt = 0x6361636865
 // context that a function of yours was given by a loader or a Map, or one of WithSeed. With any other context it panics,
 // because every sample would draw the same numbers.
 //
-// In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run. So the numbers are
-// the same too, until the number of workers changes.
+// In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run, unless in_order is False.
+// So the numbers are the same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s := scopeOf(ctx) // see worker.go
 	panicIf(s.idle,
@@ -514,7 +514,8 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
 //
 // A stream of your own is a function of this type. ExampleStream and ExampleStream_stage show a source and a stage. To test
-// your own, copy it into a test file in this folder and call checkStream. These are the rules:
+// your own, copy it into a test file in this folder and call checkStream, in which time is fake: a client that keeps a connection
+// open would hang or time out there. These are the rules:
 //
 //   - A cursor with Pos 0 and a nil State is the start of an epoch, and the stream begins there. Any other cursor must be one
 //     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error,
@@ -542,8 +543,9 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 
 // Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
 // is a *SampleError, after which the loop may go on. Any other error is the last. When the last item has been handed over
-// the epoch is complete, even if the context ends then. FromSeq, and a Filter or Shard before the end of its source, cannot
-// know that an item is the last. If the context ends at that item, they end with its cause.
+// the epoch is complete, even if the context ends then. Some stages cannot know that an item is the last before they have asked
+// their source for another one: FromSeq, Filter, OnError, Shard, Zip, Chain, Repeat and Unbatch. If the context ends at that
+// item, they may end with its cause; a resume then only ends the epoch.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	panicIf(s == nil, "Run: the stream is nil; look at the error of the function that should have made it")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
@@ -806,7 +808,7 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // Put OnError behind the last stage whose resume reads items again, which are Shuffle and Unbatch, and before Batch. These
 // stages count items. If one is dropped before them that failed only for a moment, a resume counts another number, and the
 // cursor is refused: for that moment, or for ever if the item failed before the checkpoint. Where OnError must stand before them,
-// try a refused cursor again.
+// try a refused cursor again. A Filter before them has the same effect, since it keeps failed items.
 //
 // OnError may stand before Stream.Shard only if the same items fail on all ranks. The same holds of Filter, which keeps failed
 // items, and of Unbatch, which yields one failed item for a batch. If a connection breaks on one rank alone, its rows move:

@@ -742,8 +742,8 @@ func (d *deal) after(steps int) int {
 // Second reading: streams of indices, shuffles, mixes, and shards of streams.
 
 // Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
-// makes batches. A resume at any position takes no time. Indices calls s.Len once. A panic in the sampler is the last
-// error. Indices panics if s is nil. torchdata: SamplerWrapper.
+// makes batches. A resume at any position takes no time. s.Len is called only when the stream is made. In a loop over Run
+// or Epoch a panic in the sampler is the last error. Indices panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	n, state := s.Len(), &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}

@@ -153,7 +153,7 @@ const (
 )
 
 // A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
-// the errors of OpenShard, because they may be secrets.
+// the errors of OpenShard, because they may be secrets. A name with "://" that is no URL is shown up to its first colon.
 type TarError struct {
 	Shard  string
 	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
@@ -1522,8 +1522,8 @@ func (w *TarWriter) Close() error {
 const maxExpand = 1 << 20
 
 // Expand lists the names that a pattern stands for, with braces as in bash: "{a,b}" stands for a and b, "{8..11}" for
-// the numbers from 8 to 11, and "{008..011}" for the same with zeros in front. Numbers may count down. Of several
-// braces the last changes fastest. A pattern without braces stands for itself.
+// the numbers from 8 to 11, and "{008..011}" for the same with zeros in front. Numbers may count down; those with a plus sign,
+// and -0, get other zeros than in bash. Of several braces the last changes fastest. A pattern without braces stands for itself.
 //
 // Expand returns an error for braces within braces, a brace without its other half, braces with neither a comma nor two
 // numbers, such as "{000-146}", and more than 2^20 names. bash leaves some of these unchanged, so that a typing error
@@ -1600,7 +1600,8 @@ func expandBraces(inside string) (all []string, err error) {
 // name may be a path or the field of a Record; its case does not matter. Nothing in the data is ever executed. Decode
 // may be called concurrently.
 //
-// Data that is damaged, or not what the extension says, is an error. So are data after a JSON value, NumPy arrays of other
+// Data that is damaged, or not what the extension says, is an error, as far as the decoder of the standard library notices: a GIF
+// without its last bytes may decode. So are data after a JSON value, NumPy arrays of other
 // types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord; x.gz.gz is
 // decompressed twice, to 1 GiB in all. So are images without pixels, and images that take more than 1 GiB: of more than 2^27
 // pixels or, if they are progressive JPEGs, 2^30/24. A small file can claim as much.
