@@ -913,9 +913,11 @@ func ExampleErrCursor() {
 	// 2
 }
 
-// A checkpoint is what the next training process must know: the model, here a sum, and the cursor. It is written to
-// another file and renamed, so that the file is always whole. A file without a cursor is refused: it is another program's, and
-// the training would begin anew and overwrite it. If your weights are written by encoding/gob, gob the cursor's JSON with them.
+// A checkpoint is what the next training process must know: the model, here a sum, and the cursor. Among ranks only rank 0 saves
+// it. It is written to a file of its own and renamed, so that the name always stands for a whole checkpoint: of two processes the
+// last one wins, and a full disk or a loss of power leaves the checkpoint before. A process that is killed may leave a file *.new.
+// A file without a cursor is refused: it is another program's, and the training would begin anew and overwrite it. If your
+// weights are written by encoding/gob, gob the cursor's JSON with them.
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
@@ -938,10 +940,23 @@ func Example_checkpoint() {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(name+".new", data, 0o666); err != nil {
+		file, err := os.CreateTemp(dir, filepath.Base(name)+".*.new")
+		if err != nil {
 			return err
 		}
-		return os.Rename(name+".new", name)
+		defer os.Remove(file.Name()) // of no effect after Rename
+		_, err = file.Write(data)
+		if err := errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err != nil {
+			return err
+		}
+		if err := os.Rename(file.Name(), name); err != nil {
+			return err
+		}
+		if folder, err := os.Open(dir); err == nil {
+			folder.Sync() // keeps the new name through a loss of power, where the system can
+			folder.Close()
+		}
+		return nil
 	}
 	load := func() (c checkpoint, err error) {
 		data, err := os.ReadFile(name)
