@@ -3296,27 +3296,27 @@ func ExampleFunc_hang() {
 }
 
 // A Get that fails is tried again, up to three times in all, after a pause that ends with the context. Every attempt draws the
-// same random numbers: WithSeed makes a new generator of one seed. Put in your own data and pause.
+// same random numbers, because each WithSeed makes a new generator of one seed. Outside a loader, where Rand alone would panic,
+// they depend only on the index. A panic is not tried again. Put in your own data and pause.
 func ExampleFunc_retry() {
 	const attempts, pause = 3, time.Millisecond // for a server a second, or more
-	failures := 2
+	failures, before := 2, 0
 	remote := Func(2, func(ctx context.Context, i int) (string, error) {
-		number := Rand(ctx).IntN(1000)
+		number := Rand(ctx).Int()
 		if failures--; failures >= 0 {
-			fmt.Println("sample", i, "has drawn", number, "and fails")
+			before = number
 			return "", io.ErrUnexpectedEOF
 		}
-		return fmt.Sprint("sample ", i, " has drawn ", number), nil
+		return fmt.Sprint("sample ", i, ", drawn as in the attempt before: ", number == before), nil
 	})
 	retried := Func(remote.Len(), func(ctx context.Context, i int) (sample string, err error) {
-		seed := Rand(ctx).Uint64()
 		for attempt := range attempts {
 			select { // no pause before the first attempt
 			case <-time.After(pause * time.Duration(attempt)):
 			case <-ctx.Done():
 				return "", context.Cause(ctx)
 			}
-			if sample, err = remote.Get(WithSeed(ctx, seed), i); err == nil {
+			if sample, err = remote.Get(WithSeed(ctx, uint64(i)), i); err == nil {
 				return sample, nil
 			}
 		}
@@ -3332,11 +3332,13 @@ func ExampleFunc_retry() {
 		}
 		fmt.Println(batch)
 	}
+	failures = 3
+	_, err = retried.Get(context.Background(), 1) // outside a loader
+	fmt.Println(errors.Is(err, io.ErrUnexpectedEOF), failures)
 	// Output:
-	// sample 0 has drawn 292 and fails
-	// sample 0 has drawn 292 and fails
-	// [sample 0 has drawn 292]
-	// [sample 1 has drawn 971]
+	// [sample 0, drawn as in the attempt before: true]
+	// [sample 1, drawn as in the attempt before: false]
+	// true 0
 }
 
 // A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
