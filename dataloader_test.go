@@ -5858,10 +5858,12 @@ func ExampleFromSeq_cache() {
 	// epoch 2 from pos 0: a b c d e; lines read so far: 12
 }
 
-// A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob for each
-// sample. A file is renamed when all of it is written, so goroutines and processes may share the folder. Random augmentation
-// belongs in a Transform of the result; in the cache its first outcome would stay for ever. A change of the decoding needs a
-// new folder, and gob does not write unexported fields.
+// A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob with a
+// checksum for each sample. A file is renamed when all of it is written, so goroutines and processes may share the folder. A file
+// that is empty or damaged, as after a loss of power, is decoded and written again. If nothing can be written, as on a full disk,
+// the log says so once, and samples are decoded each time. Processes that are killed leave files *.part. Random augmentation
+// belongs in a Transform of the result; in the cache its first outcome would stay for ever. A change of the decoding or of the
+// data needs a new folder, and gob does not write unexported fields.
 func ExampleFunc_cacheOnDisk() {
 	type sample = Tensor[float32]
 	raw := Slice[string]{"1.5 2", "3 4.5", "5 6"}
@@ -5879,30 +5881,37 @@ func ExampleFunc_cacheOnDisk() {
 	}
 	defer os.RemoveAll(dir)
 	slow := Transform(raw, decode)
+	keep := func(name string, x sample) error {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(x); err != nil {
+			return err
+		}
+		file, err := os.CreateTemp(dir, "*.part")
+		if err != nil {
+			return err
+		}
+		defer os.Remove(file.Name()) // of no effect after Rename
+		_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes())))
+		if err := errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+		return os.Rename(file.Name(), name)
+	}
+	var warning sync.Once
 	cached := Func(raw.Len(), func(ctx context.Context, i int) (x sample, err error) {
 		name := filepath.Join(dir, fmt.Sprintf("%08d.gob", i))
-		kept, err := os.ReadFile(name)
-		if err == nil {
-			if err := gob.NewDecoder(bytes.NewReader(kept)).Decode(&x); err != nil {
-				return x, fmt.Errorf("%s: %w", name, err)
-			}
-			return x, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
+		kept, _ := os.ReadFile(name) // what cannot be read is decoded again
+		if n := len(kept) - 4; n > 0 && crc32.ChecksumIEEE(kept[:n]) == binary.LittleEndian.Uint32(kept[n:]) {
+			err = gob.NewDecoder(bytes.NewReader(kept[:n])).Decode(&x)
 			return x, err
 		}
 		if x, err = slow.Get(ctx, i); err != nil { // which is not kept
 			return x, err
 		}
-		file, err := os.CreateTemp(dir, "*.part")
-		if err != nil {
-			return x, err
+		if err := keep(name, x); err != nil {
+			warning.Do(func() { log.Print("samples are not kept: ", err) })
 		}
-		defer os.Remove(file.Name()) // of no effect after Rename
-		if err := errors.Join(gob.NewEncoder(file).Encode(x), file.Close()); err != nil {
-			return x, err
-		}
-		return x, os.Rename(file.Name(), name)
+		return x, nil
 	})
 	augmented := Transform(cached, func(ctx context.Context, x sample) (sample, error) {
 		x.Data[0] += float32(Rand(ctx).IntN(10)) // x is this call's own
@@ -5913,18 +5922,23 @@ func ExampleFunc_cacheOnDisk() {
 		fmt.Println(err)
 		return
 	}
-	for epoch := range 2 {
+	for epoch := range 3 {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
 			if err != nil {
 				fmt.Println(err)
 				return
 			}
-			fmt.Println(batch.Data, "decoded so far:", decoded.Load())
+			fmt.Println(batch.Data[1], batch.Data[3], batch.Data[5], "decoded so far:", decoded.Load())
+		}
+		if epoch == 1 { // a loss of power
+			fmt.Println(os.Truncate(filepath.Join(dir, "00000002.gob"), 20))
 		}
 	}
 	// Output:
-	// [4.5 2 7 4.5 8 6] decoded so far: 3
-	// [10.5 2 4 4.5 5 6] decoded so far: 3
+	// 2 4.5 6 decoded so far: 3
+	// 2 4.5 6 decoded so far: 3
+	// <nil>
+	// 2 4.5 6 decoded so far: 4
 }
 
 // A data set is written as shards of limited size: when one is full, the next begins. The errors of all three closes count,
