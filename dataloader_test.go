@@ -5928,87 +5928,70 @@ func ExampleFunc_cacheOnDisk() {
 				fmt.Println(err)
 				return
 			}
-			fmt.Println(batch.Data[1], batch.Data[3], batch.Data[5], "decoded so far:", decoded.Load())
+			fmt.Println(batch.Data, "decoded so far:", decoded.Load())
 		}
 		if epoch == 1 { // a loss of power
 			fmt.Println(os.Truncate(filepath.Join(dir, "00000002.gob"), 20))
 		}
 	}
 	// Output:
-	// 2 4.5 6 decoded so far: 3
-	// 2 4.5 6 decoded so far: 3
+	// [4.5 2 7 4.5 8 6] decoded so far: 3
+	// [10.5 2 4 4.5 5 6] decoded so far: 3
 	// <nil>
-	// 2 4.5 6 decoded so far: 4
+	// [3.5 2 8 4.5 6 6] decoded so far: 4
 }
 
-// A data set is written as shards of limited size: when one is full, the next begins. The errors of all three closes count,
-// because a full disk may show only there, and a shard is renamed when it is complete. Expand lists the shards again. Write
-// samples in random order, since a shard is read from front to back, and at least as many shards as there will be ranks. The
-// folder must be new: another process would replace shards, and a longer run before would leave its last ones.
+// A data set is written as shards of limited size: when one is full, the next begins. The folder is renamed when all of them are
+// written, so nobody trains on a part of the data. The errors of every close count, because a full disk may show only there. After
+// any error, also of a record that Write refuses, and in a process that is killed, the folder train.part is left, which a second
+// process does not write into: delete it, and begin again. The samples come from a stream, here in random order, since a shard is
+// read from front to back, and by two workers. Write at least as many shards as there will be ranks.
 func ExampleTarWriter_rollingShards() {
 	parent, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(parent)
-	dir := filepath.Join(parent, "train")
-	if err := os.Mkdir(dir, 0o777); err != nil { // an error if there is one
-		fmt.Println(err)
-		return
-	}
-	pattern := filepath.Join(dir, "train-%06d.tar")
 	const maxRecords, maxBytes = 3, 20 // the first that is reached ends a shard; often 10,000 and 1 << 30
 
-	var file *os.File
-	var buffer *bufio.Writer
-	var w *TarWriter // nil between two shards
-	shards, records, size := 0, 0, 0
-	finish := func() error {
-		if w == nil {
-			return nil
-		}
-		if err := errors.Join(w.Close(), buffer.Flush(), file.Close()); err != nil {
+	writeShards := func(dir string, records iter.Seq2[Record, error]) error {
+		if err := os.Mkdir(dir+".part", 0o777); err != nil { // an error if there is one
 			return err
 		}
-		err := os.Rename(file.Name(), fmt.Sprintf(pattern, shards))
-		w, shards, records, size = nil, shards+1, 0, 0
-		return err
-	}
-	write := func(r Record) (err error) {
-		if w == nil {
-			if file, err = os.Create(fmt.Sprintf(pattern, shards) + ".part"); err != nil {
+		next, stop := iter.Pull2(records)
+		defer stop()
+		r, err, more := next()
+		for k := 0; more; k++ {
+			file, failed := os.Create(filepath.Join(dir+".part", fmt.Sprintf("train-%06d.tar", k)))
+			if failed != nil {
+				return failed
+			}
+			buffer := bufio.NewWriterSize(file, 1<<20)
+			w := NewTarWriter(buffer)
+			for n, size := 0, 0; more && failed == nil && n < maxRecords && size < maxBytes; n++ {
+				failed = cmp.Or(err, w.Write(r))
+				for _, f := range r.Files {
+					size += len(f.Data)
+				}
+				r, err, more = next()
+			}
+			if err := errors.Join(failed, w.Close(), buffer.Flush(), file.Sync(), file.Close()); err != nil {
 				return err
 			}
-			buffer = bufio.NewWriterSize(file, 1<<20)
-			w = NewTarWriter(buffer)
 		}
-		if err := w.Write(r); err != nil {
-			return err
-		}
-		records++
-		for _, f := range r.Files {
-			size += len(f.Data)
-		}
-		if records >= maxRecords || size >= maxBytes {
-			return finish()
-		}
-		return nil
+		return os.Rename(dir+".part", dir) // an error if there are files in dir
 	}
 
-	texts := []string{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
-	order := Random(len(texts), 1).Order(0)
-	for pos := range texts {
-		key := fmt.Sprintf("%08d", pos)
-		if err := write(Record{Key: key, Files: []File{{Name: "txt", Data: []byte(texts[order(pos)])}}}); err != nil {
-			fmt.Println(err)
-			return
-		}
-	}
-	if err := finish(); err != nil { // the last shard
+	texts := Slice[string]{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
+	records := Map(Indices(Random(texts.Len(), 1)), 2, func(_ context.Context, i int) (Record, error) {
+		return Record{Key: fmt.Sprintf("%08d", i), Files: []File{{Name: "txt", Data: []byte(texts[i])}}}, nil
+	})
+	dir := filepath.Join(parent, "train")
+	if err := writeShards(dir, records.Epoch(context.Background(), 0)); err != nil {
 		fmt.Println(err)
 		return
 	}
-	names, err := Expand(filepath.Join(dir, fmt.Sprintf("train-{000000..%06d}.tar", shards-1)))
+	names, err := filepath.Glob(filepath.Join(dir, "*.tar")) // Expand lists those of a server
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -6027,12 +6010,12 @@ func ExampleTarWriter_rollingShards() {
 	}
 	// Output:
 	// train-000000.tar 00000000 cat
-	// train-000000.tar 00000001 pig
-	// train-000000.tar 00000002 dog
-	// train-000001.tar 00000003 a text that is long
-	// train-000001.tar 00000004 rat
-	// train-000002.tar 00000005 goat
-	// train-000002.tar 00000006 cow
+	// train-000000.tar 00000005 pig
+	// train-000000.tar 00000003 dog
+	// train-000001.tar 00000001 a text that is long
+	// train-000001.tar 00000006 rat
+	// train-000002.tar 00000004 goat
+	// train-000002.tar 00000002 cow
 }
 
 // The files that the Examples and the README need.
