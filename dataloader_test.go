@@ -5554,6 +5554,9 @@ func ExampleOpener_presigned() {
 	// aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404
 }
 
+// A versionKey is the key of a context's *string, which is the ETag of the shard that is read.
+type versionKey struct{}
+
 // A signedShard reads a shard by URLs that expire. OpenShard goes on with the same URL after a cut, and gives up when the server
 // refuses it: the error ends with the status. Then Read asks for a new URL and goes on at the same byte, unless the URL before
 // delivered nothing. Every other error is final, above all "the object has changed".
@@ -5579,9 +5582,10 @@ func (s *signedShard) Read(p []byte) (int, error) {
 }
 
 // Signed URLs that expire while a shard is read. A new one is asked for when a shard is opened, and when a connection breaks and
-// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. A new URL does not know
-// what the old one has read, so a shard must not be replaced while it is read; if the store has versions, sign one of them. Copy
-// the type signedShard, too, which stands before this Example. (cutWriter is only for the server here: it cuts an answer.)
+// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. If the shard is replaced
+// meanwhile, the rest of it is an error: the Transport of http.DefaultClient compares the ETags of all answers. A store that sends
+// none may join two versions; if it has versions, sign one of them. Copy the types roundTrip, versionKey and signedShard, too,
+// which stand above. (cutWriter is only for the server here: it cuts an answer.)
 func ExampleOpener_signedURLs() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -5603,16 +5607,29 @@ func ExampleOpener_signedURLs() {
 		if signature == "1" {
 			w = &cutWriter{w, 2 << 20}
 		}
+		w.Header().Set("ETag", fmt.Sprintf(`"replaced: %v"`, signature > "3"))
 		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(shard.Bytes()))
 	}))
 	defer server.Close()
 
+	http.DefaultClient.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+		resp, err := http.DefaultTransport.RoundTrip(r)
+		if version, ok := r.Context().Value(versionKey{}).(*string); ok && err == nil && resp.StatusCode/100 == 2 {
+			tag := resp.Header.Get("ETag")
+			if *version = cmp.Or(*version, tag); tag != *version {
+				resp.StatusCode = http.StatusPreconditionFailed // which is not asked for again
+			}
+		}
+		return resp, err
+	})
+	defer func() { http.DefaultClient.Transport = nil }()
 	signed := 0
 	sign := func(name string) string { // asks the service that signs
 		signed++
 		return fmt.Sprintf("%s/%s?signature=%d", server.URL, name, signed)
 	}
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+		ctx = context.WithValue(ctx, versionKey{}, new(string))
 		again := func(offset int64) (io.ReadCloser, error) { return OpenShard(ctx, sign(name), offset) }
 		body, err := again(offset)
 		if err != nil {
@@ -5633,11 +5650,20 @@ func ExampleOpener_signedURLs() {
 		fmt.Println(r.Key, len(r.Get("txt")))
 	}
 	fmt.Println("URLs:", signed)
+	body, err := open(context.Background(), "train-000.tar", 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer body.Close()
+	_, err = body.(*signedShard).open(2 << 20) // as after a cut, but the server has another version now
+	fmt.Println("replaced:", err != nil)
 	// Output:
 	// cat 1048576
 	// dog 1048576
 	// pig 1048576
 	// URLs: 2
+	// replaced: true
 }
 
 // A cutWriter breaks the connection after left bytes.
