@@ -4100,9 +4100,9 @@ func ExampleOpenShard_bearerToken() {
 
 // Records of remote tar files by index: a data set for Shuffle, Weighted or Subset, whose cursors fit any number of ranks.
 // Nothing is downloaded before, but each record costs a request, so Tar is much faster. The tar files are those of a TarWriter,
-// not compressed. Each has an index, the names, places and sizes of its files, which archive/tar tells before the tar file is
-// uploaded. A record that is not in its place is an error, and so are other names and sizes than those in the index. So a tar
-// file that was replaced is noticed, unless only the content of its files has changed. ExampleFunc_retry asks again.
+// not compressed. Their index is made before the upload: where each record is, and the names and sizes of its files. A tar file
+// of another length is an error, and so are other names or sizes in the place of a record. So a tar file that was replaced is
+// noticed, unless only the content of its files has changed. ExampleFunc_retry asks again.
 func ExampleFunc_remoteRecords() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -4111,104 +4111,77 @@ func ExampleFunc_remoteRecords() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	type file struct {
-		Name         string
-		Offset, Size int64 // of the data
-	}
-	var files []file
-	stored := bytes.NewReader(shard.Bytes()) // or an os.File
-	for t := tar.NewReader(stored); ; {
-		h, err := t.Next()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		offset, err := stored.Seek(0, io.SeekCurrent)
-		if err != nil {
-			log.Fatal(err)
-		}
-		files = append(files, file{h.Name, offset, h.Size})
-	}
-	index, err := json.Marshal(files)
-	if err != nil {
-		log.Fatal(err)
-	}
-	store := httptest.NewServer(http.FileServerFS(fstest.MapFS{"a.tar": {Data: shard.Bytes()}, "a.json": {Data: index}}))
-	defer store.Close()
+	folder := fstest.MapFS{"a.tar": {Data: shard.Bytes()}}
 
+	type place struct {
+		Shard, Key       string
+		Begin, End, Size int64 // Size is that of the tar file
+		Names            []string
+		Sizes            []int64
+	}
+	var index []place // save it as JSON
+	for _, name := range []string{"a.tar"} {
+		stored, begin := bytes.NewReader(folder[name].Data), int64(0) // or an os.File, and the Size of its Stat
+		for t := tar.NewReader(stored); ; {
+			h, err := t.Next()
+			if err == io.EOF {
+				break
+			}
+			data, failed := stored.Seek(0, io.SeekCurrent)
+			if err = cmp.Or(err, failed); err != nil {
+				log.Fatal(err)
+			}
+			dir, base := path.Split(h.Name)
+			base, _, _ = strings.Cut(base, ".")
+			if begin == 0 || index[len(index)-1].Key != dir+base {
+				index = append(index, place{Shard: name, Key: dir + base, Begin: begin, Size: stored.Size()})
+			}
+			begin = (data + h.Size + 511) / 512 * 512 // whole blocks
+			p := &index[len(index)-1]
+			p.End, p.Names, p.Sizes = begin, append(p.Names, h.Name), append(p.Sizes, h.Size)
+		}
+	}
+
+	store := httptest.NewServer(http.FileServerFS(folder))
+	defer store.Close()
 	const workers = 64 // each keeps its connection, where by default all but two would connect anew for each record
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	get := func(ctx context.Context, address, part string) ([]byte, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	records := Func(len(index), func(ctx context.Context, i int) (Record, error) {
+		p := index[i]
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, store.URL+"/"+p.Shard, nil)
 		if err != nil {
-			return nil, err
+			return Record{}, err
 		}
-		req.Header.Set("Range", part)
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.Begin, p.End-1))
 		resp, err := client.Do(req)
 		if err != nil {
-			return nil, err
+			return Record{}, err
 		}
 		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusPartialContent {
-			return nil, fmt.Errorf("%s: %s, want the range %s", address, resp.Status, part)
+		got, want := resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-%d/%d", p.Begin, p.End-1, p.Size)
+		if resp.StatusCode != http.StatusPartialContent || got != want {
+			return Record{}, fmt.Errorf("%s: %s with %q, want %q", p.Shard, resp.Status, got, want)
 		}
-		return io.ReadAll(resp.Body)
-	}
-
-	type place struct {
-		shard, key string
-		files      []file
-		begin, end int64
-	}
-	var places []place
-	for _, shard := range []string{store.URL + "/a"} {
-		index, err := get(context.Background(), shard+".json", "bytes=0-")
-		var files []file
-		if err = cmp.Or(err, json.Unmarshal(index, &files)); err != nil {
-			fmt.Println(err)
-			return
-		}
-		at := place{shard: shard + ".tar"}
-		for _, f := range files {
-			dir, base := path.Split(f.Name)
-			base, _, _ = strings.Cut(base, ".")
-			if at.key != dir+base {
-				at = place{at.shard, dir + base, nil, at.end, at.end}
-				places = append(places, at)
+		r := Record{Key: p.Key, Shard: p.Shard}
+		t := tar.NewReader(resp.Body)
+		for k, name := range p.Names {
+			h, err := t.Next()
+			if err == nil && (h.Name != name || h.Size != p.Sizes[k]) {
+				err = fmt.Errorf("there is %s, of %d bytes", h.Name, h.Size)
 			}
-			at.files, at.end = append(at.files, f), (f.Offset+f.Size+511)/512*512 // whole blocks
-			places[len(places)-1] = at
-		}
-	}
-	records := Func(len(places), func(ctx context.Context, i int) (Record, error) {
-		p := places[i]
-		one, err := get(ctx, p.shard, fmt.Sprintf("bytes=%d-%d", p.begin, p.end-1))
-		if err != nil {
-			return Record{}, err
-		}
-		found, err := Tar([]string{p.shard}, TarOptions{Open: func(context.Context, string, int64) (io.ReadCloser, error) {
-			return io.NopCloser(bytes.NewReader(append(one, make([]byte, 1024)...))), nil // with the end of a tar file
-		}})
-		if err != nil {
-			return Record{}, err
-		}
-		var has []file
-		for r, err := range found.Epoch(ctx, 0) {
+			var data []byte
+			if err == nil {
+				data, err = io.ReadAll(t)
+			}
 			if err != nil {
-				return r, err
+				return Record{}, fmt.Errorf("%s: no %s of %d bytes in %s: %w", p.Shard, name, p.Sizes[k], want, err)
 			}
-			for _, f := range r.Files {
-				has = append(has, file{r.Key + "." + f.Name, p.files[min(len(has), len(p.files)-1)].Offset, int64(len(f.Data))})
-			}
-			if int64(len(one)) == p.end-p.begin && slices.Equal(has, p.files) {
-				return r, nil
-			}
+			r.Files = append(r.Files, File{name[len(p.Key)+1:], data})
 		}
-		return Record{}, fmt.Errorf("%s: the record %s at byte %d is not that of the index: %v", p.shard, p.key, p.begin, has)
+		_, err = io.Copy(io.Discard, resp.Body) // to the end, so that the connection is kept
+		return r, err
 	})
 	for i := range records.Len() { // or a loader with that number of Workers
 		r, err := records.Get(context.Background(), i)
