@@ -1012,6 +1012,110 @@ func Example_checkpoint() {
 	// it has no cursor
 }
 
+// Gradient accumulation: an optimizer step takes the gradients of several batches. The checkpoint changes after a whole step only,
+// together with the weights: c.At follows at. A run that is interrupted between two batches of a step loads the first again. At the
+// end of an epoch the batches that are left make a smaller step, so that no step spans two epochs. The gradient is divided by the
+// number of samples, not of batches, because the last batch may be smaller. On several ranks, sum gradients and samples over them.
+func Example_gradientAccumulation() {
+	const accumulate = 2 // batches in a step
+	loader, err := New(Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}, List[float64], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var c struct { // the checkpoint, as in Example_checkpoint
+		Weight float64
+		At     Cursor
+	}
+	train := func(batches int) { // one process, which is interrupted after a number of batches
+		at, gradient, samples, k := c.At, 0.0, 0, 0
+		step := func() {
+			if samples > 0 {
+				c.Weight -= gradient / float64(samples)
+				fmt.Println("a step of", samples, "samples makes the weight", c.Weight)
+			}
+			c.At, gradient, samples, k = at, 0, 0, 0
+		}
+		for at.Epoch < 1 {
+			for batch, err := range loader.Run(context.Background(), &at) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				for _, x := range batch {
+					gradient += x // stands for the backward pass
+				}
+				samples += len(batch)
+				if k++; k == accumulate {
+					step()
+				}
+				if batches--; batches == 0 {
+					return
+				}
+			}
+			step() // the rest of the epoch
+		}
+	}
+	train(3)
+	fmt.Println("interrupted after 6 samples; the checkpoint is at", c.At.Pos)
+	train(-1)
+	// Output:
+	// a step of 4 samples makes the weight -2.5
+	// interrupted after 6 samples; the checkpoint is at 4
+	// a step of 4 samples makes the weight -9
+	// a step of 1 samples makes the weight -18
+}
+
+// Data that grow between epochs: each epoch has a loader of its own, for the samples that are there when it begins. The checkpoint
+// has their number, so an epoch that has begun is finished with the first n samples, and the next one has all. The cursor of n
+// samples is refused by a loader of any other number. Samples may only be added at the end: index i must stay the same sample.
+func ExampleSubset_growing() {
+	data := Slice[string]{"a", "b", "c", "d"}
+	type checkpoint struct {
+		N  int // the samples in the epoch of At
+		At Cursor
+	}
+	epoch := func(c checkpoint, steps int) checkpoint {
+		if c.At.Pos == 0 { // it has not begun
+			c.N = data.Len()
+		}
+		indices := make([]int, c.N)
+		for i := range indices {
+			indices[i] = i
+		}
+		first, err := Subset(data, indices)
+		if err != nil {
+			log.Fatal(err)
+		}
+		loader, err := New(first, List[string], Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Run(context.Background(), &c.At) {
+			if err != nil {
+				reason, _, _ := strings.Cut(err.Error(), ";")
+				fmt.Println(reason)
+				return c
+			}
+			fmt.Println(c.N, "samples:", batch)
+			if steps--; steps == 0 {
+				break
+			}
+		}
+		return c
+	}
+	c := epoch(checkpoint{}, 1)
+	data = append(data, "e", "f")
+	epoch(checkpoint{N: data.Len(), At: c.At}, -1) // an ErrCursor
+	c = epoch(c, -1)
+	epoch(c, -1)
+	// Output:
+	// 4 samples: [d c]
+	// dataloader: cursor {epoch 0, pos 2}: it was made by Random(4, seed 1), this is Random(6, seed 1)
+	// 4 samples: [b a]
+	// 6 samples: [a d]
+	// 6 samples: [f c]
+	// 6 samples: [e b]
+}
+
 // SIGTERM, Ctrl-C, preemption: a checkpoint even if a Get hangs. The loop would hear of its context's end only when that Get
 // has returned. So the loop has a context that does not end, and the function that saves ends the program. It waits for a step
 // that has begun, and no other begins, because it keeps the mutex. Between two steps Run may have moved at already: c has a
