@@ -2848,7 +2848,9 @@ func ExampleMix() {
 	// Output: 0 0 0 1 100 111 2 200 222
 }
 
-// MixOptions mix data sets by weight. A mix ends by one of four rules.
+// MixOptions mix data sets by weight. A mix ends by one of four rules. If b shall start over until a ends, mix a and b.Repeat(0)
+// with StopAtFirst. Weights of 3 and 1 spread the items of b. Strictly three items of a and then one of b are
+// Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join appends the second half of a pair to the first.
 func ExampleMixOptions() {
 	letters := func(text string) Stream[string] {
 		return Map(Indices(Sequential(len(text))), 0, func(_ context.Context, i int) (string, error) { return text[i : i+1], nil })

@@ -936,6 +936,8 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 
 // Zip joins two streams item by item, and ends with the shorter one. If one of two items failed, the pair fails.
 //
+// Two Maps of one source draw the same random numbers: make both views of a sample in one Map, or join two Transforms by Pairs.
+//
 // Zip reads b as a coroutine (iter.Pull2), which ends the program if the loop's body or a source locks its goroutine to a thread
 // (runtime.LockOSThread) while the loop runs. Lock before the loop, or put Prefetch(1) behind a source that locks.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
