@@ -1,16 +1,27 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts; the Examples begin with an index by what a reader wants to do:
+// Tests are two thirds of the package. This file has five parts, each under a heading:
 //
-//	Helpers         data sets, samplers and sequences under observation, and how results are compared
-//	Examples        the documentation: what a reader wants to do, compiled and run
-//	First reading   the classic loader, file by file: dataset.go, sampler.go, batch.go, worker.go, dataloader.go
-//	Second reading  files and folders; streams, in the same order; Stats, Progress, profiles
-//	Tar shards      the stream, the web, the index, the writer
+//	Helpers                          data sets, samplers and sequences under observation, and how results are compared
+//	The Examples                     what a reader wants to do, compiled and run; README.md lists them by what they are for
+//	The tests of the first reading   README.md, the lesson; the classic loader, file by file: dataset.go, sampler.go, batch.go, …
+//	The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
+//	The tests of tar shards          the stream, the web, the index, the writer
 //
 // Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a
 // stream through everything that its cursors promise. Time and goroutines are tested in bubbles of testing/synctest, where
 // time is exact and a goroutine that is left over fails the test. Files in testdata are written again by go test -update.
+//
+// What is new needs more than its own test:
+//
+//	a stage    a row in stages, in TestStreams and in TestBadStreams; in savedStreams, and its cursors in testdata/cursors.json,
+//	           which are added by hand; TestRefusedCursors, TestReadAhead, TestResumes and TestStreamsThatDie, if it has a state,
+//	           reads ahead, reads again or calls a function; the lists at Stream and in the package comment
+//	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in TestBadOptions, for data of another length; a name in cursors
+//	           that tells it from every other order, as in TestRefusedCursors; the sentence at Sampler
+//	an option  its zero value, which changes nothing, and what it excludes, in TestBadOptions; if it changes what a rank loads,
+//	           expect and TestResumeExhaustive; if a cursor fits only one value of it, TestRefusedCursors and savedStreams
+//	each       an Example, and its rows in README.md: "Which function do I need", "Coming from PyTorch"
 
 import (
 	"archive/tar"
@@ -507,43 +518,8 @@ func undo(f *feistel, x uint64) uint64 {
 	}
 }
 
-// The Examples are the documentation. What the reader comes for stands in the body. Inside the package New stands for
-// dataloader.New. By what a reader wants to do:
-//
-//	begin              Example, ExampleNew_oneProcess, ExampleNew_outOfOrder, ExampleNew_inOrder; how it works:
-//	                   Example_inTenLines, Example_oneWorker, Example_outOfOrder, Example_inFiftyLines
-//	loop over batches  ExampleDataLoader_Epoch, ExampleDataLoader_Run, ExampleStream_Run_restartOrContinue, ExampleSampleError;
-//	                   ask for them instead: ExampleDataLoader_Run_pull; without a wait between epochs: ExampleResize
-//	save and resume    ExampleCursor, ExampleCursor_stream, ExampleErrCursor, Example_checkpoint, ExampleDataLoader_At; at a
-//	                   signal: ExampleDataLoader_Run_signal, ExampleDataLoader_Run_interrupted
-//	train a model      Example_training, Example_tarPipeline, Example_trainingFromTar
-//	have a data set    Example_datasetOfYourOwn, ExampleDataset, ExampleFiles, ExampleFolder, ExampleRows, ExamplePairs; a
-//	                   database: ExampleNewFunc_database; files: Example_jsonLines, Example_csv, Example_mnist, in two folders:
-//	                   ExamplePairs_byName
-//	change samples     ExampleRand, ExampleCache, ExampleFunc_cacheOnDisk, ExampleFunc_retry, ExampleFunc_timeLimit,
-//	                   ExampleWorker, ExampleDecode; images: ExampleImageTensor, Example_imageFolder, Example_imageSizes,
-//	                   Example_imageAugmentation
-//	divide them        ExampleSplit, ExampleSubset_stratified, ExampleSplit_crossValidation
-//	order them         ExampleSampler, ExampleTorchRandom, ExampleBatches, ExampleBuckets, ExampleBuckets_ranks,
-//	                   ExampleWeighted
-//	share an epoch     ExampleShardFromEnv, ExampleTail, ExampleStream_Shard; with bad samples: ExampleOptions_onErrorRanks,
-//	                   ExampleStream_Repeat_ranks
-//	make batches       ExampleCollate, ExampleCollate_struct, ExampleTensor, ExampleNewFunc; in memory that is reused:
-//	                   ExampleDataLoader_Recycle, ExampleDataLoader_Recycle_ownMemory; evaluate: ExampleDataLoader,
-//	                   ExampleDataLoader_Batch
-//	see what happens   ExampleStats, ExampleStats_perfectLoader, ExampleProgress, ExampleProgress_loss,
-//	                   ExampleStream_slowStage, ExampleTiming, ExampleTiming_picture,
-//	                   ExampleDataLoader_Batch_whichSamples, ExampleFunc_hang, ExampleOptions_onError, ExampleStream_OnError,
-//	                   ExamplePanicError
-//	build a pipeline   ExampleFromSeq, ExampleFromSeq_cache, ExampleMap, ExampleBatch, ExampleBatch_collate,
-//	                   ExampleBatch_tokenBudget, ExampleUnbatch, ExampleUnbatch_packing, ExampleUnbatch_wholeDocuments,
-//	                   ExampleStream_Filter, ExampleStream_Prefetch, ExampleStream_Repeat, ExampleStreamOf; with a source or
-//	                   a stage of your own: ExampleStream, ExampleStream_stage, ExampleCursor_Load
-//	join data sets     ExampleMix, ExampleMixOptions, ExampleOrderFunc_mixture, ExampleChain
-//	use tar shards     ExampleTar, ExampleOpenTar, ExampleTarWriter, ExampleTarWriter_rollingShards, ExampleExpand; in other
-//	                   stores: ExampleOpener, ExampleOpenShard_bearerToken, ExampleOpener_presigned,
-//	                   ExampleOpener_signedURLs, ExampleOpener_cacheOnDisk, ExampleFunc_remoteRecords; on a changing
-//	                   number of ranks: ExampleTarOptions_elastic
+// The Examples. They are the documentation: what the reader comes for stands in the body. Inside the package New stands for
+// dataloader.New.
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
 func Example() {
@@ -6065,7 +6041,7 @@ func ExampleTarWriter_rollingShards() {
 	// train-000002.tar 00000002 cow
 }
 
-// The files that the Examples and the README need.
+// The tests of the first reading: what the README and the lesson name, then the classic loader, file by file.
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
 
@@ -6079,7 +6055,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestReadme builds and runs every program of README.md in a module with a copy of this package. What README.md links to,
-// what its commands name, and every test, benchmark and Example that it or the index of the Examples names, must exist.
+// what its commands name, and every test, benchmark and Example that it or a comment of this file names, must exist.
 func TestReadme(t *testing.T) {
 	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	names, source := declared(t)
