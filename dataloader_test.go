@@ -5249,22 +5249,19 @@ func ExampleNewFunc_database() {
 	defer db.Close()
 	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id") // so an index is the same row in every process
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer rows.Close()
 	var ids []int64
 	for rows.Next() {
 		var id int64
 		if err := rows.Scan(&id); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		ids = append(ids, id)
 	}
 	if err := rows.Err(); err != nil { // Next also returns false if the connection breaks
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	var queries, missing atomic.Int64
@@ -5307,14 +5304,12 @@ func ExampleNewFunc_database() {
 		DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
 	})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	delete(table, 17) // by another program
 	for batch, err := range loader.Epoch(ctx, 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
