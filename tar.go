@@ -734,14 +734,14 @@ func (r *tarReader) skipEntry() error {
 func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
 // skipTo passes over the bytes up to an offset. If that is far behind the buffer, and src can seek, they are not read; a seek
-// empties the buffer, so a short one would cost more than it saves. A seek beyond the end of a file succeeds, and the next
-// header is missing then.
+// empties the buffer, so a short one would cost more than it saves. A seek far beyond the end of a file succeeds on one file
+// system and fails on another, so the last block is read: if it is not there, the error is io.ErrUnexpectedEOF on all.
 func (r *tarReader) skipTo(to int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
 	if ahead := to - r.offset - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
-		if _, err := src.Seek(ahead, io.SeekCurrent); err == nil { // the Seek of a pipe fails
+		if _, err := src.Seek(ahead-tarBlock, io.SeekCurrent); err == nil { // the Seek of a pipe fails
 			r.in.Reset(r.src)
-			r.offset = to
+			r.offset = to - tarBlock
 		}
 	}
 	for r.offset < to {
@@ -964,7 +964,8 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 	case !strings.Contains(name, "://"):
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
-		return openFile(ctx, filepath.FromSlash(u.Path), offset)
+		volume := filepath.VolumeName(strings.TrimPrefix(u.Path, "/")) // on Windows, as in file:///C:/x.tar
+		return openFile(ctx, filepath.FromSlash(u.Path[min(1, len(volume)):]), offset)
 	case err == nil && isWeb(u):
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
