@@ -1195,7 +1195,7 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 			twice:                            "data: 4 records of " + twice + "; decoded: true\nskipped: 2 of 4",
 			filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
 			"x{1":                            "braces must come in pairs",
-			"[":                              "syntax error in pattern",
+			"[":                              filepath.ErrBadPattern.Error(),
 			t.TempDir():                      "no file",
 			filepath.Join(dir, "a", "*.txt"): "1.txt",
 			filepath.Join(dir, "b"):          `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,

@@ -304,6 +304,15 @@ func saysAll(t testing.TB, err error, parts ...string) {
 // errorOf is the error of a call.
 func errorOf[T any](_ T, err error) error { return err }
 
+// because checks the cause of err, and returns err. Causes are compared as values: their texts differ between systems.
+func because(t testing.TB, cause, err error) error {
+	t.Helper()
+	if !errors.Is(err, cause) {
+		t.Errorf("%v; this is not because of %v", err, cause)
+	}
+	return err
+}
+
 // panicOf is what f panics with, as an error, or nil.
 func panicOf(f func()) (err error) {
 	defer func() {
@@ -6060,7 +6069,31 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "%v\nthe tests need the folder testdata of this package: copy it, too\n", err)
 		os.Exit(1)
 	}
+	flag.Parse()
+	if err := dialSelf(); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\nthis machine has no loopback interface, so what reads from the web is skipped\n", err)
+		skip := flag.Lookup("test.skip").Value
+		must(0, skip.Set(strings.TrimPrefix(skip.String()+"|"+fromTheWeb, "|")))
+	}
 	m.Run()
+}
+
+// fromTheWeb matches the tests and Examples that need a web server on this machine.
+const fromTheWeb = "^Test(Web.*|Secrets|OpenShard)$|^Example(OpenShard_bearerToken|Func_remoteRecords|" +
+	"Opener_cacheOnDisk|Opener_signedURLs)$"
+
+// dialSelf connects to this machine, as those do.
+func dialSelf() error {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp", server.Addr().String())
+	if err != nil {
+		return err
+	}
+	return client.Close()
 }
 
 // TestReadme builds and runs every program of README.md in a module with a copy of this package. What README.md links to,
@@ -6101,10 +6134,11 @@ func TestReadme(t *testing.T) {
 	}
 	shown, _, _ := strings.Cut(strings.Split(readme, "```text\n")[1], "```")
 	for _, verbose := range []bool{true, false} {
-		training := exec.Command(must(os.Executable()), "-test.run=^Example_training$", fmt.Sprint("-test.v=", verbose))
-		out := string(must(training.CombinedOutput()))
+		training := exec.Command(os.Args[0], "-test.run=^Example_training$", fmt.Sprint("-test.v=", verbose))
+		out, err := training.CombinedOutput()
+		equal(t, training.String(), err, nil)
 		for line := range strings.Lines(shown) {
-			equal(t, fmt.Sprintf("%v shows %s", training, line), strings.Contains(out, "\n"+line), verbose)
+			equal(t, fmt.Sprintf("%v shows %s", training, line), strings.Contains(string(out), "\n"+line), verbose)
 		}
 	}
 	for i, block := range programs {
@@ -6154,7 +6188,7 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 // declared returns the names that the package declares, as in "Sampler" and "feistel.at", and its source files. In a copy of
 // the folder it skips the test: what stands there is the owner's to decide.
 func declared(t *testing.T) (names map[string]bool, source map[string]string) {
-	if mod, _ := os.ReadFile("go.mod"); !bytes.HasPrefix(mod, []byte("module dataloader\n")) {
+	if mod, _ := os.ReadFile("go.mod"); !regexp.MustCompile(`^module dataloader\s`).Match(mod) { // line ends may be "\r\n"
 		t.Skip("this folder is a copy, and its texts are its owner's")
 	}
 	names, source = map[string]bool{}, map[string]string{}
@@ -6381,6 +6415,7 @@ func TestBadDatasets(t *testing.T) {
 	files := func(pattern string) error { return errorOf(Files(tree(), "a.txt", pattern)) }
 	rows := func(shape ...int) error { return errorOf(Rows(Tensor[int]{make([]int, 3), shape})) }
 	folder := func(fsys fs.FS) error { _, _, err := Folder(fsys); return err }
+	missing := errorOf(fs.ReadDir(os.DirFS("nowhere"), "."))
 	refused(t, []refusal{
 		{panicOf(func() { Func(-1, some.Get) }), "panic … Func … -1"},
 		{panicOf(func() { Func[int](1, nil) }), "panic … Func … nil"},
@@ -6409,10 +6444,10 @@ func TestBadDatasets(t *testing.T) {
 		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
 		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
 		{files(""), `Files: … pattern "": it matches no file`},
-		{files("a/["), "Files: … syntax error in pattern"},
+		{because(t, path.ErrBadPattern, files("a/[")), "Files: "},
 		{folder(nil), "Folder … nil"},
-		{errorOf(Files(os.DirFS("nowhere"))), "Files: nowhere: open ."}, // without a pattern that nobody gave
-		{folder(os.DirFS("nowhere")), "Folder: nowhere: … open ."},
+		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))), "= dataloader: Files: nowhere: " + missing.Error()},
+		{because(t, fs.ErrNotExist, folder(os.DirFS("nowhere"))), "Folder: nowhere: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
 		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
 	})
@@ -7358,7 +7393,7 @@ func TestPanicPlace(t *testing.T) {
 				ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
 				ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
 			} {
-				saysAll(t, err, []string{"boom", "integer divide by zero", "Rand: the context is from no loader", "strings: negative"}[k])
+				saysAll(t, err, []string{"boom", "", "Rand: the context is from no loader", ""}[k])
 				saysPlace(t, err, line+2+k)
 			}
 		}
@@ -7977,7 +8012,7 @@ func TestFolder(t *testing.T) {
 		{closed, "*.png", `class "cat" has no file (patterns ["*.png"])`},
 		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
-		{closedFS{tree(), "dog"}, "", "open dog: permission denied"},
+		{closedFS{tree(), "dog"}, "", "dog: " + fs.ErrPermission.Error()},
 	} {
 		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
 		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
@@ -9908,6 +9943,7 @@ func TestTarGolden(t *testing.T) {
 				outcomes = slices.Concat(streamed, []string{"and OpenTar:"}, byIndex)
 			}
 			block := strings.ToValidUTF8("\t"+strings.Join(append(outcomes, "the end"), "\n\t")+"\n", "?")
+			block = strings.ReplaceAll(block, tar.ErrHeader.Error(), "tar.ErrHeader")
 			if text.WriteString(block); !*update && !strings.Contains(old, line+block) {
 				t.Errorf("this shard yields\n%s", block)
 			}
@@ -9936,9 +9972,9 @@ func TestTarCompressed(t *testing.T) {
 	}{
 		{append(gzipped(data[:3000]), gzipped(data[3000:])...), whole}, // two members
 		{packed[:len(packed)/2], `error unexpected EOF … record "a"`}, {packed[:len(packed)-4], whole + "; error unexpected EOF"},
-		{withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error gzip: invalid checksum"},
+		{withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error " + gzip.ErrChecksum.Error()},
 		{slices.Concat(packed, []byte("and something more")), whole + "; error what follows the compressed"},
-		{slices.Concat(packed, make([]byte, 512)), whole + "; error what follows the compressed archive … gzip: invalid header"},
+		{slices.Concat(packed, make([]byte, 512)), whole + "; error what follows the compressed … " + gzip.ErrHeader.Error()},
 		{[]byte("\x1f\x8b"), "error unexpected EOF"},
 	} {
 		got, _ := checkShard(t, TarOptions{}, c.data)
@@ -10062,7 +10098,7 @@ func TestTarOpeners(t *testing.T) {
 		calls++
 		return []error{errors.New("denied"), io.EOF}[calls-1]
 	}
-	const stood = "error multiple Read calls return no data or error"
+	stood := "error " + io.ErrNoProgress.Error()
 	for _, c := range []struct {
 		open Opener
 		want string
@@ -10106,7 +10142,8 @@ func TestTarFiles(t *testing.T) {
 	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{cls:3}"
 	all := []string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}
 	got := checkStream(t, briefly(must(Tar(all, TarOptions{}))), 0)
-	same(t, "streamed", got, "error missing.tar … no such file; error is a directory"+
+	because(t, fs.ErrNotExist, failure(t, must(Tar(all, TarOptions{}))))
+	same(t, "streamed", got, fmt.Sprintf("error shard %q; error shard %q, entry \"\", offset 0: ", all[0], dir)+
 		strings.Repeat("; error Expand lists its names, or filepath.Glob", 4)+"; "+records)
 	same(t, "indexed", indexed(t, name), records)
 	found := slices.Concat(must(filepath.Glob(filepath.Dir(dir)+"/*")), must(filepath.Glob(dir+"/*")))
@@ -10117,7 +10154,7 @@ func TestTarFiles(t *testing.T) {
 	equal(t, "a shard that was opened", tarOutcomes(t, opening(strings.NewReader("")), "{a}"),
 		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated: ""; ` +
 			`the shard is not read further`})
-	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": file does not exist`)
+	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": `+fs.ErrNotExist.Error())
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)
 	}
@@ -10134,7 +10171,7 @@ func TestTarPipe(t *testing.T) {
 	must(0, exec.Command(mkfifo, name).Run())
 	writer := make(chan *os.File, 1)
 	go func() { writer <- must(os.OpenFile(name, os.O_WRONLY, 0)) }()
-	saysAll(t, errorOf(OpenShard(t.Context(), name, 512)), "seek")
+	equal(t, "whether it can be read from the middle", errorOf(OpenShard(t.Context(), name, 512)) == nil, false)
 	w := <-writer
 	defer w.Close()
 	if _, err := w.WriteString("x"); err == nil {
@@ -10236,7 +10273,9 @@ func compareBuffered(t testing.TB, data []byte, ours *tarReader) {
 	var late error // of archive/tar, about the entry before
 	for n := 0; ; n++ {
 		h, want := theirs.Next()
-		want = cmp.Or(late, want)
+		if want = cmp.Or(late, want); want == tar.ErrInsecurePath { // as GODEBUG may ask for
+			want = nil
+		}
 		got := ours.readHeaders()
 		if got == io.EOF {
 			got = ours.drainShard()
@@ -10698,11 +10737,11 @@ func TestWeb(t *testing.T) {
 		{"breaks, and never gets further", asking("Range", "", breaks), 6, "attempt 6: unexpected EOF"},
 		{"breaks before the first byte", sends(data, tag, 0), 6, "attempt 6: unexpected EOF"},
 		{"not yet", inTurn(busy(503), busy(408), busy(429), busy(500), busy(504), good), 6, ""},
-		{"never", status(503), 6, "attempt 6: 503 Service Unavailable"},
+		{"never", status(503), 6, "attempt 6: 503 "},
 		{"no connection", func(int, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 6, "attempt 6: EOF"},
-		{"not found", status(404), 1, "404 Not Found"}, {"forbidden later", inTurn(breaks, status(403)), 2, "403 Forbidden"},
-		{"nothing", status(204), 1, "204 No Content"},
-		{"not modified", status(304), 1, "304 Not Modified"}, {"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
+		{"not found", status(404), 1, "404 "}, {"forbidden later", inTurn(breaks, status(403)), 2, "403 "},
+		{"nothing", status(204), 1, "204 "},
+		{"not modified", status(304), 1, "304 "}, {"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
 		{"changes its tag, and does not look", asking("If-Range", "", tagged(`"%d"`, 30000)), 2, "has changed"},
 		{"changes its date", anew(func(n int) answer { return dated(int64(n)) }), 2, "has changed"},
 		{"has only a date", inTurn(dated(1e9), func(n int, w http.ResponseWriter, r *http.Request) {
@@ -10736,13 +10775,13 @@ func TestWeb(t *testing.T) {
 			sends(gzipped(data), tag, -1)(n, w, r)
 		}, 1, ""},
 		{"redirects", redirects(target.URL + "/x.tar?sig=2"), 1, ""},
-		{"redirects in a circle", redirects("/again"), 10, "stopped after 10 redirects"},
+		{"redirects in a circle", redirects("/again"), 10, "attempt 1: "},
 		{"redirects to another protocol", redirects("ftp://host/x.tar?sig=secret"), 1, refuses},
 		{"redirects to no port", redirects("http://user:secret@host:bad/x?sig=secret"), 1, refuses},
 		{"redirects to no host", redirects("http:///x?sig=secret"), 1, refuses},
 		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, refuses},
 		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6, "attempt 6: the request has failed"},
-		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 Not Found"},
+		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 " + http.StatusText(404)},
 		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
 		{"ends badly", says("HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \x01?sig=secret"), 6, "request has failed"},
 	} {
@@ -10937,8 +10976,9 @@ func TestWebStall(t *testing.T) {
 // TestWebNever shows which errors cannot change, so that nothing is asked for again.
 func TestWebNever(t *testing.T) {
 	equal(t, "what is known of an error", safeError(fmt.Errorf("secret: %w", io.EOF)), io.EOF)
-	busy := safeError(errors.New("Bad Gateway"))
-	equal(t, "of a proxy's", fmt.Sprint(busy, errors.As(busy, new(permanentError))), "502 Bad Gateway false")
+	busy := safeError(errors.New(http.StatusText(502)))
+	saysAll(t, busy, "502 ")
+	equal(t, "whether it is for ever", errors.As(busy, new(permanentError)), false)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(407) }))
 	defer proxy.Close()
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
@@ -10946,14 +10986,15 @@ func TestWebNever(t *testing.T) {
 	defer secure.Close()
 	s := serveTar(t, redirects("/again"))
 	for _, c := range []struct {
-		name, says string
-		redirect   error // of the user's own rules for redirects
+		name     string
+		as       any   // what errors.As finds in the error, or the error's last words
+		redirect error // of the user's own rules for redirects
 	}{
-		{secure.URL + "/x.tar", "unknown authority", nil},
+		{secure.URL + "/x.tar", new(*tls.CertificateVerificationError), nil},
 		{s.URL + "/x.tar", "bad sample", errBad},
-		{"http://127.0.0.1:99999/x.tar", "invalid port", nil},
-		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", "HTTP response to HTTPS client", nil},
-		{"https://behind.a.proxy/x.tar", "407 Proxy Authentication Required", nil},
+		{"http://127.0.0.1:99999/x.tar", new(*net.AddrError), nil},
+		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", http.ErrSchemeMismatch.Error(), nil},
+		{"https://behind.a.proxy/x.tar", "407 ", nil},
 	} {
 		w := s.web
 		transport := &http.Transport{TLSClientConfig: new(tls.Config)}
@@ -10963,7 +11004,11 @@ func TestWebNever(t *testing.T) {
 		w.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
 		w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
 		_, err := w.open(t.Context(), c.name, 0)
-		saysAll(t, err, "attempt 1: ", c.says)
+		if says, ok := c.as.(string); ok {
+			saysAll(t, err, "attempt 1: ", says)
+		} else if !errors.As(err, c.as) {
+			t.Errorf("%s: %v, want a %T", c.name, err, c.as)
+		}
 	}
 }
 
@@ -10988,7 +11033,7 @@ func TestSecrets(t *testing.T) {
 		{nil, "pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)", "http and https"},
 		{nil, "foo:bar://user:secret@host/x.tar", "foo:(not a URL)", "http and https"},
 		{nil, "| curl -u user:secret https://host/x.tar", "|:(not a URL)", "http and https"},
-		{nil, "a:b.tar", "a:b.tar", "no such file"},
+		{nil, "a:b.tar", "a:b.tar", ""},
 	} {
 		equal(t, c.name, redactURL(c.name), c.safe)
 		same(t, c.name, tarOutcomes(t, c.open, c.name), fmt.Sprintf("error shard %q … %s", c.safe, c.says))
@@ -11007,7 +11052,7 @@ func TestSecrets(t *testing.T) {
 func TestOpenShard(t *testing.T) {
 	s := serveTar(t, sends([]byte("data"), "", -1))
 	name := onDisk(t, "a b.tar", []byte("data"))
-	escaped := strings.ReplaceAll(filepath.ToSlash(name), " ", "%20")
+	escaped := "/" + strings.TrimPrefix(strings.ReplaceAll(filepath.ToSlash(name), " ", "%20"), "/") // on Windows /C:/…
 	capitals := strings.Replace(s.URL, "http", "HTTP", 1)
 	for _, name := range []string{capitals, "file://" + escaped, "FILE://localhost" + escaped, name} {
 		r := must(OpenShard(t.Context(), name, 1))
@@ -11015,12 +11060,13 @@ func TestOpenShard(t *testing.T) {
 		r.Close()
 	}
 	evil := filepath.Join(filepath.Dir(name), "evil")
-	const reads = "OpenShard reads files and http and https URLs"
-	for name, says := range map[string]string{
-		"file://host/x.tar": reads, "gs://host/x.tar": reads, "http:///x.tar": reads, "-": "no such file", name + "x": "no such file",
-		"pipe:touch " + evil: "no such file", "|touch " + evil: "no such file",
-	} {
-		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), says)
+	for _, name := range []string{"file://host/x.tar", "gs://host/x.tar", "http:///x.tar"} {
+		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), "OpenShard reads files and http and https URLs")
+	}
+	for _, name := range []string{"-", name + "x", "pipe:touch " + evil, "|touch " + evil} {
+		if err := errorOf(OpenShard(t.Context(), name, 0)); !errors.As(err, new(*fs.PathError)) {
+			t.Errorf("%s: %v, want that there is no such file", name, err)
+		}
 	}
 	saysAll(t, errorOf(OpenShard(t.Context(), name, -1)), "a b.tar")
 	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 1)
@@ -11077,7 +11123,7 @@ func TestTarDataset(t *testing.T) {
 	before := free()
 	refused(t, []refusal{
 		{errorOf(OpenTar()), "OpenTar: there are no shards"},
-		{errorOf(OpenTar(one, one+"missing")), "OpenTar: shard … one.tarmissing … no such file"},
+		{because(t, fs.ErrNotExist, errorOf(OpenTar(one, one+"missing"))), "OpenTar: shard … one.tarmissing"},
 		{errorOf(OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))), "x.tar … compressed … use Tar"},
 	})
 	if after := free(); after > before && runtime.GOOS != "windows" {
@@ -11312,7 +11358,9 @@ func TestDecode(t *testing.T) {
 		const jfif = "\xff\xd8\xff\xe0\x00\x10JFIF\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff"
 		return header(jfif+kind+"\x00\x0b\x08", binary.BigEndian, side, "\x01\x01\x11\x00")
 	}
-	gifOf := func(side uint16) string { return header("GIF89a", binary.LittleEndian, side, "\x00\x00\x00\xff\xc2") }
+	gifOf := func(side uint16) string { // with a comment that would say "progressive" in a JPEG
+		return header("GIF89a", binary.LittleEndian, side, "\x00\x00\x00!\xfe\x02\xff\xc2\x00")
+	}
 	var b bytes.Buffer
 	must(0, png.Encode(&b, image.NewGray(image.Rect(0, 0, 3, 2))))
 	gz := func(data string) string { return string(gzipped([]byte(data))) }
@@ -11330,19 +11378,19 @@ func TestDecode(t *testing.T) {
 		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"}, {"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
 		{"gif", gifOf(65535), "error 65535 × 65535 pixels, must have 1 to 134217728"},
-		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error gif: "}, {"gif", gifOf(1), "error gif: "}, // within bounds
+		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error unexpected EOF"}, {"gif", gifOf(1), "error unexpected EOF"},
 		{"jpg", jpegOf("\xc0", 11586), "error pixels"}, {"jpg", jpegOf("\xc0", 11585), "error unexpected EOF"},
 		{"jpg", jpegOf("\xc2", 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
 		{"jpg", jpegOf("\xc2", 6688), "error unexpected EOF"},
 		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1), "error 3 × 0 pixels, must have 1"},
 		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1), "error 0 × 2 pixels, must have 1"},
-		{"a.png", "no image", "error unknown format"},
-		{"gif", "", "error unknown format"}, {"cls", "one", "error invalid syntax"},
+		{"a.png", "no image", "error " + image.ErrFormat.Error()}, {"gif", "", "error " + image.ErrFormat.Error()},
+		{"cls", "one", "error " + strconv.ErrSyntax.Error()}, {"cls.gz", gz("one"), "error " + strconv.ErrSyntax.Error()},
 		{"json", "{", "error unexpected EOF"}, {"json", "", "error there are 0 JSON values"},
-		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: invalid"},
-		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"}, {"txt.gz", "text, not compressed", "error gzip: invalid header"},
+		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: "},
+		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"}, {"txt.gz", "not compressed", "error " + gzip.ErrHeader.Error()},
 		{"gz", "", "error unexpected EOF"}, {"txt.gz", gz("text")[:20], "error unexpected EOF"},
-		{"cls.gz", gz("one"), "error invalid syntax"}, {"txt.gz", gz("text") + "x", "error EOF"},
+		{"txt.gz", gz("text") + "x", "error EOF"},
 		{"faiss.index x" + many + ".class", " \xca\xfe" + many, `error it must be an integer, is " \xca\xfexxx`},
 	} {
 		for _, name := range strings.Fields(c.names) {
@@ -11362,7 +11410,7 @@ func TestDecode(t *testing.T) {
 	}{
 		{"gz", string(bomb), "more than 8388608 bytes", 8 << 20, 1 << 20},
 		{"gz.gz", gz(string(bomb)), "more than 8388608 bytes", 8<<20 + int64(len(bomb)), 1 << 20},
-		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\x0f", "gzip: invalid checksum", 1 << 30, 1 << 20},
+		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\x0f", gzip.ErrChecksum.Error(), 1 << 30, 1 << 20},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
