@@ -1199,7 +1199,7 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 			t.TempDir():                      "no file",
 			filepath.Join(dir, "a", "*.txt"): "1.txt",
 			filepath.Join(dir, "b"):          `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,
-			filepath.Dir(zipped):             zipped + " … compressed",
+			filepath.Dir(zipped):             strconv.Quote(zipped) + " … compressed",
 		} {
 			m, err := openMine(t, pattern, true)
 			if err == nil {
