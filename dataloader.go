@@ -26,8 +26,9 @@
 // The rest of this comment is a lesson. It starts from a loop that anybody would write. Then each section answers one question.
 // Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, the answer, Break, a
 // line to change so that a test notices, and Write. Undo each Break. The tests simulate time, so that a second takes no time; but
-// each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -u -src engine.loop", for example,
-// prints a name that is not exported. Examples are in dataloader_test.go; the README has a command that prints one.
+// each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and
+// "go doc -u -src engine.loop", for example, prints one that is not exported. Examples are in dataloader_test.go; the README has
+// a command that prints one.
 //
 // # A loop of ten lines
 //
@@ -66,7 +67,7 @@
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
 //     the middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
-//   - Read: Sampler, Random and permutation (the type feistel is optional)
+//   - Read: Sampler, Random, permutation and feistel.at (how its numbers mix is optional)
 //   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
@@ -106,10 +107,14 @@
 // to the body. The number of batches in flight is bounded. The bound is called the window: it is Workers × Prefetch, which is
 // Workers × 2 unless Options.Prefetch is set. Each queue has room for a window, so no send ever blocks.
 //
+// All workers take from one queue, so the first free worker takes the next task. What is lost against PyTorch, where each worker
+// has a queue of its own, is that the same worker makes the same batch in every run: nothing in a batch may depend on its worker.
+//
 // Unlike PyTorch's worker processes, goroutines share their memory: a batch reaches the loop without pickling, a worker can
 // build it in pinned memory, and no shutdown waits for a process that has died.
 //
-// With Options.Unordered a batch is handed over as soon as it is ready (PyTorch: in_order=False).
+// With Options.Unordered a batch is handed over, or yielded, as soon as it is ready (PyTorch: in_order=False). A loop that is
+// left early has then seen the fast batches.
 //
 //   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result.
 //     How many workers are blocked for ever, for r = 0 to 4?
@@ -154,20 +159,25 @@
 // most window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed
 // over; the bound is the same.
 //
-// With the batch in the body, window + 1 batches take memory, so there are window + 1 slots. In order, batch k lies in slot
-// k % (window+1), and the cache is a flag for each slot, which says that its batch is ready. The loop looks into the queue of
-// results only while it waits for a batch. So what is ready while the body runs stays in the queue, and goes into the cache when
-// the loop waits again.
+// There is one slot more than the window, because the loop sends the next task before the body runs: otherwise only window-1
+// batches would be in flight meanwhile. With window slots that task would take the slot of the batch that the body has. In order,
+// batch k lies in slot k % (window+1), and the cache is a flag for each slot, which says that its batch is ready. The loop looks
+// into the queue of results only while it waits for a batch. So what is ready while the body runs stays in the queue, and goes
+// into the cache when the loop waits again.
 //
 // Example_inFiftyLines is this loader and nothing else. The lines that keep the order are marked. Its queues carry batches, not
 // slots. The type engine also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. The line at
-// 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
+// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. In the
+// picture of three workers in order, a vertical line at 135 ms shows the moment above; in a browser the line moves, and recv,
+// send and the cache with it.
 //
-//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are loaded, in order and out of order?
+//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are handed over, loaded and being loaded, in
+//     order and out of order?
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
+//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
+//     takes the slot of a result that the body has not had.
 //   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than
 //     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
 //
@@ -194,9 +204,9 @@
 //     take?
 //   - Run: go test -v -run TestWindow
 //   - Why: when batch 2 comes, ten batches are left. If the loop trains on each for 10 ms, training is the limit, whatever the
-//     window. If it trains for 5 ms or less, loading is the limit. With a window of 12 no worker is idle, so order costs nothing.
-//     Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that the workers
-//     wait for tasks.
+//     window. If it trains for 5 ms or less, loading is the limit, and with a window of 12 no worker is idle: order costs
+//     nothing. Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that the
+//     workers wait for tasks.
 //   - Read: Options
 //
 // # Random numbers
@@ -238,6 +248,13 @@
 //	panics                  the batch fails             OnError decides
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
+//
+// Which goroutine calls what, and what may run at the same time:
+//
+//	Get, Collate, load    a worker's, on different batches at once; with 0 workers the loop's
+//	OnError, Trace        the loop's, just before the batch is handed over, one call after the other
+//	the body              the loop's, while workers load the batches behind
+//	the sampler's order   the loop's at the start of an epoch; its indices are asked for by every worker
 //
 // Workers change neither batches nor errors. Goexit is the one exception: with 0 workers it ends the loop's goroutine.
 //

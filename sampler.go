@@ -640,7 +640,8 @@ func ShardFromEnv() (Shard, error) {
 	return Shard{}, nil
 }
 
-// A Tail says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches of two:
+// A Tail, or remainder policy, says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches
+// of two:
 //
 //	            rank 0      rank 1      rank 2
 //	PadTail     0 3 | 6 9   1 4 | 7 0   2 5 | 8 1
@@ -658,7 +659,8 @@ const (
 	UnevenTail
 )
 
-// A deal hands out the positions begin … n-1 of an epoch, one to each shard in turn. Shard r of c gets
+// A deal is a partition of the positions begin … n-1 of an epoch, which are dealt out to the shards, one to each in turn. Shard r
+// of c gets
 //
 //	begin+r, begin+r+c, begin+r+2c, …
 //
@@ -670,7 +672,7 @@ const (
 //	step 0        0   1   2
 //	              3   4   5      the next step begins at position 6, for all shards
 //	step 1        6   7   8
-//	              9  10  11      PadTail takes 10 and 11 for 0 and 1, UnevenTail only 9, DropTail none of this row
+//	              9  10  11      PadTail takes 0 and 1 in place of 10 and 11, UnevenTail only 9, DropTail none of this row
 //
 // These numbers go with a batch. In engine, pass and deal they have these names:
 //
