@@ -176,10 +176,10 @@
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
-//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
-//     takes the slot of a result that the body has not had.
 //   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than
 //     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
+//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
+//     takes the slot of a result that the body has not had.
 //
 // Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes
 // on or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares
