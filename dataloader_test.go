@@ -3,7 +3,7 @@ package dataloader
 // Tests are two thirds of the package. This file has five parts, each under a heading:
 //
 //	Helpers                          data sets, samplers and sequences under observation, and how results are compared
-//	The Examples                     what a reader wants to do, compiled and run; README.md lists them by what they are for
+//	The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
 //	The tests of the first reading   README.md, the lesson; the classic loader, file by file: dataset.go, sampler.go, batch.go, …
 //	The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
 //	The tests of tar shards          the stream, the web, the index, the writer
@@ -16,7 +16,7 @@ package dataloader
 //
 //	a stage    a row in stages, in TestStreams and in TestBadStreams; in savedStreams, and its cursors in testdata/cursors.json,
 //	           which are added by hand; TestRefusedCursors, TestReadAhead, TestResumes and TestStreamsThatDie, if it has a state,
-//	           reads ahead, reads again or calls a function; the lists at Stream and in the package comment
+//	           reads ahead, reads again or calls a function; the lists of stages in dataset.go and in the package comment
 //	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in TestBadOptions, for data of another length; a name in cursors
 //	           that tells it from every other order, as in TestRefusedCursors; the sentence at Sampler
 //	an option  its zero value, which changes nothing, and what it excludes, in TestBadOptions; if it changes what a rank loads,
