@@ -912,8 +912,7 @@ func Example_checkpoint() {
 	name := filepath.Join(dir, "checkpoint.json")
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Shuffle: true, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	type checkpoint struct {
@@ -983,8 +982,7 @@ func Example_checkpoint() {
 	fmt.Println(train(2))
 	fmt.Println(train(-1))
 	if err := os.WriteFile(name, []byte(`{"loss":1}`), 0o666); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(errors.Unwrap(train(-1)))
 	// Output:
@@ -1875,19 +1873,16 @@ func ExampleShardFromEnv() {
 	os.Unsetenv("SLURM_STEP_NUM_TASKS") // in case srun has started this test: WORLD_SIZE must not be below it
 	shard, err := ShardFromEnv()
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	data := Slice[string]{"a", "b", "c", "d", "e", "f", "g", "h"}
 	loader, err := New(data, List[string], Options{BatchSize: 2, Shard: shard})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println("rank", shard.Index, "of", shard.Count, batch)
 	}
@@ -2351,8 +2346,7 @@ func ExampleOptions_onError() {
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -3362,13 +3356,11 @@ func ExampleFunc_hang() {
 	})
 	loader, err := New(watched, List[string], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -3450,13 +3442,11 @@ func ExampleFunc_timeLimit() {
 		return bad
 	}})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -4004,14 +3994,12 @@ func ExampleTar() {
 	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
 	err = errors.Join(w.Close(), os.WriteFile(truncated, shard.Bytes()[:3000], 0o666), os.WriteFile(whole, shard.Bytes(), 0o666))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	records, err := Tar([]string{truncated, whole}, TarOptions{}) // Expand("train-{0..1}.tar") lists many
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
 		var bad *SampleError
@@ -4021,8 +4009,7 @@ func ExampleTar() {
 			continue
 		}
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
 	}
@@ -4049,26 +4036,22 @@ func ExampleOpenTar() {
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "train.tar")
 	if err := errors.Join(w.Close(), os.WriteFile(name, shard.Bytes(), 0o666)); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	var data *TarDataset
 	data, err = OpenTar(name)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer data.Close()
 	loader, err := New(data, List[Record], Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for _, r := range batch {
 			fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
@@ -4178,8 +4161,7 @@ func ExampleOpenShard_bearerToken() {
 	defer func() { http.DefaultClient.Transport = nil }()
 	records, err := Tar([]string{store.URL + "/train-000.tar"}, TarOptions{})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
 		fmt.Printf("%s %v, the other host has got %q\n", r.Key, err, leaked)
@@ -4334,25 +4316,21 @@ func ExampleDecode() {
 	err = errors.Join(w.Write(Record{Key: "cat", Files: files}), w.Close(),
 		os.WriteFile(shard, packed.Bytes(), 0o666), os.Mkdir(folder, 0o777))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for _, f := range files {
 		if err := os.WriteFile(filepath.Join(folder, "cat."+f.Name), f.Data, 0o666); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 	for _, name := range []string{shard, folder} {
 		values, err := open(name)
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for value, err := range values.Epoch(context.Background(), 0) {
 			if err != nil {
-				fmt.Println(err)
-				return
+				log.Fatal(err)
 			}
 			fmt.Printf("%T %v\n", value, value)
 		}
@@ -4412,13 +4390,11 @@ func Example_imageFolder() {
 	defer archive.Close()
 	fsys, err := fs.Sub(archive, "train") // or os.DirFS("train")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	files, classes, err := Folder(fsys, "**/*.png")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	type labelled = Pair[Tensor[float32], int]
 	images := Transform(files, func(ctx context.Context, f Pair[string, int]) (labelled, error) {
@@ -4437,13 +4413,11 @@ func Example_imageFolder() {
 		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
 	})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(classes, batch.First.Shape, len(batch.Second))
 		break
@@ -4616,8 +4590,7 @@ func Example_tarPipeline() {
 	err = errors.Join(err, w.Write(Record{Key: "100", Files: []File{{Name: "cls", Data: []byte("seven")}}}), w.Close(),
 		os.WriteFile(name, shard.Bytes(), 0o666))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	items, shards := 0, 0 // that were dropped
@@ -4635,8 +4608,7 @@ func Example_tarPipeline() {
 	}
 	records, err := Tar([]string{name}, TarOptions{Shuffle: true, Seed: 1})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	labels := Map(records.Shuffle(1000, 2), 8, func(ctx context.Context, r Record) (int, error) {
 		label, err := strconv.Atoi(string(r.Get("cls")))
@@ -4650,8 +4622,7 @@ func Example_tarPipeline() {
 	var at Cursor // resumes after any batch
 	for batch, err := range batches.Run(context.Background(), &at) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(at.Pos, len(batch), batch[:4])
 	}
@@ -4716,13 +4687,11 @@ func Example_trainingFromTar() {
 		return nil
 	}
 	if err := pack(filepath.Join(dir, "train-%02d.tar"), 6); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	shards, err := Expand(filepath.Join(dir, "train-{00..05}.tar"))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
@@ -4805,43 +4774,36 @@ func Example_trainingFromTar() {
 	}
 	whole, err := train([]byte("{}"), 2, -1) // never interrupted
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	half, err := train([]byte("{}"), 0, 80) // interrupted in epoch 4, after 8 of 18 batches
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	rest, err := train(half, 3, -1) // resumes there
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
 
 	// The same shards are a data set too, whose records are read by index.
 	data, err := OpenTar(shards...)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer data.Close()
 	var c checkpoint
 	if err := json.Unmarshal(rest, &c); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(Transform(data, decode), List[digit], Options{BatchSize: 32, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	recognized := 0
 	for batch, err := range loader.Epoch(ctx, 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		for _, d := range batch {
 			if guess(&c.Model, d.First.Data) == d.Second {
@@ -4870,20 +4832,17 @@ func ExampleNewFunc() {
 	defer os.RemoveAll(dir)
 	text, err := binary.Append(nil, binary.LittleEndian, []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535})
 	if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "train.bin"), text, 0o666)); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	file, err := os.Open(filepath.Join(dir, "train.bin"))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	const window = 3
 	tokens := int(info.Size() / 2)
@@ -4909,13 +4868,11 @@ func ExampleNewFunc() {
 	}
 	loader, err := NewFunc(n, load, Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for b, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(b.First.Shape, b.First.Data, b.Second.Data) // train
 		loader.Recycle(b)
@@ -5029,14 +4986,12 @@ func Example_jsonLines() {
 	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" +
 		`{"text": "extra"}`
 	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	file, err := os.Open(filepath.Join(dir, "train.jsonl"))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer file.Close()
 	var offsets []int64 // line i is the bytes from offsets[i] up to offsets[i+1]
@@ -5050,8 +5005,7 @@ func Example_jsonLines() {
 		end += int64(len(line))
 	}
 	if err != io.EOF {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	n := len(offsets)
 	offsets = append(offsets, end)
@@ -5077,13 +5031,11 @@ func Example_jsonLines() {
 	}
 	loader, err := New(data, List[sample], opts)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch)
 	}
@@ -5105,14 +5057,12 @@ func Example_csv() {
 	defer os.RemoveAll(dir)
 	text := "class,note,length,width\ncat,purrs,46,25\n\"dog\",\"barks,\nat night\",85,30\n\ncow,,240,70\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 
 	file, err := os.Open(filepath.Join(dir, "train.csv"))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer file.Close()
 	records := csv.NewReader(file)
@@ -5124,8 +5074,7 @@ func Example_csv() {
 		}
 	}
 	if err != io.EOF {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	column := func(name string) int { return slices.Index(header, name) }
 	class, numbers := column("class"), []int{column("width"), column("length")}
@@ -5152,13 +5101,11 @@ func Example_csv() {
 	})
 	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second)
 	}
@@ -5216,8 +5163,7 @@ func Example_mnist() {
 	rows, err3 := Rows(pixels)
 	labels, err4 := Rows(digits)
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	images := Transform(rows, func(_ context.Context, image Tensor[uint8]) (Tensor[float32], error) {
 		x := Tensor[float32]{Data: make([]float32, len(image.Data)), Shape: image.Shape}
@@ -5228,18 +5174,15 @@ func Example_mnist() {
 	})
 	data, err := Pairs(images, labels)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	loader, err := New(data, CollatePair(Stack[float32], Stack[uint8]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Data)
 	}
@@ -5432,8 +5375,7 @@ func ExampleOpener_cacheOnDisk() {
 	defer server.Close()
 	records, err := Tar([]string{server.URL + "/a.tar"}, TarOptions{Open: open})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for epoch, data := range [][]byte{shard.Bytes()[:600], shard.Bytes(), nil} { // what the server has
 		store["a.tar"] = &fstest.MapFile{Data: data}
@@ -5678,8 +5620,7 @@ func ExampleOpener_signedURLs() {
 	}
 	records, err := Tar([]string{"train-000.tar"}, TarOptions{Open: open})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
 		fmt.Println(r.Key, len(r.Get("txt")), err)
@@ -5733,8 +5674,7 @@ func ExampleTarOptions_elastic() {
 		}
 		shards = append(shards, filepath.Join(dir, fmt.Sprint(i, ".tar")))
 		if err := errors.Join(err, w.Close(), os.WriteFile(shards[i], b.Bytes(), 0o666)); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 
@@ -5935,8 +5875,7 @@ func ExampleFunc_cacheOnDisk() {
 	})
 	loader, err := New(augmented, Stack[float32], Options{BatchSize: 3, Workers: 2})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for epoch := range 3 {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
@@ -5999,19 +5938,16 @@ func ExampleTarWriter_rollingShards() {
 	})
 	dir := filepath.Join(parent, "train")
 	if err := writeShards(dir, records.Epoch(context.Background(), 0)); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	names, err1 := filepath.Glob(filepath.Join(dir, "*.tar")) // Expand lists those of a server
 	stream, err2 := Tar(names, TarOptions{})
 	if err := errors.Join(err1, err2); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for r, err := range stream.Epoch(context.Background(), 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Printf("%s %s %s\n", filepath.Base(r.Shard), r.Key, r.Get("txt"))
 	}
