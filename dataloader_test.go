@@ -2346,7 +2346,8 @@ func ExampleOptions_onError() {
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
 		if err != nil {
-			log.Fatal(err)
+			fmt.Println(err)
+			return
 		}
 		fmt.Println(batch)
 	}
