@@ -39,7 +39,7 @@ func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
 	}
 	n, size := t.Shape[0], elements(t.Shape[1:])
-	if elements(t.Shape) != len(t.Data) || size < 0 { // no rows, of a size that overflows
+	if elements(t.Shape) != len(t.Data) {
 		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v",
 			len(t.Data), t.Shape)
 	}

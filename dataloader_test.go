@@ -6168,6 +6168,7 @@ func TestDatasets(t *testing.T) {
 	equal(t, "Transform", fmt.Sprint(values(t, Transform(numbers(3), square))), "[0 1 4]")
 	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
 	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
+	equal(t, "Pairs of a failed sample", errorOf(must(Pairs(failing(1, 0), numbers(1))).Get(t.Context(), 0)), errBad)
 	for _, i := range []int{-1, 3} {
 		part := must(Subset(numbers(9), []int{1, 2, 3}))
 		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
@@ -6339,6 +6340,7 @@ func TestBadDatasets(t *testing.T) {
 		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
 		{split(3, 6), "Split … sum to 9 … 10"},
 		{errorOf(Split(none, 1)), "Split … nil"},
+		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748365 samples, may have at most 214748364"},
 		{rows(), "Rows … no dimension"},
 		{rows(2, 2), "Rows … 3 elements … [2 2]"},
 		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
@@ -6404,6 +6406,9 @@ func TestRandomIsBijection(t *testing.T) {
 				seen[i] = true
 			}
 		}
+	}
+	for n, want := range map[int][]int{4096: {2542, 955, 2075}, 4097: {2872, 415, 2478}} { // on both sides of maxTable; these orders must not change
+		equal(t, fmt.Sprint("positions of ", n), positions(Random(n, 1), 0)[:3], want)
 	}
 	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
 	if strconv.IntSize == 64 {
@@ -6790,7 +6795,8 @@ func TestBadSamplers(t *testing.T) {
 		{panicOf(func() { Sequential(-1) }), "panic … Sequential … -1"},
 		{panicOf(func() { Random(-1, 0) }), "panic … Random … -1"},
 		{panicOf(func() { TorchRandom(-1, 0) }), "panic … TorchRandom … -1"},
-		{panicOf(func() { TorchRandom(1<<30, 0) }), "panic … TorchRandom … 1073741824 … 214748364"},
+		{panicOf(func() { TorchRandom(maxTorch+1, 0) }), "panic … TorchRandom … 214748365 … 214748364"},
+		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
 		{panicOf(func() { RandomWithReplacement(-1, 1, 0) }), "panic … RandomWithReplacement … -1"},
 		{panicOf(func() { RandomWithReplacement(3, 0, 0) }), "panic … RandomWithReplacement … count is 0 … positive"},
 		{panicOf(func() { RandomWithReplacement(3, -1, 0) }), "panic … count is -1"},
@@ -7301,6 +7307,7 @@ func TestPanicPlace(t *testing.T) {
 			}
 		}
 	}
+	equal(t, "the place without a panic", placeOfPanic(), "")
 	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
 	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
 	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
@@ -7734,6 +7741,11 @@ func TestCursorJSON(t *testing.T) {
 		equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
 		equal(t, "the cursor after "+text, at, Cursor{Epoch: 5})
 	}
+	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
+	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
+	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
+	odd := Cursor{State: func() {}}
+	equal(t, "a cursor that cannot be saved", odd.String(), errorOf(json.Marshal(odd)).Error())
 	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
 	loader := newLoader(t, numbers(4), Options{Sampler: names})
 	for range loader.Run(t.Context(), &at) {
@@ -8339,6 +8351,15 @@ func TestStreams(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestZipErrors: a pair of two failed items has both errors.
+func TestZipErrors(t *testing.T) {
+	fails := func(err error) ints {
+		return Map(counting(1), 0, func(context.Context, int) (int, error) { return 0, err })
+	}
+	both := failure(t, Zip(fails(errBad), fails(fs.ErrExist)))
+	because(t, errBad, because(t, fs.ErrExist, both))
 }
 
 // compose builds a stream out of bytes: each pair is a stage and its argument.
@@ -8959,6 +8980,14 @@ func TestStreamTails(t *testing.T) {
 	source.before = func(_ context.Context, i int) { source.n -= 4 * max(0, 1-i) } // 4 items the first time, then none
 	got := outcomes(source.stream().Shard(Shard{2, 3}, PadTail).Epoch(t.Context(), 0))
 	equal(t, "shorter", fmt.Sprint(got), "[2 error dataloader: Stream.Shard: epoch 0 has become shorter while it was read]")
+	breaks := &feed{n: 4}
+	breaks.before = func(context.Context, int) {
+		if breaks.left.Load() > 0 { // when it is read again
+			panic(errBad)
+		}
+	}
+	got = outcomes(breaks.stream().Prefetch(1).Shard(Shard{2, 3}, PadTail).Epoch(t.Context(), 0))
+	equal(t, "broken", fmt.Sprint(got), "[2 error dataloader: the stream: panic: bad sample]")
 }
 
 // batch.go: Batch.
@@ -9428,6 +9457,9 @@ func TestMixIsEven(t *testing.T) {
 			}
 		}
 	}
+	tiny := mixer[int]{opts: &MixOptions{Weights: []float64{1, 0x3p-53, 0x3p-53}}, seed: math.MaxUint64}
+	tiny.state.Ended = make([]bool, 3)
+	equal(t, "the last source has what rounding leaves over", tiny.choose(), 2)
 }
 
 // TestNestedCursors: a stage adds a constant to the size of a cursor, however many are nested.
@@ -9438,6 +9470,8 @@ func TestNestedCursors(t *testing.T) {
 			pairs = Unbatch(Batch(pairs, 4, List[int])).Shuffle(k+3, uint64(k))
 		}
 	}
+	own := func(x string) Cursor { return Cursor{State: map[string]any{"by": 0, "again": 1, "x": x}} } // which no stage has made
+	equal(t, "whether digests tell states of the user's own apart", fingerprintOf(own("a")) != fingerprintOf(own("b")), true)
 	for most, s := range map[int]ints{3700: s, 2300: pairs} {
 		if n := len(cursors(t, s.Take(150))[150].String()); n > most {
 			t.Errorf("a cursor has %d bytes, want at most %d", n, most)
@@ -10290,6 +10324,8 @@ func TestTarArchives(t *testing.T) {
 	equal(t, "archives that are missing", len(wanted), 0)
 	ended := readAll(t, tarOf(TarOptions{MaxRecord: 1000}, archives()["gnu-sparse.tar"]))
 	same(t, "a sparse file larger than MaxRecord ends its shard", ended, `error entry "s.bin" … MaxRecord, 1000 … record "a"`)
+	cut := onDisk(t, "x.tar", archives()["gnu-sparse.tar"][:3<<10])
+	same(t, "a truncated sparse file that is skipped", indexed(t, cut), `error entry "s.bin", offset 2048: unexpected EOF`)
 }
 
 // A headerCase is the beginning of an archive, up to the data of the first file, which is behind it. fast is what
@@ -10617,7 +10653,7 @@ func TestWeb(t *testing.T) {
 	longer := anew(func(n int) answer { return sends(data, tag, 30000*n) })
 	busy := func(code int) answer { return status(code, "Retry-After", "100") }
 	forgets := inTurn(breaks, asking("If-Range", "", sends(data, "", 40000)), asking("If-Range", "", sends(data, `"two"`, -1)))
-	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	target := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Referer() != "" || !r.Close { // the referer would hold the signature of the first request
 			t.Errorf("referer %q, close %t", r.Referer(), r.Close)
 		}
@@ -10693,6 +10729,7 @@ func TestWeb(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
+			s.web.client = target.Client() // which knows its certificate
 			got := s.records(t, "/x.tar?sig=secret")
 			equal(t, "requests", len(s.asked), c.asked)
 			want := all
@@ -10819,6 +10856,14 @@ func TestWebAnswers(t *testing.T) {
 	}
 }
 
+// A foreign context is of no type that package context knows. A context that is made of it, and not canceled, leaves a goroutine.
+type foreign struct {
+	context.Context
+	done chan struct{}
+}
+
+func (f foreign) Done() <-chan struct{} { return f.done }
+
 // TestWebStall shows, in fake time and over a network in memory, that a server that stops in the middle is asked again
 // after a minute, and that a loop that takes its time is no such server.
 func TestWebStall(t *testing.T) {
@@ -10861,7 +10906,8 @@ func TestWebStall(t *testing.T) {
 			w := web{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
 			var got []string
 			start := time.Now()
-			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.open}))).Epoch(t.Context(), 0) {
+			ctx := foreign{context.Background(), make(chan struct{})}
+			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.open}))).Epoch(ctx, 0) {
 				got = append(got, outcomes(one(v, err))...)
 				time.Sleep(c.pause)
 			}
@@ -10872,9 +10918,9 @@ func TestWebStall(t *testing.T) {
 				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took, c.stalls)
 			}
 			start = time.Now()
-			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
+			brief, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
 			defer cancel()
-			equal(t, "a wait whose context ends", fmt.Sprint(pause(ctx, time.Hour), " after ", time.Since(start)), "bad sample after 1m0s")
+			equal(t, "a wait whose context ends", fmt.Sprint(pause(brief, time.Hour), " after ", time.Since(start)), "bad sample after 1m0s")
 		})
 	}
 }
@@ -10933,8 +10979,8 @@ func TestSecrets(t *testing.T) {
 	}{
 		{s.web.open, strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret", s.URL + "/x.tar", "404"},
 		{s.web.open, "http://user:secret@127.0.0.1:1/x%2fy.tar?sig=secret", "http://127.0.0.1:1/x%2fy.tar", ""},
-		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "http:(not a URL)", "not a URL"},
-		{s.web.open, "http://user:sec%ret@x/", "http:(not a URL)", "not a URL"},
+		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "http:(not a URL)", "attempt 1: this is not a URL"},
+		{s.web.open, "http://user:sec%ret@x/", "http:(not a URL)", "attempt 1: this is not a URL"},
 		{nil, "s3://user:secret@bucket/x.tar?sig=secret#secret", "s3://bucket/x.tar", "http and https … Opener"},
 		{nil, "pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)", "http and https"},
 		{nil, "foo:bar://user:secret@host/x.tar", "foo:(not a URL)", "http and https"},

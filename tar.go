@@ -814,7 +814,7 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 			return paxName, length, n
 		case kind == tar.TypeReg:
 			name, _, _ = bytes.Cut(header[:100], []byte{0})
-			if string(header[257:263]) == posixMagic && header[345] != 0 {
+			if header[345] != 0 { // it is a POSIX header, or checkHeader would not know it
 				prefix, _, _ := bytes.Cut(header[345:500], []byte{0})
 				name = slices.Concat(prefix, []byte{'/'}, name)
 			}
@@ -1402,7 +1402,7 @@ func (x *tarShard) Len() int { return len(x.places) }
 // changed.
 func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	p, s := x.places[i], newRecordReader(x.name, defaultMaxRecord)
-	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin)}
+	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin), nil}
 	if part.Size() <= tarBuffer {
 		s.whole = int(part.Size())
 	}
@@ -1424,11 +1424,11 @@ func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	return Record{}, tarError(x.name, &s.entry, err)
 }
 
-// A shardPart is a part of a shard as a source of its own.
-type shardPart struct{ *io.SectionReader }
-
-// Close leaves the shard open.
-func (shardPart) Close() error { return nil }
+// A shardPart is a part of a shard as a source of its own. Nobody closes it: the shard stays open, and Closer is nil.
+type shardPart struct {
+	*io.SectionReader
+	io.Closer
+}
 
 // Close closes the shards. Get returns an error afterwards.
 func (d *TarDataset) Close() error {
