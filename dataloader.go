@@ -644,8 +644,7 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 // at its turn k. Step s of a training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are running. It
 // asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
-	l.mustExist()
-	if epoch < 0 || k < 0 || k >= l.Len() {
+	if k >= l.Len() || k < 0 || epoch < 0 {
 		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: epochs begin at 0, and have %d batches", k, epoch, l.Len())
 	}
 	p, err := l.resume(Cursor{Epoch: epoch})

@@ -604,6 +604,7 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 //	Shuffle        the items after Source that have been yielded
 //	Mix            the draws
 //	Shard          the items of the row that follow; see Stream.Shard
+//	FromSeq        1 if the item before the cursor has failed
 type stageState struct {
 	By          string      `json:"by"`                // describes the stage; a cursor of another stage is refused
 	N           int         `json:"n,omitempty"`       // see above
@@ -694,6 +695,9 @@ func fingerprintOf(c Cursor) fingerprint {
 		parts = append(parts, fingerprintOf(source))
 	}
 	h := fnv.New64a()
+	if s.By == fromSeq { // whether its last item has failed does not count
+		c.State = stageState{By: fromSeq}
+	}
 	if len(parts) == 0 {
 		io.WriteString(h, c.String())
 		return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), s.By}
@@ -733,6 +737,9 @@ func staged[T any](name string, sources int,
 // Next.
 type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 
+// fromSeq describes FromSeq in cursors: nothing is known about the sequence.
+const fromSeq = "FromSeq"
+
 // FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
 // errors are failed items. A seq whose source has broken, so that no further item can come, panics with the error: it becomes
 // the last error of the loop, and the epoch is not complete. A source that cannot be read twice, such as standard input, cannot
@@ -740,22 +747,24 @@ type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
 //
 // A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
 // count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor. If
-// seq ends with a failed item there, or too early after one, the epoch is not taken for complete: that item's error is the last
-// of the loop, and the next try may succeed. (So a cursor behind a last item that always fails cannot be resumed.)
+// seq ends there with an item that had not failed before, or too early after a failed one, the epoch is not taken for complete:
+// that item's error is the last of the loop, and the next try may succeed.
 //
 // The cursor of one FromSeq fits every other, because nothing is known about seq. So do not shard inside seq: resumed on another
 // number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
-	state := &stageState{By: "FromSeq"} // nothing is known about the sequence
+	states := [2]*stageState{{By: fromSeq}, {By: fromSeq, N: 1}} // after an item, and after a failed one
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		if _, err := stateOf(from, state.By, oneSource); err != nil {
+		state, err := stateOf(from, fromSeq, oneSource)
+		if err != nil {
 			return err
 		}
 		pos, failed, failedAt := 0, error(nil), -1 // the last item before the cursor that failed now, and where it stands
 		for value, err := range seq(ctx, from.Epoch) {
+			next := states[0]
 			if err != nil {
-				value = *new(T)
+				value, next = *new(T), states[1]
 			}
 			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
 				err = fmt.Errorf("FromSeq: %w", err)
@@ -763,7 +772,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 			if pos++; err != nil && pos <= from.Pos {
 				failed, failedAt = err, pos
 			}
-			if pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, state}}) {
+			if pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, next}}) {
 				return nil
 			} else if pos <= from.Pos && ctx.Err() != nil {
 				break
@@ -772,7 +781,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 		if ctx.Err() != nil { // seq may have stopped early
 			return context.Cause(ctx)
 		}
-		if pos == failedAt || pos < from.Pos && failed != nil { // seq may have ended because of that
+		if pos == failedAt && state.N == 0 || pos < from.Pos && failed != nil { // seq may have ended because of that
 			return readAgain(failed)
 		}
 		if pos < from.Pos {

@@ -449,8 +449,8 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
-	name := fmt.Sprintf("Batches(%s, %d%s)", describe(s), size, map[bool]string{true: ", dropLast"}[dropLast])
-	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
+	last := map[bool]string{true: ", dropLast"}[dropLast]
+	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d%s)", describe(s), size, last), func(epoch int) func(int) []int {
 		order := s.Order(epoch)
 		return func(k int) []int {
 			batch := d.positions(nil, k)
@@ -799,9 +799,8 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
 			return from.refused("its state is damaged: n is %d", state.N)
 		}
-		x := shuffler[T]{bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)), from: from, state: state, yield: yield,
-			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}
-		return x.run(s(ctx, state.Source))
+		return (&shuffler[T]{bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)), from: from, state: state, yield: yield,
+			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}).run(s(ctx, state.Source))
 	})
 }
 
@@ -818,7 +817,7 @@ type shuffler[T any] struct {
 	last      Cursor                   // the source's cursor after the last item that was read
 	begin     int                      // the item with which a resume begins: all items before it have left
 	kept      []Cursor                 // the source's cursors before the items begin, begin+step, …
-	failed    error                    // of an item that failed when it was read again; see stageState.changed
+	failed    error                    // of the first item that failed; stageState.changed asks for it while items are read again
 	changed   error                    // why the items that left before from are not those that are read again
 }
 
@@ -831,9 +830,7 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 		if x.read%x.step == 0 {
 			x.kept = append(x.kept, x.last)
 		}
-		if x.pos < x.from.Pos {
-			x.failed = cmp.Or(x.failed, item.Err)
-		}
+		x.failed = cmp.Or(x.failed, item.Err)
 		due := dueOf(x.seed, x.read, x.bound)
 		x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
 		x.last, x.read = item.Next, x.read+1

@@ -1332,9 +1332,6 @@ type recordPlace struct {
 // afterwards. A record with a fault of its own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's MaxRecord
 // of 0) has its index, and Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
-	if len(paths) == 0 {
-		return nil, errors.New("dataloader: OpenTar: there are no shards")
-	}
 	d := new(TarDataset)
 	var parts []Dataset[Record]
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -1353,7 +1350,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 		})
 	}
 	running.Wait()
-	if err := context.Cause(ctx); err != nil {
+	if err := cmp.Or(errorIf(len(paths) == 0, "there are no shards"), context.Cause(ctx)); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
 	}
@@ -1372,9 +1369,7 @@ func (x *tarShard) scan(ctx context.Context) error {
 			return x.file, err
 		}, tarState{})
 	}
-	if s.compressed {
-		err = errors.New("it is compressed, and cannot be read at an offset: decompress it, or use Tar")
-	}
+	err = cmp.Or(errorIf(s.compressed, "it is compressed, and cannot be read at an offset: decompress it, or use Tar"), err)
 	for err == nil {
 		begin := s.entry.head
 		if _, err = s.readRecord(); err == nil {
