@@ -798,8 +798,8 @@ func BenchmarkRandom(b *testing.B) {
 }
 
 // BenchmarkStart is the time and memory of New and of the first batch: of 10^12 samples, from the start and resumed in the
-// middle, by a loader and by a pipeline; and of a small data set with workers. The first batch of 10^12 samples takes 7 to 10 µs,
-// at a resume in the middle 8 to 13 µs.
+// middle, by a loader and by a pipeline; of New and a resume at a saved cursor; and of a small data set with workers. The first
+// batch of 10^12 samples takes 7 to 10 µs, at a resume in the middle 8 to 13 µs.
 func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
@@ -807,6 +807,9 @@ func BenchmarkStart(b *testing.B) {
 	pipeline := Batch(Map(Indices(Random(huge, 0)), 2, quick), 64, List[int])
 	middle := func(by string) Cursor {
 		return Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf(by, huge)}}
+	}
+	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] { // as in testdata/peers.py
+		return must(New(numbers(1281167), List[int], opts)).Run(ctx, at)
 	}
 	b.Run("n=1e12/New", func(b *testing.B) {
 		b.ReportAllocs()
@@ -822,6 +825,7 @@ func BenchmarkStart(b *testing.B) {
 		{"n=1e12/first", loader.Run, Cursor{}},
 		{"n=1e12/middle", loader.Run, middle("Random(%d, seed 0)")},
 		{"n=1e12/middle-of-pipeline", pipeline.Run, middle("Indices(Random(%d, seed 0))")},
+		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0, 10_000))},
 		{"n=1000/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
 	} {
 		b.Run(line.name, func(b *testing.B) {

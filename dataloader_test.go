@@ -5973,7 +5973,12 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	flag.Parse()
-	if err := dialSelf(); err != nil {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err == nil {
+		defer server.Close()
+		_, err = net.Dial("tcp", server.Addr().String())
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "%v\nthis machine has no loopback interface, so what reads from the web is skipped\n", err)
 		skip := flag.Lookup("test.skip").Value
 		must(0, skip.Set(strings.TrimPrefix(skip.String()+"|"+fromTheWeb, "|")))
@@ -5984,20 +5989,6 @@ func TestMain(m *testing.M) {
 // fromTheWeb matches the tests and Examples that need a web server on this machine.
 const fromTheWeb = "^Test(Web.*|Secrets|OpenShard)$|^Example(OpenShard_bearerToken|Func_remoteRecords|" +
 	"Opener_cacheOnDisk|Opener_signedURLs)$"
-
-// dialSelf connects to this machine, as those do.
-func dialSelf() error {
-	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	client, err := net.Dial("tcp", server.Addr().String())
-	if err != nil {
-		return err
-	}
-	return client.Close()
-}
 
 // TestReadme builds and runs every program of README.md in a module with a copy of this package. What README.md links to,
 // what its commands name, and every test, benchmark and Example that it or a comment of this file names, must exist.
@@ -6043,6 +6034,19 @@ func TestReadme(t *testing.T) {
 		for line := range strings.Lines(shown) {
 			equal(t, fmt.Sprintf("%v shows %s", training, line), strings.Contains(string(out), "\n"+line), verbose)
 		}
+	}
+	_, table, _ := strings.Cut(readme, "| `-bench` |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for _, m := range regexp.MustCompile("\\| `([\\w/-]+)` \\|(?:\n|$)").FindAllStringSubmatch(table, -1) {
+		bench := exec.Command(os.Args[0], "-test.run=^$", "-test.v", "-test.benchtime=1x", "-test.bench="+m[1])
+		out, found := must(bench.StdoutPipe()), false
+		equal(t, bench.String(), bench.Start(), nil)
+		for lines := bufio.NewScanner(out); !found && lines.Scan(); {
+			found = strings.Count(lines.Text(), "/") >= strings.Count(m[1], "/") && strings.HasPrefix(lines.Text(), "Benchmark")
+		}
+		equal(t, "whether a benchmark runs by "+bench.String(), found, true)
+		bench.Process.Kill() // the figures are not asked for
+		bench.Wait()
 	}
 	for i, block := range programs {
 		program, _, _ := strings.Cut(block, "```")
@@ -6407,7 +6411,7 @@ func TestRandomIsBijection(t *testing.T) {
 			}
 		}
 	}
-	for n, want := range map[int][]int{4096: {2542, 955, 2075}, 4097: {2872, 415, 2478}} { // on both sides of maxTable; these orders must not change
+	for n, want := range map[int][]int{4096: {2542, 955, 2075}, 4097: {2872, 415, 2478}} { // around maxTable; frozen
 		equal(t, fmt.Sprint("positions of ", n), positions(Random(n, 1), 0)[:3], want)
 	}
 	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
@@ -10918,9 +10922,9 @@ func TestWebStall(t *testing.T) {
 				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took, c.stalls)
 			}
 			start = time.Now()
-			brief, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
+			wait, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
 			defer cancel()
-			equal(t, "a wait whose context ends", fmt.Sprint(pause(brief, time.Hour), " after ", time.Since(start)), "bad sample after 1m0s")
+			equal(t, "a wait whose context ends", fmt.Sprint(pause(wait, time.Hour), time.Since(start)), "bad sample 1m0s")
 		})
 	}
 }
