@@ -6271,29 +6271,19 @@ func TestRand(t *testing.T) {
 		}
 	}
 	equal(t, "two ranks", together, want["shuffled"])
-	second := Func(24, func(ctx context.Context, i int) (int, error) {
-		if Rand(WithSeed(ctx, 5)).Int() != Rand(WithSeed(ctx, 5)).Int() {
-			return 0, errors.New("two calls with one seed differ")
-		}
-		return Rand(WithSeed(ctx, 5)).Int(), nil
-	})
-	first5 := Func(24, func(ctx context.Context, i int) (int, error) { return Rand(ctx).Int(), nil })
-	var drawn []int // with the seeds 5 and 6, and by a second generator with the seed 5 in both
-	for seed := range uint64(2) {
-		for _, data := range []Dataset[int]{first5, second} {
-			drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + seed}), 0)...)
-		}
+	var drawn []int // by first and second generators, whose seeds are 5 and 6, and 5 in both
+	for k := range 4 {
+		data := Func(24, func(ctx context.Context, i int) (int, error) {
+			second := Rand(WithSeed(ctx, 5)).Int()
+			equal(t, "two calls with one seed", second, Rand(WithSeed(ctx, 5)).Int())
+			return []int{Rand(ctx).Int(), second}[k%2], nil
+		})
+		drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + uint64(k/2)}), 0)...)
 	}
 	equal(t, "generators that are independent", len(slices.Compact(sorted(drawn))), 4*24)
-	outer := func(seeds ...uint64) int {
-		ctx := t.Context()
-		for _, seed := range seeds {
-			ctx = WithSeed(ctx, seed)
-		}
-		return Rand(ctx).Int()
-	}
-	equal(t, "outside a loader", outer(5), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
-	equal(t, "one in another", outer(6, 5) == outer(5), false)
+	outside := WithSeed(t.Context(), 5)
+	equal(t, "outside a loader", Rand(outside).Int(), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
+	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(), 5)).Int(), false)
 	cached, late := newLoader(t, Cache(augmented()), shuffled), newLoader(t, Cache(augmented()), shuffled)
 	first, third := samples(t, cached, 0), samples(t, cached, 3)
 	equal(t, "first fetched in epoch 3", samples(t, late, 3), third)
@@ -8493,21 +8483,20 @@ func TestMomentaryFailures(t *testing.T) {
 	var sick atomic.Int64 // which item fails once; -1: none
 	fails := func(i int) error { return map[bool]error{true: errBad}[sick.CompareAndSwap(int64(i), -1)] }
 	load := func(_ context.Context, i int) (int, error) { return i, fails(i) }
-	sequence := func(ends, dies bool) ints {
+	sequence := func(failed func(yield func(int, error) bool, err error) (more bool)) ints {
 		return FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 			return func(yield func(int, error) bool) {
 				for i := range n {
-					err := fails(i)
-					if err != nil && dies {
-						panic(err)
-					}
-					if !yield(i, err) || err != nil && ends {
+					if err := fails(i); err != nil && !failed(yield, err) || err == nil && !yield(i, nil) {
 						return
 					}
 				}
 			}
 		})
 	}
+	goesOn := sequence(func(yield func(int, error) bool, err error) bool { return yield(0, err) })
+	ends := sequence(func(yield func(int, error) bool, err error) bool { yield(0, err); return false })
+	dies := sequence(func(_ func(int, error) bool, err error) bool { panic(err) })
 	names, shards := tenShards()
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		data := shards[name][offset:]
@@ -8519,11 +8508,10 @@ func TestMomentaryFailures(t *testing.T) {
 	records := Map(must(Tar(names, TarOptions{Open: open})), 0, func(_ context.Context, r Record) (int, error) {
 		return int(r.Key[0])<<8 + int(r.Key[1]), nil
 	})
-	mapped, goesOn, dies := Map(Indices(Random(n, 1)), 0, load), sequence(false, false), sequence(false, true)
-	loader := newLoader(t, Func(n, func(ctx context.Context, i int) (int, error) { return load(ctx, i) }), Options{BatchSize: 3})
+	mapped, loader := Map(Indices(Random(n, 1)), 0, load), newLoader(t, Func(n, load), Options{BatchSize: 3})
 	pairs := func(s ints) Stream[[]int] { return Batch(s, 2, List[int]) }
 	for name, s := range map[string]ints{
-		"FromSeq": goesOn, "FromSeq, ends": Map(sequence(true, false), 2, quick), "FromSeq, dies": dies,
+		"FromSeq": goesOn, "FromSeq, ends": Map(ends, 2, quick), "FromSeq, dies": dies,
 		"Shuffle, Map": mapped.Shuffle(2, 1), "Shuffle, dies": dies.Shuffle(2, 1),
 		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)), "Unbatch, dies": Unbatch(pairs(dies)),
 		"Unbatch, Tar":    Unbatch(Batch(records, 3, List[int])),
