@@ -7059,8 +7059,8 @@ func TestBreakWaits(t *testing.T) {
 //	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
 //
 // Between two events the goroutines take their steps in the order that the Go scheduler chooses. Other orders are not played, and
-// the context ends only while all goroutines wait. So three hangs are not seen: a worker that drops its slot, or returns, when the
-// context has ended, and a reader that then sends no end. TestEnds notices all three.
+// the context ends only while all goroutines wait. So three hangs are not seen: a worker that drops its slot, or returns, when
+// the context has ended, and a reader that then sends no end. TestEnds notices all three.
 func TestEverySchedule(t *testing.T) {
 	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
 	if testing.Short() {
