@@ -23,12 +23,12 @@
 //		}
 //	}
 //
-// The rest of this comment is a lesson. It starts from a loop that anybody would write. Then each section answers one question.
-// Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, the answer, Break, a
-// line to change so that a test notices, and Write. Undo each Break. The tests simulate time, so that a second takes no time; but
-// each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and
-// "go doc -u -src engine.loop", for example, prints one that is not exported. Examples are in dataloader_test.go; the README has
-// a command that prints one.
+// The rest of this comment is a lesson. It starts from a loop that anybody would write, and each section answers one question.
+// Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, which is the answer,
+// Break, a line to change so that a test notices, and Write. Undo each Break. The tests simulate time, so a second takes no
+// time; but each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported
+// names, and "go doc -u -src engine.loop", for example, prints one that is not exported. Examples are in dataloader_test.go; the
+// README has a command that prints one.
 //
 // # A loop of ten lines
 //
@@ -43,111 +43,96 @@
 //		train(stack(samples))
 //	}
 //
-// The loop makes three decisions: what sample i is, in which order samples come, and how samples become a batch. In
-// this package each decision is a type.
+// The loop makes three decisions: what sample i is, in which order samples come, and how samples become a batch. In this package
+// each decision is a type, so each can be changed without the others.
 //
 // # The data set
 //
-// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is
-// a data set, and [Func], [Files] and [Rows] make others. [Transform], [Cache], [Subset] and [Concat] make data sets from
-// others. Any sample may be fetched at any time, by several goroutines at once.
+// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is a data
+// set, and [Func], [Files] and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make data sets from others. Any
+// sample may be fetched at any time, by several goroutines at once, so a Get must be safe for concurrent use.
 //
 //   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
 //   - Run: go test -v -run 'TestCache$'
+//   - Why: the first goroutine has the sample's lock while it fetches, so the others wait; then each finds what the first has
+//     fetched.
 //   - Read: Dataset, Func and Cache
 //   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command says how often the sample is fetched now.
 //
 // # The sampler
 //
-// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a
-// table, which depends on everything that was drawn from rng before. Here the order is a function of epoch and position
-// alone. [Random] keeps a permutation of up to 4,096 samples as a table. For more samples it has no table: it computes the index
-// at any position.
+// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a table,
+// which depends on everything that was drawn from rng before; so nobody can tell the order of epoch 5 without the epochs before
+// it. Here the order is a function of epoch and position alone, and a loader can begin anywhere. Such a function needs no table:
+// [Random] keeps a permutation of up to 4,096 samples as one, but computes the index at a position of a longer permutation.
 //
-//   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in
-//     the middle?
+//   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in the
+//     middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
 //   - Read: Sampler, Random, permutation and feistel.at (how its numbers mix is optional)
 //   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
 //
-// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a
-// tensor with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Like append, a Collate may
-// reuse memory: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call, without samples.
+// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor
+// with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Large batches are costly to allocate, so a
+// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call,
+// without samples.
 //
-//   - Predict: 3 workers make 20 batches, at most 6 ahead of the loop. The loop recycles each batch. For how many batches is
-//     memory allocated?
+//   - Predict: a loop recycles each of its 20 batches. For how many is memory allocated if nothing is loaded ahead of the loop,
+//     and for how many if 3 workers load at most 6 batches ahead?
 //   - Run: go test -v -run TestRecycle
-//   - Read: Collate, Stack and fetchAndCollate
+//   - Why: a batch can be built in recycled memory, but batches that exist at the same time need memory of their own: the batch
+//     in the body of the loop, and those ahead of it.
+//   - Read: Collate, Stack and fetchAndCollate (its w stands for the goroutine that makes the batch)
 //   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by "copy(dst.Data, s.Data)", and run go test -run TestStack
 //
 // # One goroutine
 //
 // Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it (PyTorch:
-// _SingleProcessDataLoaderIter). This is the specification: the tests compare everything else with it. With workers the
-// batches, errors and random numbers are the same, and come sooner; they come in the same order, too, unless
-// Options.Unordered is set.
+// _SingleProcessDataLoaderIter). This is the specification, with which the tests compare everything else: with workers the
+// batches, errors and random numbers are the same, and come sooner. They come in the same order, too, unless Options.Unordered
+// is set.
 //
-// One worker already saves much time: it loads the next batches while the loop trains. Four Examples build a loader step by
-// step: Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder and Example_inFiftyLines.
+// One worker already saves much time, because it loads the next batches while the loop trains. Four Examples build a loader step
+// by step: Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder and Example_inFiftyLines.
 //
-//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch
-//     take with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
+//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch take
+//     with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
 //   - Run: go test -v -run TestWallTime
-//   - Read: Example_inTenLines, Example_oneWorker, makeBatch, task and engine.inline
+//   - Why: an epoch can take no less time than its training. With one worker that is the limit already, and more workers gain
+//     nothing; but a loop that takes no time waits for nothing but the workers.
+//   - Read: Example_inTenLines, Example_oneWorker and engine.inline (its task lies in slot 0)
 //
 // # Several goroutines, out of order
 //
-// How do workers hand over batches without ever blocking? Workers are goroutines. They take tasks from one queue and put
-// results into another, while the loop trains. A task says which batch to make, and its result is the batch.
+// How do workers hand over batches without ever blocking? Workers are goroutines. They take tasks from one queue and put results
+// into another, while the loop trains. A task says which batch to make, and its result is the batch.
 //
-// If the queue of results had no room, the workers would block for ever after a break. A worker could select between its send
-// and a signal to stop. Room in the queue is simpler. A batch is in flight from the moment its task is sent until it is handed
-// to the body. The number of batches in flight is bounded. The bound is called the window: it is Workers × Prefetch, which is
-// Workers × 2 unless Options.Prefetch is set. Each queue has room for a window, so no send ever blocks.
+// If the queue of results had no room, the workers would block for ever after a break, because nobody receives any more. A
+// worker could select between its send and a signal to stop, but room in the queue is simpler. How much room is enough? A batch
+// is in flight from the moment its task is sent until it is handed to the body, and the loop bounds the number of batches in
+// flight. The bound is called the window: it is Workers × Prefetch, which is Workers × 2 unless Options.Prefetch is set. Each
+// queue has room for a window, so no send ever blocks.
 //
-// All workers take from one queue, so the first free worker takes the next task. What is lost against PyTorch, where each worker
-// has a queue of its own, is that the same worker makes the same batch in every run: nothing in a batch may depend on its worker.
+// All workers take from one queue, so the first free worker takes the next task. In PyTorch each worker has a queue of its own,
+// so the same worker makes the same batch in every run. That is what one queue loses, and why nothing in a batch may depend on
+// its worker. But goroutines gain more than they lose against worker processes, because they share their memory: a batch reaches
+// the loop without pickling, a worker can build it in pinned memory, and no shutdown waits for a process that has died.
 //
-// Unlike PyTorch's worker processes, goroutines share their memory: a batch reaches the loop without pickling, a worker can
-// build it in pinned memory, and no shutdown waits for a process that has died.
+// With Options.Unordered a batch is handed over, or yielded, as soon as it is ready (PyTorch: in_order=False). So a slow batch
+// delays no other, but a loop that is left early has seen the fast batches.
 //
-// With Options.Unordered a batch is handed over, or yielded, as soon as it is ready (PyTorch: in_order=False). A loop that is
-// left early has then seen the fast batches.
-//
-//   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result.
-//     How many workers are blocked for ever, for r = 0 to 4?
+//   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result. How
+//     many workers are blocked for ever, for r = 0 to 4?
 //   - Run: go test -v -run TestNaivePool
-//   - Read: Example_outOfOrder (Example_oneWorker with one line more) and engine.startWorker
-//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)", and run go test -run
-//     TestBreakWaits
-//
-// # The way of a batch
-//
-// One batch, with two workers, goes the following way. Its task lies in a slot, where a worker puts the batch. An arrow stands
-// where the slot's number goes to another goroutine. The left column is the file:
-//
-//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
-//	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each
-//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
-//	worker      engine.run, engine.loop        starts the workers; sends and receives
-//	dataloader  nextTask, in items             step → task[B]  ──slot──> a worker
-//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error
-//	            worker.chooseIndices           step → positions → indices
-//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
-//	worker      fetchAndCollate, fetch         indices → samples
-//	dataset     Get                            index → sample
-//	batch       a Collate                      samples → batch  ──slot──> the loop
-//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
-//	            handOver                       *at = the cursor after the batch
-//	            the body                       the batch
+//   - Read: Example_outOfOrder (Example_oneWorker with one line more)
 //
 // # In order
 //
-// How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its
-// turn (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv,
-// describe what is in flight:
+// How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its turn
+// (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe
+// what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -155,44 +140,34 @@
 //	             ^           ^
 //	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at
-// most window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed
-// over; the bound is the same.
+// Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at most
+// window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed over;
+// the bound is the same.
 //
-// There is one slot more than the window, because the loop sends the next task before the body runs: otherwise only window-1
-// batches would be in flight meanwhile. With window slots that task would take the slot of the batch that the body has. In order,
-// batch k lies in slot k % (window+1), and the cache is a flag for each slot, which says that its batch is ready. The loop looks
-// into the queue of results only while it waits for a batch. So what is ready while the body runs stays in the queue, and goes
-// into the cache when the loop waits again.
+// Example_inFiftyLines is this loader and nothing else; the lines that keep the order are marked. The type engine has the same
+// loop, but its queues carry numbers instead of batches. A task lies in a slot of an array, the worker makes the batch in the
+// same slot, and whoever has received the slot's number owns the slot. In order, batch k lies in slot k % (window+1), so the
+// cache is a flag for each slot, which says that its batch is ready.
 //
-// Example_inFiftyLines is this loader and nothing else. The lines that keep the order are marked. Its queues carry batches, not
-// slots. The type engine also reads streams, stops its workers by a context, and survives panics. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and with three, out of order and in order. In the
-// picture of three workers in order, a vertical line at 135 ms shows the moment above; in a browser the line moves, and recv,
-// send and the cache with it.
+// Why is there one slot more than the window? The loop sends the next task before the body runs, because otherwise only window-1
+// batches would be in flight meanwhile. But the batch in the body still lies in its slot, so with window slots the next task
+// would take that slot. The loop could copy the batch out of the slot first. But the engine knows only numbers, so that one
+// engine serves loaders and streams of any type, and a slot more is simpler than a second function that copies.
+//
+// The loop looks into the queue of results only while it waits for a batch. So what is ready while the body runs stays in the
+// queue, and goes into the cache when the loop waits again. The picture in the README, and testdata/timeline.txt, show the same
+// batches without workers, with one, and with three, out of order and in order. In the picture of three workers in order, a
+// vertical line at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
 //
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are handed over, loaded and being loaded, in
 //     order and out of order?
 //   - Run: go test -v -run TestStuckBatch
 //   - Read: Example_inFiftyLines, then engine and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, more tasks than
+//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, so more tasks than
 //     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
 //   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
 //     takes the slot of a result that the body has not had.
-//
-// Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes
-// on or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares
-// the counters with its specification before each event.
-//
-//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen?
-//   - Run: go test -v -run TestEverySchedule
-//   - Read: TestEverySchedule
-//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
-//     that goes wrong: 1 workers, window 1, 3 tasks, in order: the loop begins, task 0 ends: 1 tasks sent, must be 2.
-//   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot
-//     is always spare. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
-//     specification. TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
 //
 // # How large a window
 //
@@ -204,30 +179,31 @@
 //     take?
 //   - Run: go test -v -run TestWindow
 //   - Why: when batch 2 comes, ten batches are left. If the loop trains on each for 10 ms, training is the limit, whatever the
-//     window. If it trains for 5 ms or less, loading is the limit, and with a window of 12 no worker is idle: order costs
-//     nothing. Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that the
-//     workers wait for tasks.
-//   - Read: Options
+//     window. If it trains for 5 ms or less, loading is the limit, and with a window of 12 no worker is idle, so order costs
+//     nothing. Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that
+//     the workers wait for tasks.
+//   - Read: Options (from Workers to Unordered)
 //
 // # Random numbers
 //
 // Where do random numbers come from? [Rand] gives each sample a generator of its own. It is seeded by a hash of the loader's
 // seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, the number in the batch. So the numbers
-// depend on nothing else. Before each Get the worker writes the spot into its scope, which the context carries. Rand makes the
-// generator at its first call for this sample.
+// depend on nothing else. Before each Get the worker writes the spot into its scope, which the context carries, and Rand makes
+// the generator at its first call for this sample. Only inside a Cache the spot is the sample's index, because one fetch serves
+// all epochs.
 //
 //   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
 //   - Why: the workers share a queue, so which of them loads sample 4 depends on how long the other samples take.
-//   - Read: spot, scope, scope.move and Rand
+//   - Read: spot, scope, scope.move, Rand and insideCache
 //   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot = to". The same command notices.
 //
-// # Errors and breaks
+// # Errors
 //
-// How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says
-// which batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the
-// next batch. Every other error is the last: the context has ended, the cursor does not fit, the sampler has no order
-// for the epoch, or Trace has panicked. A loop that skips bad batches tells the two apart:
+// How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says which
+// batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
+// other error is the last: the context has ended, the cursor does not fit, the sampler has no order for the epoch, or Trace has
+// panicked. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		var bad *dataloader.SampleError
@@ -249,45 +225,71 @@
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
+// Workers change neither batches nor errors. Goexit is the one exception, because with 0 workers it ends the loop's goroutine.
+//
+//   - Predict: in Example_oneWorker load calls runtime.Goexit, as t.FailNow does. What does the loop get?
+//   - Run: go test -v -run Example_errorsAndBreaks
+//   - Why: nothing. Goexit ends the worker, and runs only its deferred functions, so no result comes, and the loop waits for
+//     ever. In Example_errorsAndBreaks a deferred function sends the result. The engine does the same, and makeBatch sets the
+//     error before it calls user code, because no line behind the call may run.
+//   - Read: Example_errorsAndBreaks, SampleError, fetch, makeBatch, rescue and engine.startWorker
+//   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running, tasks, results)", and run go test -run
+//     TestEverySchedule. The next task is never begun.
+//
+// # Breaks
+//
+// How does a loop end? Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range
+// in any way ends the context that each Get was given, and waits for the Gets that run. Tasks that no worker has begun are
+// dropped, and so are batches that are loaded or ready. Their memory goes to the garbage collector, also what had been recycled.
+// But nothing is lost: no cursor counts a batch in flight, so a resume loads it again.
+//
 // Which goroutine calls what, and what may run at the same time:
 //
-//	Get, Collate, load    a worker's, on different batches at once; with 0 workers the loop's
+//	Get, Collate, load    a worker's, on different batches at once
 //	OnError, Trace        the loop's, just before the batch is handed over, one call after the other
 //	the body              the loop's, while workers load the batches behind
 //	the sampler's order   the loop's at the start of an epoch; its indices are asked for by every worker
 //
-// Workers change neither batches nor errors. Goexit is the one exception: with 0 workers it ends the loop's goroutine.
+// With 0 workers all of it runs in the loop's goroutine, in turn.
 //
-// Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range in any way ends the
-// context that each Get was given.
-//
-//   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context,
-//     and if it does not?
+//   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context, and
+//     if it does not?
 //   - Run: go test -v -run TestBreakWaits
-//   - Why: a goroutine cannot be stopped from outside. So the loop waits until every Get has returned.
-//   - Read: SampleError, fetch, and engine.run from its defers on
+//   - Why: a goroutine cannot be stopped from outside, so the loop waits until every Get has returned.
+//   - Read: engine.run
+//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)". The same command says
+//     where the workers block, because nobody receives their results.
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
 //   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the two workers
 //     load the rest of the window first, three batches of three samples that take an hour each: six hours.
 //
+// # Every schedule
+//
+// Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes on
+// or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares the
+// counters with its specification before each event.
+//
+//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen?
+//   - Run: go test -v -run TestEverySchedule
+//   - Read: TestEverySchedule
+//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
+//     that goes wrong: 1 workers, window 1, 3 tasks, in order: the loop begins, task 0 ends: 1 tasks sent, must be 2.
+//   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot is
+//     always spare. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
+//     specification. TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
+//
 // # Cursors and checkpoints
 //
-// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current: the
-// epoch, the position after the batch in hand, a description of the order, and Options.Seed. A loader with another order or
-// another seed refuses it. Saved as JSON it is the checkpoint; passed to Run it is the resume, for any number of workers
+// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current. A
+// loader's cursor contains the epoch, the position after the batch in hand, and a State: a description of the order,
+// Options.Seed and Options.DataVersion. In the middle of an epoch a loader with another order, seed or version refuses the
+// cursor, because the position would mean other samples. If batches have come out of order, the State also lists those that came
+// before their turn. Saved as JSON the cursor is the checkpoint; passed to Run it is the resume, for any number of workers
 // (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
 //
-// Save the weights and the cursor together, after the step.
-//
-//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
-//     how many come twice?
-//   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor and plan.resume
-//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
-//
-// If the process dies, the next one continues at the saved cursor:
+// Save the weights and the cursor together, after the step. If the process dies, the next one continues at the saved cursor:
 //
 //	a batch that                      comes again?
 //	was in flight                     yes: it is not in the cursor
@@ -295,71 +297,98 @@
 //	was trained on after the save     yes: its step is lost with the weights
 //	failed                            yes, until a later batch has succeeded or the epoch has ended
 //
-// A batch that comes again has the same random numbers, which depend on the position. A sample that OnError has dropped
+// A batch that comes again has the same random numbers, because they depend on the position. A sample that OnError has dropped
 // counts as seen.
+//
+//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
+//     how many come twice?
+//   - Run: go test -v -run TestUnorderedResume
+//   - Read: Cursor, pass, pass.markDone and pass.cursor
+//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
 //
 // # Shards and ranks
 //
 // Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
-// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail] says what happens if
-// the epoch cannot be dealt out evenly. All ranks' cursors are equal after the same number of batches, so one file is
-// enough. That holds if the ranks step together, as an all-reduce makes them. Without one save the cursor of each rank, and
-// resume all ranks from the smallest: samples may come again, and none is lost. The file resumes any number of ranks: the
-// rest of the epoch is dealt out anew. If ranks × BatchSize stays the same, the ranks together also train on the same
-// samples in each step. The last step of an epoch may differ, since PadTail fills it up for the number of ranks; with
-// DropLast and DropTail all steps are the same. The cursor of an Unordered loop resumes only its own rank, with the same
-// batch size.
+// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail], or remainder policy,
+// says what happens if the epoch cannot be dealt out evenly.
+//
+// All ranks' cursors are equal after the same number of batches, so one file is enough if the ranks step together, as an
+// all-reduce makes them. Otherwise save the cursor of each rank, and resume all ranks from the smallest: samples may come again,
+// but none is lost. The file resumes any number of ranks, because the rest of the epoch is dealt out anew. If ranks × BatchSize
+// stays the same, the ranks together also train on the same samples in each step. Only the last step of an epoch may differ,
+// since PadTail fills it up for the number of ranks; with DropLast and DropTail all steps are the same. But the cursor of an
+// Unordered loop resumes only its own rank, with the same batch size, because each rank has had other batches.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
-//   - Read: Shard, Tail and deal
+//   - Read: Shard, Tail and deal, then plan.resume
 //   - Break: in Shard.nth replace "s.Index + i*s.Count" by "s.Index + i". The same command notices.
+//
+// # The way of a batch
+//
+// How does all of this work together? One batch, with two workers, goes the following way. An arrow stands where the slot's
+// number goes to another goroutine. The left column is the file:
+//
+//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
+//	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each
+//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
+//	worker      engine.run, engine.loop        starts the workers; sends and receives
+//	dataloader  nextTask, in items             step → task[B]  ──slot──> a worker
+//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error
+//	            worker.chooseIndices           step → positions → indices
+//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
+//	worker      fetchAndCollate, fetch         indices → samples
+//	dataset     Get                            index → sample
+//	batch       a Collate                      samples → batch  ──slot──> the loop
+//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
+//	            handOver                       *at = the cursor after the batch
+//	            the body                       the batch
 //
 // # Streams
 //
-// How are data without indices loaded? By a [Stream], which is also the way to a pipeline of your own. A Stream is a
-// function that takes a cursor and returns the items that follow, each with the cursor after it (PyTorch:
-// IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams. Shuffle, [Mix], [Map], [Batch],
-// Prefetch and others make one stream from another. Any composition resumes:
+// How are data without indices loaded? By a [Stream], which is also the way to a pipeline of your own. A Stream is a function
+// that takes a cursor and returns the items that follow, each with the cursor after it (PyTorch: IterableDataset,
+// torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one
+// stream from another. Because every item has its cursor, any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
 //
-// Use a DataLoader if the data have indices. It knows its length, deals out whole batches, and resumes any rank. Use a
-// stream for data that can only be read in order, for stages of your own, or if all workers should load samples of one
-// batch.
+// Use a DataLoader if the data have indices, because it knows its length, deals out whole batches, and resumes any rank. Use a
+// stream for data that can only be read in order, for stages of your own, or if all workers should load samples of one batch.
 //
 //   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
+//   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
 //   - Read: Stream, ExampleStream_stage, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
 //   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
 //   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. The test
 //     for a file of yours is checkStream(t, stage(Map(Indices(fixed(0, 0, 1, 0, 2, 2)), 2, failing(3, 1).Get)), 2): it returns
-//     0, an error, 0 and 2. A resume needs the item before, but a cursor holds places, not items. So State is the source's cursor
-//     before the last item that was kept: a resume reads that item again, and does not yield it.
+//     0, an error, 0 and 2. A resume needs the item before, but a cursor holds places, not items. So State is the source's
+//     cursor before the last item that was kept: a resume reads that item again, and does not yield it.
 //
 // # Tar files
 //
-// How are many small files read fast? As a few tar files, from front to back (PyTorch: webdataset): see [Tar], [OpenTar] and
-// [TarWriter]. Read tarState, readShard and recordReader.
+// How are many small files read fast? As a few tar files, from front to back, because one large read is faster than a thousand
+// small ones (PyTorch: webdataset): see [Tar], [OpenTar] and [TarWriter]. Read tarState, readShard and recordReader.
 //
 // # Where the time goes
 //
-// Is the loader too slow? Options.Trace gets a [Timing] for each batch. [Stats] sums them up in one line, which names the
+// Is the loader too slow? Options.Trace gets a [Timing] for each batch, and [Stats] sums them up in one line, which names the
 // bottleneck. [Progress] shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0",
-// "reader"). In execution traces (go test -trace) each batch of a loader has the regions fetch and collate, or load, and a
-// log entry with its number.
+// "reader"). In execution traces (go test -trace) each batch of a loader has the regions fetch and collate, or load, and a log
+// entry with its number.
 //
 // # Reading order
 //
-// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way of a
-// batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading", for
-// streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go). Read
-// their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins with
-// Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,600 lines
-// of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
+// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way of
+// a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading",
+// for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go).
+// Read their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins
+// with Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,600
+// lines of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
 package dataloader
 
 import (

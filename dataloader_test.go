@@ -2197,6 +2197,83 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 10
 }
 
+// From the four loaders to the engine: the second again, with all tasks queued at once, and what a training needs. load may
+// fail, and be stopped by its context. The loop asks ctx first: a load that is stopped fails in its own words, but no batch is
+// bad. load may also end its goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run then. Without that of
+// work the loop would wait for ever, because the worker is gone, and with it the task that it had.
+func Example_errorsAndBreaks() {
+	type result struct {
+		batch int
+		err   error
+	}
+	loader := func(ctx context.Context, n int, load func(ctx context.Context, k int) (int, error)) iter.Seq2[int, error] {
+		return func(yield func(batch int, err error) bool) {
+			tasks, results := make(chan int, n), make(chan result, n)
+			for k := range n {
+				tasks <- k
+			}
+			close(tasks)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for it
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel() // first the worker hears that no more batches are needed
+			var work func()
+			work = func() {
+				working := false
+				defer func() {
+					if working { // load has not returned
+						results <- result{0, errGoexit}
+						running.Go(work) // another goroutine takes the place of this one
+					}
+				}()
+				for k := range tasks {
+					var r result
+					if ctx.Err() == nil {
+						working = true
+						r.batch, r.err = load(ctx, k)
+						working = false
+					}
+					results <- r
+				}
+			}
+			running.Go(work)
+			for range n {
+				r := <-results
+				if ctx.Err() != nil {
+					yield(0, context.Cause(ctx))
+					return
+				}
+				if !yield(r.batch, r.err) {
+					return
+				}
+			}
+		}
+	}
+
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	load := func(ctx context.Context, k int) (int, error) {
+		if k == 1 {
+			runtime.Goexit()
+		} else if k == 3 {
+			<-ctx.Done()
+			return 0, errors.New("the connection is closed")
+		}
+		return k * k, nil
+	}
+	for batch, err := range loader(ctx, 10, load) {
+		fmt.Println(batch, err)
+		if batch == 4 {
+			stop()
+		}
+	}
+	// Output:
+	// 0 <nil>
+	// 0 runtime.Goexit was called
+	// 4 <nil>
+	// 0 context canceled
+}
+
 // A panic in a worker is the error of its batch. The error is one line, as in "panic: ouch (decode.go:12)"; the stack is
 // beside it. A loop that skips every *SampleError would skip the panic, too. This one prints the stack, and ends.
 func ExamplePanicError() {

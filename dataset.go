@@ -238,14 +238,19 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 		if kept != nil {
 			return *kept, nil
 		}
-		s := scopeOf(ctx)
-		ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
-		fetched, err := data.Get(ctx, i)
+		fetched, err := data.Get(insideCache(ctx, i), i)
 		if err == nil {
 			kept = &fetched
 		}
 		return fetched, err
 	})
+}
+
+// insideCache returns the context for what is inside a Cache: one fetch serves all epochs, so Rand must not depend on the epoch.
+func insideCache(ctx context.Context, i int) context.Context {
+	s := scopeOf(ctx)
+	ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
+	return ctx
 }
 
 // cacheSalt tells the seed of what is inside a Cache from that of what is outside.
