@@ -316,8 +316,8 @@
 // all-reduce makes them. Otherwise save the cursor of each rank, and resume all ranks from the smallest: samples may come again,
 // but none is lost. The file resumes any number of ranks, because the rest of the epoch is dealt out anew. If ranks × BatchSize
 // stays the same, the ranks together also train on the same samples in each step. Only the last step of an epoch may differ,
-// since PadTail fills it up for the number of ranks; with DropLast and DropTail all steps are the same. But the cursor of an
-// Unordered loop resumes only its own rank, with the same batch size, because each rank has had other batches.
+// because the ranks share what is left; with DropLast and DropTail all steps are the same. But the cursor of an Unordered loop
+// resumes only its own rank, with the same batch size, because each rank has had other batches.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
@@ -423,9 +423,9 @@ type Options struct {
 	Shuffle bool
 	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other. PyTorch: generator.
 	Seed uint64
-	// DataVersion names the data: a version, a date, a hash of the ids. It is part of the cursors. A loader of other data refuses
-	// them, even if their number is the same: otherwise some samples would come twice in the epoch, and others never. "", in a
-	// cursor or here, fits every name, and the start of an epoch fits all data.
+	// DataVersion names the data, in UTF-8: a version, a date, a hash of the ids in hex. It is part of the cursors. A loader of
+	// other data refuses them, even if their number is the same: otherwise some samples would come twice in the epoch, and others
+	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
@@ -451,17 +451,17 @@ type Options struct {
 	// also in a run that resumes from the cursor. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched: nil drops the sample, an error fails its batch. A
-	// batch whose samples are all dropped is skipped; but on several ranks that must take equal steps (PadTail, DropTail) it
-	// fails: see ExampleOptions_onErrorRanks. OnError is not asked about a Goexit, nor about errors of no single sample, which
-	// have Index -1 and fail the batch: those of Collate, NewFunc's load and the sampler.
+	// OnError, if not nil, is asked about each sample that cannot be fetched: nil drops the sample, an error fails its batch, and
+	// OnError is not asked about the rest of it. A batch whose samples are all dropped is skipped; but on several ranks that must
+	// take equal steps (PadTail, DropTail) it fails: see ExampleOptions_onErrorRanks. OnError is not asked about a Goexit, nor
+	// about errors of no single sample, which have Index -1 and fail the batch: those of Collate, NewFunc's load and the sampler.
 	//
 	// Have a budget, as in ExampleOptions_onError: an epoch without batches is no error. What OnError counts is in no cursor.
 	//
 	// OnError runs when the batch is about to be handed over, in the goroutine that reads the loader, so the order of its calls
-	// does not depend on Workers. That goroutine is the loop's or, behind Mix, Prefetch or a Map with workers, one that reads
-	// ahead of the loop. Guard what OnError shares with others: two loops over one loader, and two loaders in a Mix, may call it
-	// at the same time.
+	// does not depend on Workers, unless Unordered is set. That goroutine is the loop's or, behind Mix, Prefetch or a Map with
+	// workers, one that reads ahead of the loop. Guard what OnError shares with others: two loops over one loader, and two loaders
+	// in a Mix, may call it at the same time.
 	OnError func(*SampleError) error
 	// Trace, if not nil, is called for each batch, where OnError would be, just before the batch is handed over. A failed batch
 	// counts too, and so does a batch whose samples were all dropped; both have 0 Samples. A panic in Trace ends the loop.
@@ -487,6 +487,7 @@ func (o Options) withDefaults(n int) (_ Options, err error) {
 		errorIf(o.Prefetch > 0 && o.Workers == 0, "Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
 		errorIf(o.Workers > 0 && o.Workers > math.MaxInt32/max(1, o.Prefetch),
 			"Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch),
+		errorIf(strings.ToValidUTF8(o.DataVersion, "") != o.DataVersion, "DataVersion is %q, must be UTF-8", o.DataVersion),
 		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
 		err)
 	if err != nil {
@@ -625,7 +626,7 @@ func (l *DataLoader[B]) Len() int {
 func (l *DataLoader[B]) mustExist() { panicIf(l == nil, "the loader is nil; look at the error of New") }
 
 // Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
-// Unordered. With Shuffle each epoch has another order. Errors are those of Run.
+// Unordered. With Shuffle each epoch has an order of its own. Errors are those of Run.
 func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
 	return func(yield func(B, error) bool) { l.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
@@ -655,7 +656,7 @@ func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error]
 
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
 // more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
-// are the same. At panics if epoch or k is negative.
+// are the same. At panics if epoch or k is negative or too large.
 func (l *DataLoader[B]) At(epoch, k int) Cursor {
 	n := l.Len()
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
@@ -808,8 +809,9 @@ type Cursor struct {
 }
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream; its source has changed; or it is damaged, or other JSON. A program can say so and begin the epoch again. A text that is
-// not JSON is an error of encoding/json alone. ErrCursor's own text is the word that stands for it in the texts of those errors.
+// stream; its source has changed; or it is damaged, or other JSON. A program can say so and begin the epoch again.
+// json.Unmarshal refuses a text that is not JSON with an error of its own. ErrCursor's own text is the word that stands for it
+// in the texts of those errors.
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
@@ -1179,14 +1181,14 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 // A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
 // cause, hence the name. A loop over Run or Epoch may skip a *SampleError. Every other error is the last.
 //
-// Epoch, Batch and Pos say where the loop is. In a loop over a stream they are those of the stream that the loop reads, not of
-// a stream or loader that it is made of. Only Index is that of the loader at the source, behind any stages. After a resume on
-// another number of ranks Batch is approximate.
+// Epoch, Batch and Pos say where the loop is. In a loop over a stream they are those of the stream that the loop reads, not of a
+// stream or loader that it is made of. Only Index is that of the loader at the source, if the stages pass its error on. After a
+// resume on another number of ranks Batch is approximate.
 type SampleError struct {
 	Epoch int
-	Batch int   // the batch of this shard, from 0; -1 for an item of a stream, unless the stream's cursors are a loader's
+	Batch int   // the batch of this shard, from 0, also in the loader's stream; -1 for any other item of a stream
 	Index int   // the sample's index in the data set, or -1: the error is of the batch or the item as a whole
-	Pos   int   // for an item of a stream, the Pos of the cursor after it
+	Pos   int   // if Batch is -1, the Pos of the cursor after the item
 	Err   error // the cause: what Get returned, a PanicError, a TarError, …
 }
 
@@ -1211,7 +1213,7 @@ type Timing struct {
 	Epoch, Batch int // the batch of this shard, from 0
 	Worker       int // the worker that loaded the batch, or -1
 	Samples      int // the number of samples in the batch
-	Dropped      int // the number of samples that OnError dropped
+	Dropped      int // the number of samples that OnError dropped; 0 if the batch failed
 
 	Sent     time.Time // when the batch was sent to the workers
 	Start    time.Time // when a worker took it
@@ -1350,24 +1352,22 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // rate, the time left, and the share of the time in which the loop waited for seq. Values and errors pass unchanged.
 //
 // total is the number of items in seq. Progress counts from 0, also after a resume, so pass the number of items that are left.
-// At a loader's Cursor at, l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos / ranks under a BatchSampler.
+// At a loader's Cursor at, l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos / ranks under a
+// BatchSampler, rounded up.
 // ExampleProgress_loss shows the whole epoch.
 //
 // ExampleStream_slowStage finds the slow stage of a pipeline.
 //
-// On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line
-// every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.
+// On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line,
+// at most every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.
 func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
 	return progress(w, total, isTerminal(w), seq)
 }
 
 // isTerminal reports whether w is a terminal, as far as the standard library can tell: a character device.
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
+	f, _ := w.(*os.File)
+	info, err := f.Stat() // an error if f is nil, because w is no file
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 

@@ -1336,7 +1336,7 @@ func Example_training() {
 	// What follows only shows the training, on standard error. A loss has two decimals, because machines that fuse
 	// multiplication and addition differ in the last ones.
 	fmt.Fprintln(os.Stderr, "A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
-	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized")
+	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized, after 1, 2, 4, 8, 16 and 30 epochs")
 	for epoch, n := range after.Recognized {
 		switch epoch {
 		case 0, 1, 3, 7, 15, 29:
@@ -6328,6 +6328,7 @@ func TestBadDatasets(t *testing.T) {
 		{panicOf(func() { Transform[int, int](some, nil) }), "panic … Transform … nil"},
 		{panicOf(func() { Transform(none, quick) }), "panic … Transform … nil"},
 		{panicOf(func() { Cache(none) }), "panic … Cache … nil"},
+		{panicOf(func() { Cache(augmented()).Get(t.Context(), 0) }), "panic … Rand … from no loader"},
 		{panicOf(func() { Rand(t.Context()) }), "panic … Rand … from no loader … pass on the context that Get was given … WithSeed"},
 		{panicOf(func() { CollatePair[int, int, []int, []int](List[int], nil) }), "panic … CollatePair … nil"},
 		{panicOf(func() { CollatePair[int, int, []int, []int](nil, List[int]) }), "panic … CollatePair … nil"},
@@ -6341,7 +6342,7 @@ func TestBadDatasets(t *testing.T) {
 		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
 		{split(3, 6), "Split … sum to 9 … 10"},
 		{errorOf(Split(none, 1)), "Split … nil"},
-		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748365 samples, may have at most 214748364"},
+		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748364 samples, may have at most 214748363"},
 		{rows(), "Rows … no dimension"},
 		{rows(2, 2), "Rows … 3 elements … [2 2]"},
 		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
@@ -6796,7 +6797,7 @@ func TestBadSamplers(t *testing.T) {
 		{panicOf(func() { Sequential(-1) }), "panic … Sequential … -1"},
 		{panicOf(func() { Random(-1, 0) }), "panic … Random … -1"},
 		{panicOf(func() { TorchRandom(-1, 0) }), "panic … TorchRandom … -1"},
-		{panicOf(func() { TorchRandom(maxTorch+1, 0) }), "panic … TorchRandom … 214748365 … 214748364"},
+		{panicOf(func() { TorchRandom(maxTorch+1, 0) }), "panic … TorchRandom … 214748364 … 214748363"},
 		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
 		{panicOf(func() { RandomWithReplacement(-1, 1, 0) }), "panic … RandomWithReplacement … -1"},
 		{panicOf(func() { RandomWithReplacement(3, 0, 0) }), "panic … RandomWithReplacement … count is 0 … positive"},
@@ -7790,6 +7791,7 @@ func TestBadOptions(t *testing.T) {
 		{panicOf(func() { three.At(0, -1) }), "At: epoch is 0 and k is -1, must not be negative"},
 		{panicOf(func() { three.At(-1, 0) }), "At: epoch is -1"},
 		{panicOf(func() { three.At(math.MaxInt, 1) }), "At: epoch is … too far"},
+		{loader(Options{DataVersion: "\xff"}), `Options.DataVersion is "\xff", must be UTF-8`},
 		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
 		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
 		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
@@ -10749,17 +10751,15 @@ func TestWebWaits(t *testing.T) {
 	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
 	for _, c := range []struct {
 		answer   answer
-		attempts int
 		requests []string
 		waits    []time.Duration
 	}{
-		{inTurn(breaks, status(429, "Retry-After", "100"), breaks), 6,
+		{inTurn(breaks, status(429, "Retry-After", "100"), breaks),
 			[]string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`},
 			[]time.Duration{s, 100 * s, s, s}},
-		{status(500), 9, make([]string, 9), []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s, 30 * s, 30 * s, 30 * s}},
+		{status(500), make([]string, 6), []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s}},
 	} {
 		server := serveTar(t, c.answer)
-		server.web.attempts = c.attempts
 		server.records(t, "")
 		equal(t, "requests", server.requests(), c.requests)
 		equal(t, "waits", len(server.waits), len(c.waits))

@@ -249,7 +249,8 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 // insideCache returns the context for what is inside a Cache: one fetch serves all epochs, so Rand must not depend on the epoch.
 func insideCache(ctx context.Context, i int) context.Context {
 	s := scopeOf(ctx)
-	ctx, _ = withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
+	ctx, inside := withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
+	inside.idle = s.idle
 	return ctx
 }
 
@@ -288,7 +289,7 @@ func Rand(ctx context.Context) *rand.Rand {
 // the sample, which is independent of the first and changes with Options.Seed. Two calls with one seed for one sample give equal
 // generators, as a retry needs; so do two Maps side by side, or two loaders of one seed, at the same position.
 //
-// In any other context the seed is taken as it is: use WithSeed around a stream's loop to set the seed of the stream's functions.
+// In any other context the seed is taken as it is: use WithSeed around a stream's loop to set the seed of its Maps.
 // A loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one
 // sequence.
 func WithSeed(ctx context.Context, seed uint64) context.Context {

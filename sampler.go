@@ -330,8 +330,8 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 // first; DataLoader(data, sampler=RandomSampler(data, generator=g)) has TorchRandom's.
 //
 // The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and epoch e of seed s is epoch 0 of seed
-// s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or above 2^32/20, because torch
-// uses another method there.
+// s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or not below 2^32/20, because
+// torch uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
 	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
@@ -349,7 +349,7 @@ func TorchRandom(n int, seed uint64) Sampler {
 }
 
 // maxTorch is the largest n for which torch draws its permutations as TorchRandom does.
-const maxTorch = (1 << 32) / 20
+const maxTorch = (1<<32)/20 - 1
 
 // newTwister returns the generator MT19937 (Matsumoto and Nishimura, Mersenne Twister, 1998) with the given seed: a
 // function that returns the next 32 random bits.
@@ -377,9 +377,9 @@ func newTwister(seed uint32) func() uint32 {
 	}
 }
 
-// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones
-// whenever it is asked for that epoch. The indices are copied. If their number is not n, that is the last error of the
-// loop. A cursor cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is
+// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever it is
+// asked for that epoch. The indices are copied. If their number is not n, that is the last error of the loop; under Resize it
+// fails each batch. A cursor cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is
 // nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
@@ -779,8 +779,8 @@ func Indices(s Sampler) Stream[int] {
 // average, because nothing else has been read. Several readers cure that: of 32 Tar streams, joined by Mix before
 // Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
 //
-// Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.37. For a small
-// source let size be ten times its length, where the correlation is 0.03; memory grows only with what has been read. For
+// Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.38. For a small
+// source let size be ten times its length, where the correlation is 0.04; memory grows only with what has been read. For
 // data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
 // Failed items are delayed like others. Put OnError behind Shuffle all the same: see there.
@@ -932,7 +932,7 @@ type MixOptions struct {
 }
 
 // Mix takes items from several sources, in turn or by weight. In epoch e every source starts with its epoch e; a source that
-// is continued goes on with its epochs e+1, e+2, …. If such an epoch has no items, the mix cannot be continued. With
+// is continued goes on with its epochs e+1, e+2, …. If an epoch of such a source has no items, the mix cannot be continued. With
 // StopAtLast the weights are those of the sources that are left. The cursor of a mix contains the cursors of all sources, the
 // number of draws, and which sources have ended. It has no items: those that were read ahead but not yielded are read again
 // at a resume.
@@ -1133,11 +1133,14 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 	m.running.Wait()
 }
 
-// Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks
-// must read the same items in the same order. Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError
-// that drops the same items on all ranks. Put one-for-one stages and Batch after it. Then the cursor of any rank, taken after the
-// same number of steps, resumes every rank, and any number of ranks. After Shard, Filter and OnError would leave the ranks
-// different numbers of items, and Shuffle would make cursors that fit only one rank.
+// Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks must
+// read the same items in the same order. If one of them reads fewer, as when its connection breaks in the middle of a tar file,
+// it has other items from there on, and its loop may get no error: an OnError before Shard hears of all failed items, and can
+// cancel the context (TarError.Rest). An Opener that opens again prevents that (ExampleOpener_reopen). Put stages that drop or
+// reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put one-for-one stages and
+// Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank, and any number of
+// ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle would make cursors that
+// fit only one rank.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.

@@ -947,8 +947,8 @@ func checksum(b []byte) int64 {
 // two requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the
 // same length: its records may be of both then.
 //
-// Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, up to 30
-// seconds, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
+// Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, 16 seconds after
+// the fifth, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
 // two minutes.
 //
 // A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. But to open
@@ -1176,7 +1176,7 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 	if errors.As(err, new(permanentError)) || o.failures >= o.attempts {
 		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.offset, o.failures, err)
 	}
-	wait := min(time.Second<<(o.failures-1), 30*time.Second)
+	wait := time.Second << (o.failures - 1)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
 }
 
@@ -1385,8 +1385,8 @@ func (x *tarShard) scan(ctx context.Context) error {
 // Len returns the number of records.
 func (d *TarDataset) Len() int { return d.records.Len() }
 
-// Get reads record i. It returns an error if the shard has changed since OpenTar has read it. The files of a record of less than
-// 256 KiB share one piece of memory.
+// Get reads record i. It returns an error if names or sizes in the record have changed since OpenTar has read them. The files of
+// a record share one piece of memory if the record has less than 256 KiB with its headers.
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
@@ -1452,8 +1452,8 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // Write writes a record; its Shard does not matter. If the record would not be the same when it is read, Write returns
 // an error and writes nothing. A record must have files, and a key that no other record of the shard has. The key must
 // be a relative path without a dot in its last element. Each field must be in lower case, not empty, without a slash,
-// and there once; it must begin neither with a dot, as the extensions of filepath.Ext do, nor with the key. Key and field
-// together must have fewer than a million bytes.
+// and there once; it must begin neither with a dot, as the extensions of filepath.Ext do, nor with the key and a dot. Key and
+// field together must have fewer than a million bytes. Write does not know the MaxRecord of the reader.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	err := w.checkRecord(r.Key, files)

@@ -369,7 +369,7 @@ type PanicError struct {
 }
 
 // Error returns the value and where it happened, in one line: "panic: boom (file.go:12)". That is the first frame in the
-// user's code. The frames of the standard library and of this package are passed over.
+// user's code. The frames of this package and of the standard library are passed over, with -trimpath only the runtime's.
 func (e *PanicError) Error() string {
 	return fmt.Sprintf("panic: %s%s", strings.ReplaceAll(fmt.Sprint(e.Value), "\n", "; "), e.place)
 }
