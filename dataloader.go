@@ -269,7 +269,8 @@
 // or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares the
 // counters with its specification before each event.
 //
-//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen?
+//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen if the loop keeps the
+//     order of the tasks, and in how many if it does not?
 //   - Run: go test -v -run TestEverySchedule
 //   - Read: TestEverySchedule
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
