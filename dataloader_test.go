@@ -2112,10 +2112,10 @@ func Example_outOfOrder() {
 }
 
 // The fourth of four loaders, in fifty lines: several workers, in order. The lines that keep the order are marked: a result that
-// has come before its turn waits in a cache. The engine in worker.go is this loop, plus a context that stops the workers and survival
-// of panics and Goexit, as in Example_errorsAndBreaks, a reader for streams, and slots that are reused. The batch in the body
-// keeps its slot, so there are window + 1 slots, and the cache is a flag for each. Here no result lies in a slot, and the cache
-// has room for window results.
+// has come before its turn waits in a cache. The engine in worker.go is this loop, plus a context that stops the workers and
+// survival of panics and Goexit, as in Example_errorsAndBreaks, a reader for streams, and slots that are reused. The batch in
+// the body keeps its slot, so there are window + 1 slots, and the cache is a flag for each. Here no result lies in a slot, and
+// the cache has room for window results.
 //
 // Every k between recv and send is in exactly one place: in the queue tasks, with a worker, in the queue results, or in the
 // cache. There are at most window of them, and each queue has room for window. So no send ever blocks.
