@@ -453,7 +453,7 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 // Files, it follows links to folders at the top. It is an error if there is no folder at the top, a folder at the top has
 // no file that matches, or a pattern matches no file.
 //
-// PyTorch: torchvision's ImageFolder, with its samples and classes.
+// PyTorch: torchvision's ImageFolder, with its samples and classes; below a class the order of folders and files may differ.
 func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], classes []string, err error) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
