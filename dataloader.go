@@ -240,8 +240,8 @@
 //
 // How does a loop end? Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range
 // in any way ends the context that each Get was given, and waits for the Gets that run. Tasks that no worker has begun are
-// dropped, and so are batches that are loaded or ready. Their memory goes to the garbage collector, also what had been recycled.
-// But nothing is lost: no cursor counts a batch in flight, so a resume loads it again.
+// dropped, and so are the batches that are being loaded or wait. Their memory goes to the garbage collector, also what had been
+// recycled. But nothing is lost: no cursor counts a batch in flight, so a resume loads it again.
 //
 // Which goroutine calls what, and what may run at the same time:
 //
@@ -388,7 +388,7 @@
 // a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading",
 // for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go).
 // Read their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins
-// with Files and Folder, which a loader does not need. The first halves are 9,200 words of comment, without this one, and 1,600
+// with Files and Folder, which a loader does not need. The first halves are 9,400 words of comment, without this one, and 1,600
 // lines of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
 package dataloader
 
