@@ -17,18 +17,19 @@
 //			if err != nil {
 //				return err
 //			}
-//			train(batch) // a Tensor of the shape [64, …]
-//			save(at)     // as JSON: the checkpoint
+//			train(model, batch) // a Tensor of the shape [64, …]
+//			save(model, at) // with the cursor as JSON: the checkpoint
 //			loader.Recycle(batch)
 //		}
 //	}
 //
 // The rest of this comment is a lesson. It starts from a loop that anybody would write, and each section answers one question.
 // Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, which is the answer,
-// Break, a line to change so that a test notices, and Write. Undo each Break. The tests simulate time, so a second takes no
-// time; but each change is compiled, which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported
-// names, and "go doc -u -src engine.loop", for example, prints one that is not exported. Examples are in dataloader_test.go; the
-// README has a command that prints one.
+// Break, a line to change so that a test notices, and Write. Undo each Break. Look for its code from the head of the function
+// on, because this comment quotes it, too. The tests simulate time, so a second takes no time; but each change is compiled,
+// which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and "go doc -u -src
+// engine.loop", for example, prints one that is not exported. Examples and tests are in dataloader_test.go; the README has a
+// command that prints one.
 //
 // # A loop of ten lines
 //
@@ -56,7 +57,7 @@
 //   - Run: go test -v -run 'TestCache$'
 //   - Why: the first goroutine has the sample's lock while it fetches, so the others wait; then each finds what the first has
 //     fetched.
-//   - Read: Dataset, Func and Cache
+//   - Read: Dataset, Func and Cache (insideCache follows in Random numbers)
 //   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command says how often the sample is fetched now.
 //
 // # The sampler
@@ -69,15 +70,15 @@
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in the
 //     middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
-//   - Read: Sampler, Random, permutation and feistel.at (how its numbers mix is optional)
+//   - Read: Sampler, Random, permutation, feistel and feistel.at (how its numbers mix is optional)
 //   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
 //
 // How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor
 // with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Large batches are costly to allocate, so a
-// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a batch in one call,
-// without samples.
+// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a whole batch of its
+// indices in one call, without samples.
 //
 //   - Predict: a loop recycles each of its 20 batches. For how many is memory allocated if nothing is loaded ahead of the loop,
 //     and for how many if 3 workers load at most 6 batches ahead?
@@ -102,7 +103,7 @@
 //   - Run: go test -v -run TestWallTime
 //   - Why: an epoch can take no less time than its training. With one worker that is the limit already, and more workers gain
 //     nothing; but a loop that takes no time waits for nothing but the workers.
-//   - Read: Example_inTenLines, Example_oneWorker and engine.inline (its task lies in slot 0)
+//   - Read: Example_inTenLines and Example_oneWorker
 //
 // # Several goroutines, out of order
 //
@@ -118,7 +119,7 @@
 // All workers take from one queue, so the first free worker takes the next task. In PyTorch each worker has a queue of its own,
 // so the same worker makes the same batch in every run. That is what one queue loses, and why nothing in a batch may depend on
 // its worker. But goroutines gain more than they lose against worker processes, because they share their memory: a batch reaches
-// the loop without pickling, a worker can build it in pinned memory, and no shutdown waits for a process that has died.
+// the loop without pickling, and there are no processes to shut down.
 //
 // With Options.Unordered a batch is handed over, or yielded, as soon as it is ready (PyTorch: in_order=False). So a slow batch
 // delays no other, but a loop that is left early has seen the fast batches.
@@ -154,26 +155,37 @@
 // would take that slot. The loop could copy the batch out of the slot first. But the engine knows only numbers, so that one
 // engine serves loaders and streams of any type, and a slot more is simpler than a second function that copies.
 //
+// In a loader the permits of engine.loop are the tasks, and read is nil: what says reader is for streams. Otherwise its lines
+// are those of the Example:
+//
+//	Example_inFiftyLines      engine.loop
+//	tasks <- send             nextTask puts the task into a slot, and permits <- slot
+//	cache[r.k%window] = &r    ready[<-results] = true
+//	for recv := range n       for recv < send
+//	                          spare, the slot that the body had last
+//	defer close(tasks)        in engine.run, which is read in Breaks
+//
 // The loop looks into the queue of results only while it waits for a batch. So what is ready while the body runs stays in the
 // queue, and goes into the cache when the loop waits again. The picture in the README, and testdata/timeline.txt, show the same
 // batches without workers, with one, and with three, out of order and in order. In the picture of three workers in order, a
 // vertical line at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
 //
-//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. How many others are handed over, loaded and being loaded, in
-//     order and out of order?
+//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile, how many are handed over, how many loaded, and how
+//     many being loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
-//   - Read: Example_inFiftyLines, then engine and engine.loop
+//   - Read: Example_inFiftyLines, then engine, engine.inline and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". Slots that are not ready are handed over then, so more tasks than
-//     window are sent, and sends block after all: the same command says where each goroutine waits for ever.
+//   - Break: in engine.loop delete "ready[slot] = false". When a slot is used again its flag is still set, so the loop hands it
+//     over without waiting, and runs ahead of the workers. Then sends block after all: the same command says where each
+//     goroutine waits for ever.
 //   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
 //     takes the slot of a result that the body has not had.
 //
 // # How large a window
 //
 // When does a larger window help? In the README's picture the window is 6, and loading a batch takes 40 or 50 ms, but batch 2
-// takes 190 ms. While one of three workers loads it, the second is idle from 140 ms on and the third from 180 ms on, because the
-// window is full.
+// takes 190 ms. While worker 2 loads it, worker 0 is idle from 140 ms on and worker 1 from 180 ms on, because the window is
+// full.
 //
 //   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
 //     take?
@@ -187,10 +199,10 @@
 // # Random numbers
 //
 // Where do random numbers come from? [Rand] gives each sample a generator of its own. It is seeded by a hash of the loader's
-// seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, the number in the batch. So the numbers
-// depend on nothing else. Before each Get the worker writes the spot into its scope, which the context carries, and Rand makes
-// the generator at its first call for this sample. Only inside a Cache the spot is the sample's index, because one fetch serves
-// all epochs.
+// seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, an order of whole batches, the number in
+// the batch. So the numbers depend on nothing else. Before each Get the worker writes the spot into its scope, which the context
+// carries, and Rand makes the generator at its first call for this sample. Only inside a Cache the spot is the sample's index,
+// because one fetch serves all epochs.
 //
 //   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
@@ -202,8 +214,7 @@
 //
 // How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says which
 // batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
-// other error is the last: the context has ended, the cursor does not fit, the sampler has no order for the epoch, or Trace has
-// panicked. A loop that skips bad batches tells the two apart:
+// other error is the last, such as the end of the context. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		var bad *dataloader.SampleError
@@ -230,9 +241,11 @@
 //   - Predict: in Example_oneWorker load calls runtime.Goexit, as t.FailNow does. What does the loop get?
 //   - Run: go test -v -run Example_errorsAndBreaks
 //   - Why: nothing. Goexit ends the worker, and runs only its deferred functions, so no result comes, and the loop waits for
-//     ever. In Example_errorsAndBreaks a deferred function sends the result. The engine does the same, and makeBatch sets the
-//     error before it calls user code, because no line behind the call may run.
-//   - Read: Example_errorsAndBreaks, SampleError, fetch, makeBatch, rescue and engine.startWorker
+//     ever. In Example_errorsAndBreaks a deferred function sends the result, and starts another goroutine in the place of this
+//     one. The engine does the same, and makeBatch sets the error before it calls user code, because after a Goexit no line
+//     behind the call runs.
+//   - Read: Example_errorsAndBreaks, SampleError, fetch, try, task, makeBatch (its pass follows in Cursors), rescue and
+//     engine.startWorker
 //   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running, tasks, results)", and run go test -run
 //     TestEverySchedule. The next task is never begun.
 //
@@ -240,13 +253,14 @@
 //
 // How does a loop end? Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range
 // in any way ends the context that each Get was given, and waits for the Gets that run. Tasks that no worker has begun are
-// dropped, and so are the batches that are being loaded or wait. Their memory goes to the garbage collector, also what had been
-// recycled. But nothing is lost: no cursor counts a batch in flight, so a resume loads it again.
+// dropped, and so are the batches that are being loaded or wait. Their memory goes to the garbage collector, even if it had been
+// recycled; memory that waits in the loader for a later batch stays there. But nothing is lost: no cursor counts a batch in
+// flight, so a resume loads it again.
 //
 // Which goroutine calls what, and what may run at the same time:
 //
-//	Get, Collate, load    a worker's, on different batches at once
-//	OnError, Trace        the loop's, just before the batch is handed over, one call after the other
+//	Get, Collate          a worker's, on different batches at once; so is the load of NewFunc
+//	OnError, Trace        the loop's, just before the batch is handed over, while workers load
 //	the body              the loop's, while workers load the batches behind
 //	the sampler's order   the loop's at the start of an epoch; its indices are asked for by every worker
 //
@@ -260,8 +274,8 @@
 //   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)". The same command says
 //     where the workers block, because nobody receives their results.
 //   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the two workers
-//     load the rest of the window first, three batches of three samples that take an hour each: six hours.
+//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers load
+//     the rest of the window first, three batches of three hours. One of the two workers loads two of them: six hours.
 //
 // # Every schedule
 //
@@ -275,9 +289,10 @@
 //   - Read: TestEverySchedule
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
 //     that goes wrong: 1 workers, window 1, 3 tasks, in order: the loop begins, task 0 ends: 1 tasks sent, must be 2.
-//   - Write: empty the body of engine.loop, and write it again. A task goes into the slot that the body had last, so one slot is
-//     always spare. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
-//     specification. TestLesson, which looks for the lines of the Breaks, fails with a loop of your own.
+//   - Write: empty the body of engine.loop, and write it again. One slot is always spare, at first the last one, then that which
+//     the body had last. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
+//     specification. With a loop of your own TestLesson fails, which looks for the lines of the Breaks, and TestAllocations, if
+//     the loop allocates more.
 //
 // # Cursors and checkpoints
 //
@@ -289,6 +304,9 @@
 // (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
+//
+// The cursor after the last batch of an epoch still names that epoch. A resume there has no batches, and goes on with the next
+// epoch.
 //
 // Save the weights and the cursor together, after the step. If the process dies, the next one continues at the saved cursor:
 //
@@ -304,7 +322,7 @@
 //   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
 //     how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor, pass, pass.markDone and pass.cursor
+//   - Read: Cursor, pass, pass.markDone, pass.cursor and plan.resume (the next section has the deal)
 //   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
 //
 // # Shards and ranks
@@ -313,17 +331,21 @@
 // Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail], or remainder policy,
 // says what happens if the epoch cannot be dealt out evenly.
 //
-// All ranks' cursors are equal after the same number of batches, so one file is enough if the ranks step together, as an
-// all-reduce makes them. Otherwise save the cursor of each rank, and resume all ranks from the smallest: samples may come again,
-// but none is lost. The file resumes any number of ranks, because the rest of the epoch is dealt out anew. If ranks × BatchSize
-// stays the same, the ranks together also train on the same samples in each step. Only the last step of an epoch may differ,
-// because the ranks share what is left; with DropLast and DropTail all steps are the same. But the cursor of an Unordered loop
-// resumes only its own rank, with the same batch size, because each rank has had other batches.
+// A cursor counts the positions that all ranks together have consumed, so after the same number of batches all ranks have the
+// same cursor. It resumes any number of ranks, because the rest of the epoch is dealt out anew:
+//
+//	if the ranks                          save           and resume
+//	step together, as in an all-reduce    one cursor     any number of ranks
+//	do not                                each cursor    any number, from the smallest: samples may come again, none is lost
+//	are Unordered                         each cursor    that rank alone, with the same batch size
+//
+// If ranks × BatchSize stays the same, the ranks together also train on the same samples in each step, except perhaps in the
+// last of an epoch, where they share what is left. With DropLast and DropTail that step is the same, too.
 //
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
-//   - Read: Shard, Tail and deal, then plan.resume
+//   - Read: Shard, Tail and deal
 //   - Break: in Shard.nth replace "s.Index + i*s.Count" by "s.Index + i". The same command notices.
 //
 // # The way of a batch
@@ -363,7 +385,7 @@
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
 //   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
-//   - Read: Stream, ExampleStream_stage, Stream.Take, staged and ExampleCursor_stream (what its fields mean)
+//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, ExampleCursor_stream (what its fields mean) and readAhead
 //   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
 //   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. The test
 //     for a file of yours is checkStream(t, stage(Map(Indices(fixed(0, 0, 1, 0, 2, 2)), 2, failing(3, 1).Get)), 2): it returns

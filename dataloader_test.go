@@ -2191,10 +2191,10 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 10
 }
 
-// From the four loaders to the engine: the second again, with all tasks queued at once, and what a training needs. load may
-// fail, and be stopped by its context. The loop asks ctx first: a load that is stopped fails in its own words, but no batch is
-// bad. load may also end its goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run then. Without that of
-// work the loop would wait for ever, because the worker is gone, and with it the task that it had.
+// From the four loaders to engine.run and engine.startWorker: the second again, with all tasks queued at once, and what a
+// training needs. load may fail, and be stopped by its context. The loop asks ctx first: a load that is stopped fails in its own
+// words, but no batch is bad. load may also end its goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run
+// then. Without that of work the loop would wait for ever, because the worker is gone, and with it the task that it had.
 func Example_errorsAndBreaks() {
 	type result struct {
 		batch int
