@@ -7225,9 +7225,7 @@ func (w *world) wait(ctx context.Context, who int, events ...string) (event stri
 // TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
 func TestUserCodeThatDies(t *testing.T) {
 	const goexit = "runtime.Goexit was called"
-	_, _, line, _ := runtime.Caller(0)
-	panics := func() { panic(io.EOF) }
-	for name, die := range map[string]func(){"panic: EOF": panics, goexit: runtime.Goexit} {
+	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
 		at := func(bad int) func(int) int {
 			return func(i int) int {
 				if i == bad {
@@ -7264,24 +7262,8 @@ func TestUserCodeThatDies(t *testing.T) {
 		}
 		for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
 			l.check(t, least)
-			for _, err := range l.loader(3, 0).Epoch(t.Context(), 0) {
-				if p := new(PanicError); errors.As(err, &p) {
-					saysPlace(t, err, line+1)
-					equal(t, "whether the panic's value is in the chain", errors.Is(err, io.EOF), true)
-				}
-			}
 		}
 	}
-}
-
-// saysPlace checks that err is a panic with its stack, and in one line says that it comes from a line of this file.
-func saysPlace(t *testing.T, err error, line int) {
-	t.Helper()
-	saysAll(t, err, "panic: ", fmt.Sprintf(" (dataloader_test.go:%d)", line))
-	var p *PanicError
-	equal(t, "whether it is a panic", errors.As(err, &p), true)
-	equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
-	saysAll(t, errors.New(string(p.Stack)), t.Name())
 }
 
 // TestPanicPlace: the text of a panic names the first frame in the user's code, not one in the standard library or in this
@@ -7289,7 +7271,7 @@ func saysPlace(t *testing.T, err error, line int) {
 func TestPanicPlace(t *testing.T) {
 	_, file, line, _ := runtime.Caller(0)
 	for k, die := range []func(){
-		func() { panic("boom") },
+		func() { panic(errBad) },
 		func() { panic(fmt.Sprint(1 / min(0, line))) },
 		func() { Rand(context.Background()) },
 		func() { _ = strings.Repeat("x", -line) },
@@ -7298,17 +7280,23 @@ func TestPanicPlace(t *testing.T) {
 			break // with -trimpath the files of the standard library have no common path
 		}
 		get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+		collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
 		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
 		for workers := range 2 {
-			traced := Options{Workers: workers, Trace: func(Timing) { die() }}
+			opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
 			for _, err := range []error{
-				ending(newLoader(t, Func(1, get), Options{Workers: workers}).Epoch(t.Context(), 0)),
+				ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
 				ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
+				ending(must(New(numbers(1), collate, opts)).Epoch(t.Context(), 0)),
 				ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
 				ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
 			} {
-				saysAll(t, err, []string{"boom", "", "Rand: the context is from no loader", ""}[k])
-				saysPlace(t, err, line+2+k)
+				says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
+				saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
+				p := new(PanicError)
+				equal(t, "a panic, its cause", []bool{errors.As(err, &p), errors.Is(err, errBad)}, []bool{true, k == 0})
+				saysAll(t, errors.New(string(p.Stack)), t.Name())
+				equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
 			}
 		}
 	}
