@@ -7837,7 +7837,7 @@ func TestBadOptions(t *testing.T) {
 }
 
 // TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, and the
-// batches that the body has had.
+// batches that the body has had. New takes no memory for batches that are not there yet.
 func TestForgotten(t *testing.T) {
 	type sample = [64]byte
 	var fetched []weak.Pointer[sample]
@@ -7866,6 +7866,9 @@ func TestForgotten(t *testing.T) {
 			had = append(had, weak.Make(&batch[0]))
 		}
 	}
+	type large [100 << 10]byte
+	first := func(dst large, _ []int) (large, error) { return dst, nil }
+	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
 }
 
 // alive collects garbage, and counts the values that are left.
