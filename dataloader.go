@@ -101,8 +101,8 @@
 //   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch take
 //     with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
 //   - Run: go test -v -run TestWallTime
-//   - Why: an epoch can take no less time than its training. With one worker that is the limit already, and more workers gain
-//     nothing; but a loop that takes no time waits for nothing but the workers.
+//   - Why: an epoch can take no less time than its training. With one worker that is the limit already, apart from the first
+//     batch, and more workers gain nothing; but a loop that takes no time waits for nothing but the workers.
 //   - Read: Example_inTenLines and Example_oneWorker
 //
 // # Several goroutines, out of order
@@ -142,8 +142,8 @@
 //	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
 // Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at most
-// window batches are in flight, even if batch 2 never comes. Out of order recv only counts the results that were handed over;
-// the bound is the same.
+// window batches are in flight, even if batch 2 never comes. Out of order no batch waits for its turn, and recv is just how many
+// were handed over; the bound is the same.
 //
 // Example_inFiftyLines is this loader and nothing else; the lines that keep the order are marked. The type engine has the same
 // loop, but its queues carry numbers instead of batches. A task lies in a slot of an array, the worker makes the batch in the
@@ -152,8 +152,8 @@
 //
 // Why is there one slot more than the window? The loop sends the next task before the body runs, because otherwise only window-1
 // batches would be in flight meanwhile. But the batch in the body still lies in its slot, so with window slots the next task
-// would take that slot. The loop could copy the batch out of the slot first. But the engine knows only numbers, so that one
-// engine serves loaders and streams of any type, and a slot more is simpler than a second function that copies.
+// would take that slot. To copy the batch out of the slot first, the engine would have to know its type. It knows only numbers,
+// so one engine serves loaders and streams of any type, and a slot more is the price.
 //
 // In a loader the permits of engine.loop are the tasks, and read is nil: what says reader is for streams. Otherwise its lines
 // are those of the Example:
@@ -350,8 +350,9 @@
 //
 // # The way of a batch
 //
-// How does all of this work together? One batch, with two workers, goes the following way. An arrow stands where the slot's
-// number goes to another goroutine. The left column is the file:
+// How does all of this work together? One batch, with two workers, goes the following way. DataLoader.items, where nextTask of a
+// loader is, and handOver have not been read yet. An arrow stands where the slot's number goes to another goroutine. The left
+// column is the file:
 //
 //	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
 //	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each

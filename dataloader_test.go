@@ -949,7 +949,10 @@ func Example_checkpoint() {
 			return c, nil // the first process begins with the zero checkpoint
 		}
 		c.At.Epoch = -1
-		if err = cmp.Or(err, json.Unmarshal(data, &c)); err == nil && c.At.Epoch < 0 {
+		if err == nil {
+			err = json.Unmarshal(data, &c)
+		}
+		if err == nil && c.At.Epoch < 0 {
 			err = errors.New("it has no cursor")
 		}
 		if err != nil {
