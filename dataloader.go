@@ -70,15 +70,15 @@
 //   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in the
 //     middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
-//   - Read: Sampler, Random, permutation, feistel and feistel.at (how its numbers mix is optional)
+//   - Read: Sampler, Random, permutation, feistel and feistel.at
 //   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
 //
 // # The batch
 //
 // How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor
 // with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Large batches are costly to allocate, so a
-// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] makes a whole batch of its
-// indices in one call, without samples.
+// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] takes one function that makes a
+// whole batch from its indices.
 //
 //   - Predict: a loop recycles each of its 20 batches. For how many is memory allocated if nothing is loaded ahead of the loop,
 //     and for how many if 3 workers load at most 6 batches ahead?
@@ -201,7 +201,7 @@
 // Where do random numbers come from? [Rand] gives each sample a generator of its own. It is seeded by a hash of the loader's
 // seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, an order of whole batches, the number in
 // the batch. So the numbers depend on nothing else. Before each Get the worker writes the spot into its scope, which the context
-// carries, and Rand makes the generator at its first call for this sample. Only inside a Cache the spot is the sample's index,
+// carries, and Rand makes the generator at its first call for this sample. Inside a Cache the spot is only the sample's index,
 // because one fetch serves all epochs.
 //
 //   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
@@ -253,9 +253,9 @@
 //
 // How does a loop end? Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range
 // in any way ends the context that each Get was given, and waits for the Gets that run. Tasks that no worker has begun are
-// dropped, and so are the batches that are being loaded or wait. Their memory goes to the garbage collector, even if it had been
-// recycled; memory that waits in the loader for a later batch stays there. But nothing is lost: no cursor counts a batch in
-// flight, so a resume loads it again.
+// dropped, and so are the batches that are being loaded or wait for their turn. Their memory goes to the garbage collector, even
+// if it had been recycled; memory that waits in the loader for a later batch stays there. But nothing is lost: no cursor counts
+// a batch in flight, so a resume loads it again.
 //
 // Which goroutine calls what, and what may run at the same time:
 //
@@ -350,8 +350,8 @@
 //
 // # The way of a batch
 //
-// How does all of this work together? One batch, with two workers, goes the following way. DataLoader.items, where nextTask of a
-// loader is, and handOver have not been read yet. An arrow stands where the slot's number goes to another goroutine. The left
+// How does all of this work together? One batch, with two workers, goes the following way. Read DataLoader.items, which has the
+// nextTask of a loader, and handOver on the way. An arrow stands where the slot's number goes to another goroutine. The left
 // column is the file:
 //
 //	dataloader  Run, follow, handOver          the loop; handOver keeps *at current

@@ -1350,7 +1350,7 @@ func Example_training() {
 	// What follows only shows the training, on standard error. A loss has two decimals, because machines that fuse
 	// multiplication and addition differ in the last ones.
 	fmt.Fprintln(os.Stderr, "A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
-	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized, after 1, 2, 4, 8, 16 and 30 epochs")
+	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized, after 1, 2, 4, 8, 16 and 30 epochs, numbered from 0")
 	for epoch, n := range after.Recognized {
 		switch epoch {
 		case 0, 1, 3, 7, 15, 29:
@@ -4222,8 +4222,9 @@ func ExampleOpenShard_bearerToken() {
 
 // Records of remote tar files by index: a data set for Shuffle, Weighted or Subset, whose cursors fit any number of ranks.
 // Nothing is downloaded before, but each record costs a request, so Tar is much faster. The tar files are those of a TarWriter,
-// not compressed. Their index is made before the upload: where each record is, and a checksum of its bytes. So a record that
-// was replaced is an error. ExampleFunc_retry asks again.
+// not compressed. Their index is made before the upload: where each record is, and a checksum of its bytes and of the
+// header behind them, with which the next record begins. So a record that was replaced, or has another file now, is an error.
+// ExampleFunc_retry asks again.
 func ExampleFunc_remoteRecords() {
 	folder := fstest.MapFS{"a.tar": {Data: tarEntries("cat.txt=purr", "cow.txt=moo")}} // a tar file with two records
 
@@ -4252,7 +4253,7 @@ func ExampleFunc_remoteRecords() {
 			data := stored.Size() - int64(stored.Len()) // where the file's data begin
 			begin = data + (h.Size+511)/512*512         // whole blocks
 			p := &index[len(index)-1]
-			p.End, p.Sum = begin, crc32.ChecksumIEEE(all[p.Begin:begin])
+			p.End, p.Sum = begin, crc32.ChecksumIEEE(all[p.Begin:min(begin+512, stored.Size())])
 		}
 	}
 
@@ -4268,13 +4269,13 @@ func ExampleFunc_remoteRecords() {
 		if err != nil {
 			return Record{}, err
 		}
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.Begin, p.End-1))
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.Begin, p.End+511))
 		resp, err := client.Do(req)
 		if err != nil {
 			return Record{}, err
 		}
 		defer resp.Body.Close()
-		got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+1)) // a server that knows no ranges would send all
+		got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+513)) // a server that knows no ranges would send all
 		if err == nil && crc32.ChecksumIEEE(got) != p.Sum {
 			err = errors.New("other bytes than those of the index")
 		}
@@ -4282,7 +4283,7 @@ func ExampleFunc_remoteRecords() {
 			return Record{}, fmt.Errorf("%s of %s: %s: %w", p.Key, p.Shard, resp.Status, err)
 		}
 		r := Record{Key: p.Key, Shard: p.Shard}
-		for t := tar.NewReader(bytes.NewReader(got)); ; {
+		for t := tar.NewReader(bytes.NewReader(got[:p.End-p.Begin])); ; {
 			h, err := t.Next()
 			if err == io.EOF {
 				return r, nil

@@ -250,7 +250,7 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 func insideCache(ctx context.Context, i int) context.Context {
 	s := scopeOf(ctx)
 	ctx, inside := withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
-	inside.idle = s.idle
+	inside.idle = s.idle // so that Rand panics outside a loader here, too
 	return ctx
 }
 
