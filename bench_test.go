@@ -1465,7 +1465,7 @@ func BenchmarkStreams(b *testing.B) {
 	line("Filter", ints.Filter(func(i int) bool { return i >= 0 }))
 	line("Take", ints.Take(n))
 	line("Repeat", ints.Repeat(1))
-	line("Shard", ints.Shard(Shard{}, UnevenTail))
+	line("Shard", ints.Shard(Rank{}, UnevenTail))
 	line("Chain", Chain(ints))
 	for _, size := range []int{1000, 10000} {
 		read := 0 // items, before the first one leaves

@@ -325,10 +325,10 @@
 //   - Read: Cursor, pass, pass.markDone, pass.cursor and plan.resume (the next section has the deal)
 //   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
 //
-// # Shards and ranks
+// # Ranks
 //
-// Who loads what if several machines train one model? Options.Shard gives each rank its part of every epoch: the positions
-// Index, Index+Count, … (PyTorch: DistributedSampler). [ShardFromEnv] knows the launchers, and a [Tail], or remainder policy,
+// Who loads what if several machines train one model? Options.Rank gives each rank its part of every epoch: the positions
+// Index, Index+Count, … (PyTorch: DistributedSampler). [RankFromEnv] knows the launchers, and a [Tail], or remainder policy,
 // says what happens if the epoch cannot be dealt out evenly.
 //
 // A cursor counts the positions that all ranks together have consumed, so after the same number of batches all ranks have the
@@ -345,8 +345,8 @@
 //   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
 //     four ranks save a cursor after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
-//   - Read: Shard, Tail and deal
-//   - Break: in Shard.nth replace "s.Index + i*s.Count" by "s.Index + i". The same command notices.
+//   - Read: Rank, Tail and deal
+//   - Break: in Rank.nth replace "r.Index + i*r.Count" by "r.Index + i". The same command notices.
 //
 // # The way of a batch
 //
@@ -361,7 +361,7 @@
 //	dataloader  nextTask, in items             step → task[B]  ──slot──> a worker
 //	worker      engine.startWorker, makeBatch  task[B] → batch, or its error
 //	            worker.chooseIndices           step → positions → indices
-//	sampler     deal.positions, indicesAt      the shard's positions of the step; the index at each
+//	sampler     deal.positions, indicesAt      the rank's positions of the step; the index at each
 //	worker      fetchAndCollate, fetch         indices → samples
 //	dataset     Get                            index → sample
 //	batch       a Collate                      samples → batch  ──slot──> the loop
@@ -459,9 +459,9 @@ type Options struct {
 	// PyTorch: batch_sampler.
 	BatchSampler BatchSampler
 
-	// Shard is the part of each epoch that this rank loads: the positions Index, Index+Count, … of the order, or the
+	// Rank says which part of each epoch is loaded: the positions Index, Index+Count, … of the order, or the
 	// batches of a BatchSampler. The zero value is the whole epoch. PyTorch: DistributedSampler.
-	Shard Shard
+	Rank Rank
 	// Tail says what happens if the epoch cannot be dealt out evenly. The zero value is PadTail.
 	Tail Tail
 
@@ -494,7 +494,7 @@ type Options struct {
 
 // withDefaults returns o for n samples with its defaults filled in, or says which field is wrong.
 func (o Options) withDefaults(n int) (_ Options, err error) {
-	o.Shard, err = o.Shard.withCount()
+	o.Rank, err = o.Rank.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
 		o.Prefetch = 2
 	}
@@ -619,10 +619,10 @@ func (pl *plan) setOrder(n int, opts Options) error {
 	}
 	pl.opts, pl.samples, pl.name = o, n, describe(order)
 	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
-	pl.deal = deal{n: count, size: size, shard: o.Shard, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	pl.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	pl.state = &loaderState{By: pl.name, Seed: o.Seed, Data: o.DataVersion}
 	if o.Unordered {
-		pl.state.Shard, pl.state.Size = &pl.deal.shard, size
+		pl.state.Rank, pl.state.Size = &pl.deal.rank, size
 	}
 	return pl.check(needOf(order))
 }
@@ -636,11 +636,11 @@ func (pl *plan) check(needs need) error {
 			pl.name, needs.samples, n),
 		errorIf(n > 0 && pl.deal.n == 0, "dataloader: Options: %s is empty, and there are %d samples", pl.name, n),
 		errorIf(n > 0 && pl.deal.mostSteps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
-			"DropLast %t, Shard.Count %d, DropTail %t; use smaller batches or fewer shards",
-			n, pl.name, o.BatchSize, o.DropLast, o.Shard.Count, o.Tail == DropTail))
+			"DropLast %t, Rank.Count %d, DropTail %t; use smaller batches or fewer ranks",
+			n, pl.name, o.BatchSize, o.DropLast, o.Rank.Count, o.Tail == DropTail))
 }
 
-// Len returns the number of batches in an epoch of this shard.
+// Len returns the number of batches in an epoch of this rank.
 func (l *DataLoader[B]) Len() int {
 	l.mustExist()
 	return l.deal.steps()
@@ -806,7 +806,7 @@ func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
 	}
-	if t.err == nil && t.timing.Samples == 0 && p.deal.shard.Count > 1 && p.deal.tail != UnevenTail {
+	if t.err == nil && t.timing.Samples == 0 && p.deal.rank.Count > 1 && p.deal.tail != UnevenTail {
 		t.err = p.sampleError(t.step, -1, errors.New("all samples were dropped, and ranks must take equal steps: "+
 			"take this one with weight 0, or use UnevenTail"))
 	}
@@ -823,7 +823,7 @@ func settle[B any](p *pass, t *task[B]) {
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
-	// of positions that all shards together have consumed. If Unordered, it counts only up to the first batch that has not
+	// of positions that all ranks together have consumed. If Unordered, it counts only up to the first batch that has not
 	// been handed over. Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor; a different one refuses it. A stream may also keep data of its
@@ -1039,18 +1039,18 @@ type loaderState struct {
 	By   string `json:"by"`             // describes the order
 	Seed uint64 `json:"seed,omitempty"` // of Rand
 	Data string `json:"data,omitempty"` // Options.DataVersion
-	// Done lists the steps that have been handed over out of order, counted from Pos. Shard and Size, the batch size, say
-	// what a step is. Loaders with Options.Unordered always set Shard and Size: each rank has handed over other batches, so
+	// Done lists the steps that have been handed over out of order, counted from Pos. Rank and Size, the batch size, say
+	// what a step is. Loaders with Options.Unordered always set Rank and Size: each rank has handed over other batches, so
 	// another rank's cursor does not fit.
-	Done  []span `json:"done,omitempty"`
-	Shard *Shard `json:"shard,omitempty"`
-	Size  int    `json:"size,omitempty"`
+	Done []span `json:"done,omitempty"`
+	Rank *Rank  `json:"shard,omitempty"`
+	Size int    `json:"size,omitempty"`
 }
 
 // span{a, b} is the steps a <= k < b.
 type span [2]int
 
-// A pass is one loop's way through the rest of an epoch. It counts its steps, which are the shard's batches, from where
+// A pass is one loop's way through the rest of an epoch. It counts its steps, which are the rank's batches, from where
 // the loop began. The steps that have been handed over are kept as spans. The first span begins at step 0, and may be empty;
 // where it ends is the low-water mark. A pass in order has no other span, unless its cursor was saved out of order. Out of order
 // there may be:
@@ -1083,7 +1083,7 @@ func (pl *plan) resume(from Cursor) (*pass, error) {
 	}
 	d := pl.deal.start(min(from.Pos, pl.deal.n))
 	p := &pass{plan: pl, epoch: from.Epoch, deal: d, steps: d.steps(), done: append([]span{{}}, s.Done...)}
-	p.firstBatch, p.returned = from.Pos/d.size/d.shard.Count, p.now()
+	p.firstBatch, p.returned = from.Pos/d.size/d.rank.Count, p.now()
 	err := p.check(from, &s)
 	if err != nil {
 		return nil, err
@@ -1097,7 +1097,7 @@ func (pl *plan) resume(from Cursor) (*pass, error) {
 
 // check says why the cursor at which the pass begins does not fit, although its order does.
 func (p *pass) check(from Cursor, s *loaderState) error {
-	outOfOrder := s.Shard != nil && s.Size > 0 // such a cursor fits only its own shard and batch size
+	outOfOrder := s.Rank != nil && s.Size > 0 // such a cursor fits only its own rank and batch size
 	switch o := &p.plan.opts; {
 	case !from.atStart() && s.Seed != o.Seed:
 		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, o.Seed)
@@ -1105,11 +1105,11 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 		return from.refused("it was made with Options.DataVersion %q, this loader has %q", s.Data, o.DataVersion)
 	case from.Pos > p.deal.n:
 		return from.refused("pos must be at most %d", p.deal.n)
-	case outOfOrder && (*s.Shard != p.deal.shard || s.Size != p.deal.size):
-		return from.refused("it was made out of order by shard %v with batches of %d, this loader is shard %v with batches of %d",
-			*s.Shard, s.Size, p.deal.shard, p.deal.size)
-	case !outOfOrder && (s.Shard != nil || s.Size != 0 || len(s.Done) > 0):
-		return from.refused("its state is damaged: steps that are done need a shard and a size")
+	case outOfOrder && (*s.Rank != p.deal.rank || s.Size != p.deal.size):
+		return from.refused("it was made out of order by rank %v with batches of %d, this loader is rank %v with batches of %d",
+			*s.Rank, s.Size, p.deal.rank, p.deal.size)
+	case !outOfOrder && (s.Rank != nil || s.Size != 0 || len(s.Done) > 0):
+		return from.refused("its state is damaged: steps that are done need a rank and a size")
 	}
 	for i, d := range s.Done { // p.done[i] is the span before; a span that touches it, or has step 0, would be part of it
 		if d[0] <= p.done[i][1] || d[1] <= d[0] || d[1] > p.steps {
@@ -1188,7 +1188,7 @@ func (p *pass) cursor() Cursor {
 	c := Cursor{p.epoch, p.deal.after(mark), p.plan.state}
 	if len(p.done) > 1 {
 		s := *p.plan.state
-		s.Shard, s.Size = &p.deal.shard, p.deal.size
+		s.Rank, s.Size = &p.deal.rank, p.deal.size
 		for _, d := range p.done[1:] {
 			s.Done = append(s.Done, span{d[0] - mark, d[1] - mark})
 		}
@@ -1210,7 +1210,7 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 // resume on another number of ranks Batch is approximate.
 type SampleError struct {
 	Epoch int
-	Batch int   // the batch of this shard, from 0, also in the loader's stream; -1 for any other item of a stream
+	Batch int   // the batch of this rank, from 0, also in the loader's stream; -1 for any other item of a stream
 	Index int   // the sample's index in the data set, or -1: the error is of the batch or the item as a whole
 	Pos   int   // if Batch is -1, the Pos of the cursor after the item
 	Err   error // the cause: what Get returned, a PanicError, a TarError, …
@@ -1234,7 +1234,7 @@ func (e *SampleError) Unwrap() error { return e.Err }
 
 // A Timing says what happened to one batch, and when.
 type Timing struct {
-	Epoch, Batch int // the batch of this shard, from 0
+	Epoch, Batch int // the batch of this rank, from 0
 	Worker       int // the worker that loaded the batch, or -1
 	Samples      int // the number of samples in the batch
 	Dropped      int // the number of samples that OnError dropped; 0 if the batch failed

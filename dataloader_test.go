@@ -448,7 +448,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 
 // expect is what a loader has to give from a position on, as DistributedSampler's documentation describes it.
 func expect(order []int, from int, o Options) [][]int {
-	count, rest := max(o.Shard.Count, 1), order[from:]
+	count, rest := max(o.Rank.Count, 1), order[from:]
 	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
 		rest = append(slices.Clip(rest), order[i%len(order)])
 	}
@@ -456,7 +456,7 @@ func expect(order []int, from int, o Options) [][]int {
 		rest = rest[:len(rest)/count*count]
 	}
 	var mine []int
-	for i := o.Shard.Index; i < len(rest); i += count {
+	for i := o.Rank.Index; i < len(rest); i += count {
 		mine = append(mine, rest[i])
 	}
 	batches := slices.AppendSeq([][]int{}, slices.Chunk(mine, max(o.BatchSize, 1)))
@@ -468,7 +468,7 @@ func expect(order []int, from int, o Options) [][]int {
 
 // noBatch reports whether the options leave no rank a batch of n samples. Rank 0 has the most.
 func noBatch(n int, o Options) bool {
-	o.Shard.Index = 0
+	o.Rank.Index = 0
 	return n > 0 && len(expect(upTo(n), 0, o)) == 0
 }
 
@@ -822,7 +822,7 @@ func ExampleCursor() {
 
 	// load is such a process. It resumes a checkpoint, takes one step and returns the next checkpoint.
 	load := func(rank, ranks, batchSize int, saved []byte) []byte {
-		loader, err := New(data, List[int], Options{BatchSize: batchSize, Workers: ranks, Shard: Shard{Index: rank, Count: ranks}})
+		loader, err := New(data, List[int], Options{BatchSize: batchSize, Workers: ranks, Rank: Rank{Index: rank, Count: ranks}})
 		var at Cursor
 		if err := errors.Join(err, json.Unmarshal(saved, &at)); err != nil {
 			log.Fatal(err)
@@ -1697,7 +1697,7 @@ func ExampleSampler() {
 func ExampleTorchRandom() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	for rank := range 3 {
-		loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: TorchRandom(10, 0), Shard: Shard{Index: rank, Count: 3}})
+		loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: TorchRandom(10, 0), Rank: Rank{Index: rank, Count: 3}})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -1754,7 +1754,7 @@ func ExampleBatches() {
 		sampler.groups = append(sampler.groups, Batches(Random(len(class), uint64(c)), 2, true)) // two samples each
 	}
 	for rank := range 2 {
-		loader, err := New(data, List[string], Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: 2}})
+		loader, err := New(data, List[string], Options{BatchSampler: sampler, Rank: Rank{Index: rank, Count: 2}})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -1850,7 +1850,7 @@ func ExampleBuckets_ranks() {
 	for _, sampler := range []BatchSampler{buckets, sameWidth{buckets, lengths, ranks}} {
 		widths := make([][ranks]int, (sampler.Len()+ranks-1)/ranks)
 		for rank := range ranks {
-			loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler, Shard: Shard{Index: rank, Count: ranks}})
+			loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler, Rank: Rank{Index: rank, Count: ranks}})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -1870,20 +1870,20 @@ func ExampleBuckets_ranks() {
 	// [[24 28 32] [15 18 21] [62 64 70] [97 102 108] [7 11 13] [85 88 95] [74 78 83] [42 49 56] [4 5 6] [37 9 24]]
 }
 
-// ShardFromEnv reads the shard that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment. Rank 0's cursor
+// RankFromEnv reads the rank that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment. Rank 0's cursor
 // resumes all ranks if they step together; without an all-reduce save each rank's cursor, and resume all from the smallest.
-func ExampleShardFromEnv() {
+func ExampleRankFromEnv() {
 	os.Setenv("RANK", "1") // as torchrun does
 	os.Setenv("WORLD_SIZE", "4")
 	defer os.Unsetenv("RANK")
 	defer os.Unsetenv("WORLD_SIZE")
 	os.Unsetenv("SLURM_STEP_NUM_TASKS") // in case srun has started this test: WORLD_SIZE must not be below it
-	shard, err := ShardFromEnv()
+	rank, err := RankFromEnv()
 	if err != nil {
 		log.Fatal(err)
 	}
 	data := Slice[string]{"a", "b", "c", "d", "e", "f", "g", "h"}
-	loader, err := New(data, List[string], Options{BatchSize: 2, Shard: shard})
+	loader, err := New(data, List[string], Options{BatchSize: 2, Rank: rank})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -1891,7 +1891,7 @@ func ExampleShardFromEnv() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("rank", shard.Index, "of", shard.Count, batch)
+		fmt.Println("rank", rank.Index, "of", rank.Count, batch)
 	}
 	// Output: rank 1 of 4 [b f]
 }
@@ -1905,7 +1905,7 @@ func ExampleTail() {
 	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 		var steps [][]int
 		for rank := range 4 {
-			loader, err := New(data, List[int], Options{BatchSize: 3, Shard: Shard{Index: rank, Count: 4}, Tail: tail})
+			loader, err := New(data, List[int], Options{BatchSize: 3, Rank: Rank{Index: rank, Count: 4}, Tail: tail})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -2366,7 +2366,7 @@ func ExampleDataLoader_Batch() {
 // Which samples has step k? A loader of the numbers 0 … n-1 with the Options of the training, Shard and Tail included, says it
 // and loads nothing. Its cursors are those of the training, so At lets the training skip steps.
 func ExampleDataLoader_Batch_whichSamples() {
-	opts := Options{BatchSize: 3, Shuffle: true, Seed: 1, Shard: Shard{Index: 1, Count: 2}}
+	opts := Options{BatchSize: 3, Shuffle: true, Seed: 1, Rank: Rank{Index: 1, Count: 2}}
 	numbers := Func(20, func(_ context.Context, i int) (int, error) { return i, nil }) // 20 is the data set's Len
 	which, err := New(numbers, List[int], opts)
 	if err != nil {
@@ -2374,7 +2374,7 @@ func ExampleDataLoader_Batch_whichSamples() {
 	}
 	ctx, step := context.Background(), 5 // its loss was no number
 	indices, err := which.Batch(ctx, step/which.Len(), step%which.Len())
-	fmt.Println("step", step, "of rank", opts.Shard.Index, "has", indices, err)
+	fmt.Println("step", step, "of rank", opts.Rank.Index, "has", indices, err)
 	at := which.At(0, step+1) // skips it
 	for indices, err := range which.Run(ctx, &at) {
 		fmt.Println("then", indices, err)
@@ -2455,7 +2455,7 @@ func ExampleOptions_onErrorRanks() {
 	drop := func(bad *SampleError) error { return nil } // count it, and have a budget
 	var sums, weights [2]float64                        // of each step
 	for rank := range 2 {
-		loader, err := New(data, List[float64], Options{BatchSize: 2, Shard: Shard{Index: rank, Count: 2}, OnError: drop})
+		loader, err := New(data, List[float64], Options{BatchSize: 2, Rank: Rank{Index: rank, Count: 2}, OnError: drop})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -2874,7 +2874,7 @@ func ExampleStream_Prefetch() {
 			}
 		}
 	})
-	part := source.Shard(Shard{Index: 0, Count: 2}, UnevenTail).Prefetch(2)
+	part := source.Shard(Rank{Index: 0, Count: 2}, UnevenTail).Prefetch(2)
 	fmt.Println("defined")
 	for i, err := range part.Epoch(context.Background(), 0) {
 		if err != nil {
@@ -2979,7 +2979,7 @@ func ExampleChain() {
 		Chain(low, high),
 		low.Repeat(2),
 		low.Repeat(0).Take(8), // endless without Take
-		Chain(low, high).Shard(Shard{Index: 1, Count: 2}, UnevenTail),
+		Chain(low, high).Shard(Rank{Index: 1, Count: 2}, UnevenTail),
 	} {
 		var all []int
 		for i, err := range s.Epoch(context.Background(), 0) {
@@ -3862,7 +3862,7 @@ func ExampleStream_Shard() {
 	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
 	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 		for rank := range ranks {
-			part := even.Shard(Shard{Index: rank, Count: ranks}, tail)
+			part := even.Shard(Rank{Index: rank, Count: ranks}, tail)
 			var steps [][]int
 			for batch, err := range Batch(part, 2, List[int]).Epoch(context.Background(), 0) {
 				if err != nil {
@@ -3895,7 +3895,7 @@ func ExampleStream_Repeat_ranks() {
 	drop := func(bad *SampleError) error { return nil } // count it, and have a budget
 	const ranks, steps = 3, 2
 	for rank := range ranks {
-		own := records.Repeat(0).Shard(Shard{Index: rank, Count: ranks}, UnevenTail)
+		own := records.Repeat(0).Shard(Rank{Index: rank, Count: ranks}, UnevenTail)
 		batches := Batch(Map(own, 2, decode).OnError(drop), 2, List[int]).Take(steps)
 		for batch, err := range batches.Epoch(context.Background(), 0) {
 			if err != nil {
@@ -5710,7 +5710,7 @@ func ExampleTarOptions_elastic() {
 		first := index * readers / count
 		var next []func() (Record, error, bool)
 		for i := range at {
-			records, err := Tar(shards, TarOptions{Shard: Shard{Index: first + i, Count: readers}, Shuffle: true, Seed: 1})
+			records, err := Tar(shards, TarOptions{Rank: Rank{Index: first + i, Count: readers}, Shuffle: true, Seed: 1})
 			if err != nil {
 				return nil, err
 			}
@@ -6288,7 +6288,7 @@ func TestRand(t *testing.T) {
 	}
 	together := make([]int, 24)
 	for rank := range 2 {
-		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Shard: Shard{rank, 2}}
+		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Rank: Rank{rank, 2}}
 		for k, number := range samples(t, newLoader(t, augmented(), opts), 2) {
 			together[2*k+rank] = number
 		}
@@ -6402,7 +6402,7 @@ func TestCheckDataset(t *testing.T) {
 	equal(t, "random numbers", checkDataset(augmented()), nil)
 }
 
-// sampler.go: orders, draws, batches of similar length, shards.
+// sampler.go: orders, draws, batches of similar length, ranks.
 
 // TestRandomIsBijection checks that every index comes once, for all small lengths and around powers of two and four, where
 // others have lost samples. For huge lengths it undoes the network.
@@ -6552,7 +6552,7 @@ func TestTorch(t *testing.T) {
 			opts.Sampler = TorchRandom(c.N, c.Seed)
 		}
 		for rank, want := range c.Ranks {
-			opts.Shard, opts.Workers = Shard{rank, c.World}, rank%3
+			opts.Rank, opts.Workers = Rank{rank, c.World}, rank%3
 			if len(want) == 0 && noBatch(c.N, opts) {
 				continue // refused
 			}
@@ -6675,7 +6675,7 @@ func TestBuckets(t *testing.T) {
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
 }
 
-// FuzzDeal checks what each shard gets, from any position, for every length, number of shards and batch size. After each step
+// FuzzDeal checks what each rank gets, from any position, for every length, number of ranks and batch size. After each step
 // all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together.
 func FuzzDeal(f *testing.F) {
 	for k := range 400 {
@@ -6684,12 +6684,12 @@ func FuzzDeal(f *testing.F) {
 	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
 		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
 		from = int(uint(from) % uint(n+1))
-		opts := Options{BatchSize: size, DropLast: dropLast, Shard: Shard{0, count}, Tail: Tail(tail)}
+		opts := Options{BatchSize: size, DropLast: dropLast, Rank: Rank{0, count}, Tail: Tail(tail)}
 		if noBatch(n, opts) {
 			saysAll(t, errorOf(New(numbers(n), List[int], opts)), "leave no batch")
 			return
 		}
-		for opts.Shard.Index = range count {
+		for opts.Rank.Index = range count {
 			loader, got := newLoader(t, numbers(n), opts), [][]int{}
 			at := Cursor{Epoch: 5, Pos: from, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
 			want := at
@@ -6709,14 +6709,14 @@ func FuzzDeal(f *testing.F) {
 
 // TestHuge checks lengths and batch sizes near the largest int.
 func TestHuge(t *testing.T) {
-	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Shard: Shard{1, 2}})
+	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Rank: Rank{1, 2}})
 	equal(t, "one batch of all", batches(t, loader, 0), [][]int{{1, 3, 0}})
 	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
 	const n = math.MaxInt/4 + 1
-	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Shard: Shard{2, 3}})
+	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Rank: Rank{2, 3}})
 	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos}, []int{2, 3 * (n / 4)})
 	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
-	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Shard: Shard{2, 3}, Workers: 2})
+	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Rank: Rank{2, 3}, Workers: 2})
 	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
 }
 
@@ -6733,25 +6733,25 @@ func TestTails(t *testing.T) {
 		opts := Options{BatchSize: 3 - k/3, Tail: []Tail{PadTail, DropTail, UnevenTail}[k%3]}
 		got := fmt.Sprintf("%s, batches of %d:", []string{"PadTail", "DropTail", "UnevenTail"}[k%3], opts.BatchSize)
 		for rank := range 4 {
-			opts.Shard = Shard{rank, 4}
+			opts.Rank = Rank{rank, 4}
 			got += fmt.Sprint(" ", batches(t, newLoader(t, numbers(10), opts), 0))
 		}
 		equal(t, "ten samples on four ranks", got, want)
 		t.Log(got)
 	}
 	at, got := Cursor{}, ""
-	for range newLoader(t, numbers(10), Options{Shard: Shard{1, 4}}).Run(t.Context(), &at) {
+	for range newLoader(t, numbers(10), Options{Rank: Rank{1, 4}}).Run(t.Context(), &at) {
 		break // four ranks have taken 0, 1, 2 and 3, and all have this cursor
 	}
 	for rank := range 3 {
-		got += fmt.Sprint(collect(t, newLoader(t, numbers(10), Options{Shard: Shard{rank, 3}}).Run(t.Context(), ptr(at))), " ")
+		got += fmt.Sprint(collect(t, newLoader(t, numbers(10), Options{Rank: Rank{rank, 3}}).Run(t.Context(), ptr(at))), " ")
 	}
 	equal(t, "the rest of the epoch on three ranks", got, "[[4] [7]] [[5] [8]] [[6] [9]] ")
 	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s", at, got)
 }
 
-// TestShardFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
-func TestShardFromEnv(t *testing.T) {
+// TestRankFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
+func TestRankFromEnv(t *testing.T) {
 	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
 		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
 	cases := [][2]string{
@@ -6798,8 +6798,8 @@ func TestShardFromEnv(t *testing.T) {
 			name, value, _ := strings.Cut(setting, "=")
 			t.Setenv(name, value)
 		}
-		shard, err := ShardFromEnv()
-		saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", shard)), c[1])
+		rank, err := RankFromEnv()
+		saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", rank)), c[1])
 	}
 }
 
@@ -7491,7 +7491,7 @@ func TestFailures(t *testing.T) {
 	slow := &probe{n: 3, bad: []int{1}, takes: once(time.Second)}
 	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
 	ranks := func(count int, tail Tail) Options {
-		return Options{Shard: Shard{0, count}, Tail: tail, OnError: dropBad}
+		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
 	}
 	const unequal = "[[0] #1: all samples were dropped, and ranks must take equal steps: " +
 		"take this one with weight 0, or use UnevenTail [4] [6]]"
@@ -7607,7 +7607,7 @@ func TestOnError(t *testing.T) {
 
 // The loader's cursors.
 
-// TestResumeExhaustive checks every small length, batch size, shard, tail and number of workers, and batch samplers, whose
+// TestResumeExhaustive checks every small length, batch size, rank, tail and number of workers, and batch samplers, whose
 // batches are dealt out whole: what comes is what should, and a resume anywhere, by any workers, neither loses nor repeats.
 func TestResumeExhaustive(t *testing.T) {
 	workers := 0 // each deal has another number, in the loop and in the resume
@@ -7615,10 +7615,10 @@ func TestResumeExhaustive(t *testing.T) {
 		if testing.Short() && n%5 != 0 {
 			continue
 		}
-		for _, shard := range []Shard{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
+		for _, rank := range []Rank{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for o := range 8 {
-					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Shard: shard, Tail: tail}
+					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Rank: rank, Tail: tail}
 					if noBatch(n, opts) {
 						continue // refused
 					}
@@ -7630,11 +7630,11 @@ func TestResumeExhaustive(t *testing.T) {
 					}
 					l.checkWith(t, workers%4, 0, workers/4%4)
 				}
-				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Shard: shard, Tail: tail}, [][]int{}
-				for _, k := range expect(upTo(n), 0, Options{Shard: shard, Tail: tail}) {
+				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Rank: rank, Tail: tail}, [][]int{}
+				for _, k := range expect(upTo(n), 0, Options{Rank: rank, Tail: tail}) {
 					want = append(want, opts.BatchSampler.Batches(2)(k[0]))
 				}
-				if !noBatch(n, Options{Shard: shard, Tail: tail}) {
+				if !noBatch(n, Options{Rank: rank, Tail: tail}) {
 					loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.checkWith(t, n%4, 0, (n+1)%4)
 				}
 			}
@@ -7650,7 +7650,7 @@ func TestUnorderedResume(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
 			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
-			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Shard: Shard{random.IntN(2), 2}, Tail: UnevenTail}
+			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Rank: Rank{random.IntN(2), 2}, Tail: UnevenTail}
 			opts.OnError = []func(*SampleError) error{nil, dropBad}[seed%2]
 			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
 			at := Cursor{Epoch: 1}
@@ -7771,7 +7771,7 @@ func TestBadOptions(t *testing.T) {
 	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
 	loader := func(opts Options) error { return sized(3, opts) }
 	ranks := func(n, size, count int, tail Tail) error {
-		return sized(n, Options{BatchSize: size, DropLast: true, Shard: Shard{count - 1, count}, Tail: tail})
+		return sized(n, Options{BatchSize: size, DropLast: true, Rank: Rank{count - 1, count}, Tail: tail})
 	}
 	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
 	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
@@ -7806,13 +7806,13 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{BatchSampler: none, Shuffle: true}), excludes + "Shuffle (true); leave it unset"},
 		{loader(Options{BatchSampler: none, DropLast: true}), excludes + "DropLast (true); leave it unset"},
 		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler; leave it unset"},
-		{loader(Options{Shard: Shard{3, 3}}), "Options.Shard … Index: 3 … Count: 3 … 0 to 2"},
-		{loader(Options{Shard: Shard{-1, 3}}), "Options.Shard … Index: -1 … 0 to 2"},
-		{loader(Options{Shard: Shard{1, 0}}), "Options.Shard … Index: 1 … set Count"},
-		{loader(Options{Shard: Shard{0, 1<<20 + 1}}),
-			"= dataloader: Options.Shard is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
-		{loader(Options{Shard: Shard{1<<20 - 1, 1 << 20}}), ""},
-		{loader(Options{Shard: Shard{0, -1}}), "Options.Shard … Count: -1 … must be 0 to"},
+		{loader(Options{Rank: Rank{3, 3}}), "Options.Rank … Index: 3 … Count: 3 … 0 to 2"},
+		{loader(Options{Rank: Rank{-1, 3}}), "Options.Rank … Index: -1 … 0 to 2"},
+		{loader(Options{Rank: Rank{1, 0}}), "Options.Rank … Index: 1 … set Count"},
+		{loader(Options{Rank: Rank{0, 1<<20 + 1}}),
+			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
+		{loader(Options{Rank: Rank{1<<20 - 1, 1 << 20}}), ""},
+		{loader(Options{Rank: Rank{0, -1}}), "Options.Rank … Count: -1 … must be 0 to"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
@@ -7821,9 +7821,9 @@ func TestBadOptions(t *testing.T) {
 		{batched(6, pairs), "Batches(Resize(Weighted( … for 5 samples … has 6"},
 		{batched(5, buckets), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
 		{loader(Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
-		{ranks(10, 4, 4, PadTail), "10 samples … BatchSize 4, DropLast true, Shard.Count 4, DropTail false … smaller batches"},
+		{ranks(10, 4, 4, PadTail), "10 samples … BatchSize 4, DropLast true, Rank.Count 4, DropTail false … smaller batches"},
 		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
-		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer shards"},
+		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer ranks"},
 		{batched(10, Batches(Sequential(10), 64, true)), "Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
 		{batched(0, Batches(Sequential(0), 2, true)), ""},
 		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
@@ -8073,7 +8073,7 @@ var stages = []struct {
 		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
 		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
 	}},
-	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Shard{n % 3, 3}, Tail(n/4%3)) }},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
 	{"OnError", func(s ints, n int, _ func() ints) ints {
 		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
 	}},
@@ -8335,13 +8335,13 @@ func TestStreams(t *testing.T) {
 		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))),
 			"[200 200 201 200 202 203 204 205 201 300 301 201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 " +
 				"500 501 500 502 503]"},
-		{"Shard", of(Map(counting(8, 4).Shard(Shard{1, 3}, PadTail), 0, quick)), "[201 error item 4 is bad 207]"},
+		{"Shard", of(Map(counting(8, 4).Shard(Rank{1, 3}, PadTail), 0, quick)), "[201 error item 4 is bad 207]"},
 		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
 		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
 		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, several))), "[0 0 0 0 0]"},
 		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
-			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Shard{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
+			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Rank{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
 		{"Shuffle of a Mix of Shuffles", of(Mix(last, slices.Repeat([]ints{counting(4).Shuffle(2, 1)}, 7)...).Shuffle(2, 3)), ""},
 		{"deep", of(deep(2)), in2(deep(0))},
@@ -8516,7 +8516,7 @@ func TestMomentaryFailures(t *testing.T) {
 		"Unbatch, Tar":    Unbatch(Batch(records, 3, List[int])),
 		"Unbatch, loader": Unbatch(StreamOf(loader)), "Mix": Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
 		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
-		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Shard{1, 2}, PadTail),
+		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Rank{1, 2}, PadTail),
 	} {
 		sick.Store(-1)
 		all, want := cursors(t, s), outcomes(s.Epoch(t.Context(), 0))
@@ -8588,13 +8588,13 @@ func failure[T any](t *testing.T, s Stream[T]) (err error) {
 
 // TestRefusedCursors: a cursor is refused with an ErrCursor if another loader or stream has made it, or if none can have made it.
 // The error says what does not fit, in at most 340 bytes, fresh and saved, alone, behind stages that pass cursors on, and in a
-// Mix. A cursor made out of order fits only its own shard and batch size, also if nothing was ahead.
+// Mix. A cursor made out of order fits only its own rank and batch size, also if nothing was ahead.
 func TestRefusedCursors(t *testing.T) {
 	s, odd := counting(9), func(i int) bool { return i%2 == 1 }
 	saved := func(text string) Cursor { return fromJSON(t, text) }
 	after := func(n int, s ints) Cursor { return cursors(t, s)[n] }
 	loader := func(opts Options) ints { return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head) }
-	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2}, Options{BatchSize: 2, Unordered: true, Shard: Shard{0, 2}}
+	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2}, Options{BatchSize: 2, Unordered: true, Rank: Rank{0, 2}}
 	at, ownAt := after(1, loader(base)), newLoader(t, numbers(20), own).At(0, 1)
 	named := func(version string) Options {
 		return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version}
@@ -8613,7 +8613,7 @@ func TestRefusedCursors(t *testing.T) {
 	}
 	const shard, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
 	done := func(spans string) Cursor { return with(`"done":` + spans + "," + shard + "," + size) } // steps done ahead
-	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a shard and a size"
+	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
@@ -8624,7 +8624,7 @@ func TestRefusedCursors(t *testing.T) {
 		opts.Open = inMemory(shards)
 		return Map(must(Tar(names, opts)), 0, func(context.Context, Record) (int, error) { return 0, nil })
 	}
-	tar, rank, last := after(3, tars(TarOptions{}, names...)), TarOptions{Shard: Shard{1, 4}}, tarState{}
+	tar, rank, last := after(3, tars(TarOptions{}, names...)), TarOptions{Rank: Rank{1, 4}}, tarState{}
 	lastAt := after(6, tars(rank, names...)) // of three shards
 	must(0, lastAt.Load(&last))
 	damaged := func(number int, offset int64) Cursor {
@@ -8645,8 +8645,8 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(Options{BatchSize: 2, Sampler: Random(20, 1)}), at, "Options.Seed 1 … Options.Seed 0"},
 		{loader(base), Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
 		{loader(base), Cursor{Pos: -1, State: at.State}, "pos -1 … must not be negative"},
-		{loader(Options{BatchSize: 2, Shard: Shard{1, 2}}), ownAt, "made out of order by shard {0 2} with batches of 2"},
-		{loader(Options{BatchSize: 4, Shard: Shard{0, 2}}), ownAt, "made out of order by shard {0 2} with batches of 2"},
+		{loader(Options{BatchSize: 2, Rank: Rank{1, 2}}), ownAt, "made out of order by rank {0 2} with batches of 2"},
+		{loader(Options{BatchSize: 4, Rank: Rank{0, 2}}), ownAt, "made out of order by rank {0 2} with batches of 2"},
 		{loader(base), done("[[5,10]]"), "damaged … steps of 9"},
 		{loader(base), done("[[0,2]]"), "damaged … [0 2]"}, // begins at step 0
 		{loader(base), done("[[1,2],[2,3]]"), "damaged … [1 2] [2 3]"},
@@ -8684,8 +8684,8 @@ func TestRefusedCursors(t *testing.T) {
 		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`), "damaged: 2 is not one of 2 parts"},
 		{batches(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`), "the source has changed"},
 		{batches(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`), "damaged"},
-		{s.Shard(Shard{1, 3}, UnevenTail), saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":1048576}}`), "damaged"},
-		{s.Shard(Shard{0, 3}, PadTail), saved(`{"epoch":0,"pos":1,"state":{"by":"Shard","n":2}}`),
+		{s.Shard(Rank{1, 3}, UnevenTail), saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":1048576}}`), "damaged"},
+		{s.Shard(Rank{0, 3}, PadTail), saved(`{"epoch":0,"pos":1,"state":{"by":"Shard","n":2}}`),
 			"made by Shard, this is Shard by steps"},
 		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":3}}`), "damaged"},
 		{s.Shuffle(2, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
@@ -8700,7 +8700,7 @@ func TestRefusedCursors(t *testing.T) {
 		{tars(TarOptions{}, append(names[1:10:10], names[0])...), tar, otherTar},
 		{tars(TarOptions{Shuffle: true}, names...), tar, otherTar},
 		{tars(TarOptions{}, "a", "bc"), after(1, tars(TarOptions{}, "ab", "c")), otherTar},
-		{tars(TarOptions{Shard: Shard{2, 4}}, names...), lastAt,
+		{tars(TarOptions{Rank: Rank{2, 4}}, names...), lastAt,
 			"shard 1 of 4), this is Tar( … shard 2 of 4): each rank needs the cursor that it saved itself, of as many ranks; Example"},
 		{tars(rank, names...), damaged(4, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(-1, 0), "damaged … 3 shards"},
@@ -8750,8 +8750,8 @@ func TestBadStreams(t *testing.T) {
 	for says, bad := range map[string]func(){
 		"Filter: keep is nil":                 func() { s.Filter(nil) },
 		"Take: n is -1, must not be negative": func() { s.Take(-1) },
-		"Stream.Shard: Shard is {Index: 2, Count: 2}; … 0 to 1048576, and Index 0 to 1": func() { s.Shard(Shard{2, 2}, PadTail) },
-		"Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail":          func() { s.Shard(Shard{}, 3) },
+		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1048576, and Index 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
+		"Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail":         func() { s.Shard(Rank{}, 3) },
 		"Stream.OnError: f is nil":                          func() { s.OnError(nil) },
 		"Run: the stream is nil":                            func() { Stream[int](nil).Run(t.Context(), new(Cursor)) },
 		"Shuffle: the size is 0, must be 1 to":              func() { s.Shuffle(0, 1) },
@@ -8819,7 +8819,7 @@ func TestReadAhead(t *testing.T) {
 		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
 		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
 		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 8},
-		{"Shard", func(s ints) ints { return s.Shard(Shard{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
+		{"Shard", func(s ints) ints { return s.Shard(Rank{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
 		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
 		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
 		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
@@ -8926,16 +8926,16 @@ func TestStreamRanks(t *testing.T) {
 	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
 	kept := source.stream().Shuffle(5, 1).Filter(func(i int) bool { return !slices.Contains(gone, i) }) // before Shard
 	thousand := Map(counting(12), 0, func(_ context.Context, i int) (int, error) { return 1000 + i, nil })
-	mix := func(weights ...float64) func(Shard) ints {
-		return func(shard Shard) ints {
+	mix := func(weights ...float64) func(Rank) ints {
+		return func(rank Rank) ints {
 			opts := MixOptions{Stop: StopAtLast, Weights: weights}
-			return Mix(opts, kept.Shard(shard, UnevenTail), thousand.Shard(shard, UnevenTail))
+			return Mix(opts, kept.Shard(rank, UnevenTail), thousand.Shard(rank, UnevenTail))
 		}
 	}
-	alone := func(shard Shard) ints { return Map(kept.Shard(shard, UnevenTail), 1, quick).Prefetch(2) }
+	alone := func(rank Rank) ints { return Map(kept.Shard(rank, UnevenTail), 1, quick).Prefetch(2) }
 	for k := range map[bool]int{false: 72, true: 24}[testing.Short()] {
-		part, before, steps := []func(Shard) ints{alone, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
-		epoch := func(rank, ranks int) []string { return outcomes(part(Shard{rank, ranks}).Epoch(t.Context(), 0)) }
+		part, before, steps := []func(Rank) ints{alone, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
+		epoch := func(rank, ranks int) []string { return outcomes(part(Rank{rank, ranks}).Epoch(t.Context(), 0)) }
 		var given []string
 		gone = [][]int{nil, sick}[k/12%2]
 		source.bad = gone
@@ -8943,12 +8943,12 @@ func TestStreamRanks(t *testing.T) {
 			given = append(given, epoch(rank, before)[:steps]...)
 		}
 		given = slices.DeleteFunc(given, func(x string) bool { return strings.HasPrefix(x, "error item") })
-		at := throughJSON(t, cursors(t, part(Shard{steps % before, before}))[steps])
+		at := throughJSON(t, cursors(t, part(Rank{steps % before, before}))[steps])
 		source.bad = nil
 		for _, after := range []int{1, 3, before, 12} {
 			all := slices.Clone(given)
 			for rank := range after {
-				rest := outcomes(part(Shard{rank, after}).Run(t.Context(), ptr(at)))
+				rest := outcomes(part(Rank{rank, after}).Run(t.Context(), ptr(at)))
 				if all = append(all, rest...); after == before && gone == nil {
 					equal(t, "the same ranks", rest, epoch(rank, after)[steps:])
 				}
@@ -8963,21 +8963,21 @@ func TestStreamRanks(t *testing.T) {
 // becomes shorter while PadTail reads it again is an error.
 func TestStreamTails(t *testing.T) {
 	for n := range map[bool]int{false: 11, true: 5}[testing.Short()] {
-		for _, shard := range []Shard{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4}, {2, 4}, {3, 4}} {
+		for _, rank := range []Rank{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4}, {2, 4}, {3, 4}} {
 			for tail := PadTail; tail <= UnevenTail; tail++ {
-				want := slices.Concat(expect(upTo(n), 0, Options{Shard: shard, Tail: tail})...)
-				got := checkStream(t, counting(n).Shard(shard, tail), 0)
-				equal(t, fmt.Sprintf("%d items, %+v, tail %d", n, shard, tail), fmt.Sprint(got), fmt.Sprint(want))
+				want := slices.Concat(expect(upTo(n), 0, Options{Rank: rank, Tail: tail})...)
+				got := checkStream(t, counting(n).Shard(rank, tail), 0)
+				equal(t, fmt.Sprintf("%d items, %+v, tail %d", n, rank, tail), fmt.Sprint(got), fmt.Sprint(want))
 			}
 		}
 	}
 	source := &feed{n: 8}
 	source.before = func(_ context.Context, i int) { source.n -= 4 * max(0, 1-i) } // 4 items the first time, then none
-	got := outcomes(source.stream().Shard(Shard{2, 3}, PadTail).Epoch(t.Context(), 0))
+	got := outcomes(source.stream().Shard(Rank{2, 3}, PadTail).Epoch(t.Context(), 0))
 	equal(t, "shorter", fmt.Sprint(got), "[2 error dataloader: Stream.Shard: epoch 0 has become shorter while it was read]")
 	breaks := &feed{n: 4}
 	breaks.before = func(context.Context, int) { panicIf(breaks.left.Load() > 0, "read again") }
-	got = outcomes(breaks.stream().Prefetch(1).Shard(Shard{2, 3}, PadTail).Epoch(t.Context(), 0))
+	got = outcomes(breaks.stream().Prefetch(1).Shard(Rank{2, 3}, PadTail).Epoch(t.Context(), 0))
 	equal(t, "broken", fmt.Sprint(got), "[2 error dataloader: the stream: panic: dataloader: read again]")
 }
 
@@ -9039,7 +9039,7 @@ func TestRandInMap(t *testing.T) {
 	equal(t, "different numbers behind a loader", len(slices.Compact(sorted(both))), 2*n)
 	var ranks []int
 	for rank := range 3 {
-		ranks = append(ranks, drawn(t.Context(), items.Shard(Shard{rank, 3}, PadTail), 0, 0)...)
+		ranks = append(ranks, drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0)...)
 	}
 	equal(t, "different numbers of ranks", len(slices.Compact(sorted(ranks))), 3*(n+1))
 	random := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
@@ -9496,11 +9496,11 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	}
 	names, shards := tenShards()
 	nested := Map(Zip(Chain(other, ten).Repeat(2).Take(30), ten.Repeat(0)), 2, add)
-	tar := func(shard Shard) Stream[Record] {
-		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Shard: shard, Open: inMemory(shards)}))
+	tar := func(rank Rank) Stream[Record] {
+		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Rank: rank, Open: inMemory(shards)}))
 	}
-	tars := Mix(MixOptions{Stop: StopAtLast}, tar(Shard{0, 2}), tar(Shard{1, 2}))
-	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Shard: Shard{1, 2}})
+	tars := Mix(MixOptions{Stop: StopAtLast}, tar(Rank{0, 2}), tar(Rank{1, 2}))
+	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Rank: Rank{1, 2}})
 	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Unordered: true})
 	streamed := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 3, Sampler: sampler}))
 	return map[string]func(*Cursor) []string{
@@ -9524,9 +9524,9 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		"Mix in turn, first":             shown(Mix(MixOptions{Stop: StopAtFirst}, ten, other).Run),
 		"Mix by weight, first":           shown(weighted(StopAtFirst, ten, other).Run),
 		"Mix in turn, forever":           shown(Mix(MixOptions{Stop: CycleForever}, other, ten).Take(25).Run),
-		"Shard":                          shown(ten.Shard(Shard{1, 3}, PadTail).Run),
-		"Tar":                            shown(briefly(tar(Shard{})).Run),
-		"Tar, a shard":                   shown(briefly(tar(Shard{1, 2})).Run),
+		"Shard":                          shown(ten.Shard(Rank{1, 3}, PadTail).Run),
+		"Tar":                            shown(briefly(tar(Rank{})).Run),
+		"Tar, a shard":                   shown(briefly(tar(Rank{1, 2})).Run),
 		"loader":                         shown(loader.Run),
 		"loader, unordered":              shown(unordered.Run),
 		"loader as a stream":             shown(streamed.Run),
@@ -9538,8 +9538,8 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		"Unbatch of nested Shuffles":     shown(Unbatch(Batch(ten.Shuffle(3, 1).Shuffle(2, 5), 3, List[int])).Shuffle(2, 3).Run),
 		"Shuffle of Mix":                 shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Shuffle(5, 2).Run),
 		"Mix of Shuffles":                shown(Mix(MixOptions{Stop: StopAtLast}, other.Shuffle(3, 1), ten.Shuffle(4, 1)).Run),
-		"Shard of Shuffle":               shown(ten.Shuffle(4, 1).Shard(Shard{1, 2}, UnevenTail).Run),
-		"Tar, shuffled, batched, ahead":  shown(Batch(briefly(tar(Shard{}).Shuffle(6, 2)), 2, List[string]).Prefetch(2).Run),
+		"Shard of Shuffle":               shown(ten.Shuffle(4, 1).Shard(Rank{1, 2}, UnevenTail).Run),
+		"Tar, shuffled, batched, ahead":  shown(Batch(briefly(tar(Rank{}).Shuffle(6, 2)), 2, List[string]).Prefetch(2).Run),
 		"Tar in turn, batched, unpacked": shown(Unbatch(Batch(briefly(tars), 3, List[string])).Run),
 	}
 }
@@ -9955,9 +9955,9 @@ func TestTarOptions(t *testing.T) {
 	refused(t, []refusal{
 		{fails(TarOptions{}), "Tar: there are no shards"},
 		{fails(TarOptions{}, "a", ""), "Tar: shard 1 has an empty name"},
-		{fails(TarOptions{Shard: Shard{0, 3}}, "a", "b"),
-			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Shard out and deal records with Stream.Shard"},
-		{fails(TarOptions{Shard: Shard{2, 2}}, "a", "b"), "Tar: Shard is {Index: 2, Count: 2}"},
+		{fails(TarOptions{Rank: Rank{0, 3}}, "a", "b"),
+			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Rank out and deal records with Stream.Shard"},
+		{fails(TarOptions{Rank: Rank{2, 2}}, "a", "b"), "Tar: Rank is {Index: 2, Count: 2}"},
 		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
 	})
 }
@@ -9982,20 +9982,20 @@ func TestTarShards(t *testing.T) {
 			order = Random(10, opts.Seed)
 		}
 		opts.Open = inMemory(shards)
-		for _, opts.Shard = range []Shard{{}, {0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}} {
+		for _, opts.Rank = range []Rank{{}, {0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}} {
 			stream := briefly(must(Tar(names, opts)))
 			for epoch := range 2 {
 				var want []string
-				for pos := opts.Shard.Index; pos < 10; pos += max(opts.Shard.Count, 1) {
+				for pos := opts.Rank.Index; pos < 10; pos += max(opts.Rank.Count, 1) {
 					i := order.Order(epoch)(pos)
 					want = append(want, fmt.Sprintf("%da{txt:}", i), fmt.Sprintf("%db{txt:}", i))
 				}
-				equal(t, fmt.Sprint(order, opts.Shard, epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
+				equal(t, fmt.Sprint(order, opts.Rank, epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
 			}
 		}
 	}
 	shards["empty"] = tarEntries("d/") // a shard without records
-	opts := TarOptions{Shuffle: true, Seed: 1, Shard: Shard{1, 2}, Open: inMemory(shards)}
+	opts := TarOptions{Shuffle: true, Seed: 1, Rank: Rank{1, 2}, Open: inMemory(shards)}
 	checkStream(t, briefly(must(Tar(append(names[:5:5], "empty"), opts))), 5)
 
 	// A cursor fits the same shards in another place. After a last shard that failed comes nothing.

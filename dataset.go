@@ -756,7 +756,7 @@ const fromSeq = "FromSeq"
 // seq ends there with an item that had not failed before, or too early after a failed one, the epoch is not taken for complete:
 // that item's error is the last of the loop, and the next try may succeed.
 //
-// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not shard inside seq: resumed on another
+// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not deal out inside seq: resumed on another
 // number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")

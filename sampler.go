@@ -18,7 +18,7 @@ import (
 )
 
 // In which order do samples come, and which rank loads them? The first half of this file answers with functions of the
-// epoch: samplers for single samples, batch samplers for whole batches, and the deal that gives each shard its part. The
+// epoch: samplers for single samples, batch samplers for whole batches, and the deal that gives each rank its part. The
 // second half answers for streams, which are shuffled by delays, mixed, and dealt out item by item.
 
 // A Sampler is an order of the samples for each epoch: Order(epoch)(pos) is the index of the sample at position pos,
@@ -320,7 +320,7 @@ func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) 
 }
 
 // TorchRandom is torch's own order, element for element: in epoch e it is randperm(n) of a generator seeded with seed+e,
-// as DistributedSampler has it. With Options.Shard and Tail each rank gets what DistributedSampler would give it, so
+// as DistributedSampler has it. With Options.Rank and Tail each rank gets what DistributedSampler would give it, so
 // that a Go job and a Python job can share an epoch.
 //
 // Torch's other samplers (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) carry a generator from epoch to
@@ -448,7 +448,7 @@ func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F)
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
-	d := deal{n: s.Len(), size: min(size, s.Len()+1), shard: Shard{0, 1}, dropLast: dropLast}.start(0)
+	d := deal{n: s.Len(), size: min(size, s.Len()+1), rank: Rank{0, 1}, dropLast: dropLast}.start(0)
 	last := map[bool]string{true: ", dropLast"}[dropLast]
 	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d%s)", describe(s), size, last), func(epoch int) func(int) []int {
 		order := s.Order(epoch)
@@ -557,29 +557,29 @@ func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch in
 	}
 }
 
-// A Shard is one of Count parts: the share of one rank, which is a process or a machine. The zero value means the whole.
-// PyTorch: rank and num_replicas.
-type Shard struct{ Index, Count int }
+// A Rank is rank Index of Count ranks, and says which of Count parts is read. Usually it is the rank of the process, but one
+// process may read several parts. The zero value means the whole. PyTorch: rank and num_replicas.
+type Rank struct{ Index, Count int }
 
-// withCount returns the shard with its Count filled in, or says what is wrong with it.
-func (s Shard) withCount() (Shard, error) {
-	count := min(max(s.Count, 1), maxShards)
-	return Shard{s.Index, count}, cmp.Or(
-		errorIf(s.Count == 0 && s.Index > 0, "Shard is {Index: %d, Count: 0}; set Count, the number of shards", s.Index),
-		errorIf(s.Count < 0 || s.Count > maxShards || s.Index < 0 || s.Index >= count,
-			"Shard is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", s.Index, s.Count, maxShards, count-1))
+// withCount returns the rank with its Count filled in, or says what is wrong with it.
+func (r Rank) withCount() (Rank, error) {
+	count := min(max(r.Count, 1), maxRanks)
+	return Rank{r.Index, count}, cmp.Or(
+		errorIf(r.Count == 0 && r.Index > 0, "Rank is {Index: %d, Count: 0}; set Count, the number of ranks", r.Index),
+		errorIf(r.Count < 0 || r.Count > maxRanks || r.Index < 0 || r.Index >= count,
+			"Rank is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", r.Index, r.Count, maxRanks, count-1))
 }
 
-// maxShards bounds Shard.Count, so that no position overflows.
-const maxShards = 1 << 20
+// maxRanks bounds Rank.Count, so that no position overflows.
+const maxRanks = 1 << 20
 
-// nth returns the position of the shard's item i in a sequence that is dealt out: Index + i×Count.
-func (s Shard) nth(i int) int { return s.Index + i*s.Count }
+// nth returns the position of the rank's item i in a sequence that is dealt out: Index + i×Count.
+func (r Rank) nth(i int) int { return r.Index + i*r.Count }
 
-// dealt returns how many of n items are dealt to the shard: the number of i with nth(i) < n.
-func (s Shard) dealt(n int) int { return ceil(max(0, n-s.Index), s.Count) }
+// dealt returns how many of n items are dealt to the rank: the number of i with nth(i) < n.
+func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 
-// ShardFromEnv returns the shard of this process, as its launcher describes it in the environment:
+// RankFromEnv returns the rank of this process, as its launcher describes it in the environment:
 //
 //	torchrun                    RANK, WORLD_SIZE
 //	mpirun of Open MPI          OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
@@ -589,16 +589,16 @@ func (s Shard) dealt(n int) int { return ceil(max(0, n-s.Index), s.Count) }
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. If no rank variable is set, the result is the zero Shard, which means a single process; its Count is 0.
+// variables on. If no rank variable is set, the result is the zero Rank, which means a single process; its Count is 0.
 //
-// ShardFromEnv returns an error where a process would train on the wrong samples. There are four cases: a number is missing or
+// RankFromEnv returns an error where a process would train on the wrong samples. There are four cases: a number is missing or
 // makes no sense; a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number of processes that srun has
 // started; a launcher that is not in the table has set a rank above 0, such as PMIX_RANK; or an sbatch script for several tasks
 // starts the process without srun, and Slurm calls the only process rank 0 of many.
 //
 // The index in a manifest is not always the rank. In a JobSet of several Jobs, and in a PyTorchJob with nprocPerNode but
 // without torchrun, several processes have the same index: set RANK and WORLD_SIZE yourself.
-func ShardFromEnv() (Shard, error) {
+func RankFromEnv() (Rank, error) {
 	const step = "SLURM_STEP_NUM_TASKS"
 	launchers := [][4]string{ // the rank, the number of ranks, its lower bound, and what else to say if they make no sense
 		{"RANK", "WORLD_SIZE", step},
@@ -618,26 +618,26 @@ func ShardFromEnv() (Shard, error) {
 		index, err1 := strconv.Atoi(os.Getenv(l[0]))
 		count, err2 := strconv.Atoi(os.Getenv(l[1]))
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
-			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q and %s is %q; "+
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q and %s is %q; "+
 				"the second must be the number of processes, the first 0 to one less%s",
 				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[3])
 		}
 		if tasks, _ := strconv.Atoi(os.Getenv(l[2])); count < tasks {
-			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %d, and %s is %d; unset %s and %[1]s if they are left over, "+
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; unset %s and %[1]s if they are left over, "+
 				"or %[3]s if they are right, as in separate trainings", l[1], count, step, tasks, l[0])
 		}
-		return Shard{index, count}, nil
+		return Rank{index, count}, nil
 	}
 	if size, ok := os.LookupEnv("WORLD_SIZE"); ok && size != "1" {
-		return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: WORLD_SIZE is %q but RANK is not set", size)
+		return Rank{}, fmt.Errorf("dataloader: RankFromEnv: WORLD_SIZE is %q but RANK is not set", size)
 	}
 	for _, name := range strings.Fields(others) {
 		if rank := cmp.Or(os.Getenv(name), "0"); rank != "0" {
-			return Shard{}, fmt.Errorf("dataloader: ShardFromEnv: %s is %q, and the number of processes is not known; "+
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q, and the number of processes is not known; "+
 				"set RANK and WORLD_SIZE", name, rank)
 		}
 	}
-	return Shard{}, nil
+	return Rank{}, nil
 }
 
 // A Tail, or remainder policy, says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches
@@ -650,27 +650,27 @@ func ShardFromEnv() (Shard, error) {
 type Tail int
 
 const (
-	// PadTail repeats the epoch's first samples until all shards have the same number. It is the default, and right for
+	// PadTail repeats the epoch's first samples until all ranks have the same number. It is the default, and right for
 	// training in step. In an evaluation the repeated samples would count twice.
 	PadTail Tail = iota
-	// DropTail leaves out the last samples, at most Count-1 of them, so that all shards have the same number.
+	// DropTail leaves out the last samples, at most Count-1 of them, so that all ranks have the same number.
 	DropTail
-	// UnevenTail gives the first shards one sample more. Every sample comes exactly once, as an evaluation needs it.
+	// UnevenTail gives the first ranks one sample more. Every sample comes exactly once, as an evaluation needs it.
 	UnevenTail
 )
 
-// A deal is a partition of the positions begin … n-1 of an epoch, which are dealt out to the shards, one to each in turn. Shard r
+// A deal is a partition of the positions begin … n-1 of an epoch, which are dealt out to the ranks, one to each in turn. Rank r
 // of c gets
 //
 //	begin+r, begin+r+c, begin+r+2c, …
 //
-// and divides them into batches of size positions. A step is one batch of each shard: step k takes size×c positions, from
-// begin+k×size×c on. So if size×c stays the same, another number of shards goes on with the same samples in each step. Under a
-// BatchSampler a position is a batch, and size is 1. Ten positions, dealt to three shards in batches of two:
+// and divides them into batches of size positions. A step is one batch of each rank: step k takes size×c positions, from
+// begin+k×size×c on. So if size×c stays the same, another number of ranks goes on with the same samples in each step. Under a
+// BatchSampler a position is a batch, and size is 1. Ten positions, dealt to three ranks in batches of two:
 //
-//	        shard 0   1   2
+//	         rank 0   1   2
 //	step 0        0   1   2
-//	              3   4   5      the next step begins at position 6, for all shards
+//	              3   4   5      the next step begins at position 6, for all ranks
 //	step 1        6   7   8
 //	              9  10  11      PadTail takes 0 and 1 in place of 10 and 11, UnevenTail only 9, DropTail none of this row
 //
@@ -678,8 +678,8 @@ const (
 //
 //	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
 //	slot         where a task lies: 0 … window (worker.go)
-//	step         a batch of a pass, from 0 where the pass began; all shards take a step together (dataloader.go)
-//	Batch        a batch of this shard in the epoch, from 0: what errors and timings say
+//	step         a batch of a pass, from 0 where the pass began; all ranks take a step together (dataloader.go)
+//	Batch        a batch of this rank in the epoch, from 0: what errors and timings say
 //	pos          a position of the epoch's order: a sample, or a batch of a BatchSampler; what cursors count
 //	part         the number of a sample within a position, under a BatchSampler; otherwise 0
 //	index        a sample of the data set
@@ -688,31 +688,31 @@ const (
 // resumes a loop that was out of order: then it leaves out the steps that are done.
 type deal struct {
 	begin, n int
-	size     int   // at most n+1
-	shard    Shard // Count is at least 1
+	size     int  // at most n+1
+	rank     Rank // Count is at least 1
 	tail     Tail
 	dropLast bool
 
-	rows  int // the number of rows, where a row is one position for each shard; the last may not be full
-	dealt int // the number of positions that are dealt to this shard
+	rows  int // the number of rows, where a row is one position for each rank; the last may not be full
+	dealt int // the number of positions that are dealt to this rank
 }
 
 // start returns the deal of the positions begin … n-1.
 func (d deal) start(begin int) deal {
 	left := d.n - begin
-	d.begin, d.rows = begin, ceil(left, d.shard.Count)
+	d.begin, d.rows = begin, ceil(left, d.rank.Count)
 	switch d.tail {
 	case DropTail:
-		d.dealt = left / d.shard.Count
+		d.dealt = left / d.rank.Count
 	case UnevenTail:
-		d.dealt = d.shard.dealt(left)
+		d.dealt = d.rank.dealt(left)
 	default:
 		d.dealt = d.rows
 	}
 	return d
 }
 
-// steps returns the number of this shard's batches.
+// steps returns the number of this rank's batches.
 func (d deal) steps() int {
 	if d.dropLast {
 		return d.dealt / d.size
@@ -720,28 +720,28 @@ func (d deal) steps() int {
 	return ceil(d.dealt, d.size)
 }
 
-// mostSteps returns the number of batches of the shard that has the most: the first.
+// mostSteps returns the number of batches of the rank that has the most: the first.
 func (d deal) mostSteps() int {
-	d.shard.Index = 0
+	d.rank.Index = 0
 	return d.start(d.begin).steps()
 }
 
-// positions appends the positions of this shard's batch at a step. Under PadTail positions from n on stand for the first ones:
+// positions appends the positions of this rank's batch at a step. Under PadTail positions from n on stand for the first ones:
 // n for position 0, n+1 for position 1.
 func (d *deal) positions(dst []int, step int) []int {
 	for i := step * d.size; i < min((step+1)*d.size, d.dealt); i++ {
-		dst = append(dst, d.begin+d.shard.nth(i))
+		dst = append(dst, d.begin+d.rank.nth(i))
 	}
 	return dst
 }
 
-// after returns the position at which all shards stand after some steps. It does not depend on the shard's Index, so the
+// after returns the position at which all ranks stand after some steps. It does not depend on the rank's Index, so the
 // cursor of any rank resumes every rank.
 func (d *deal) after(steps int) int {
-	return min(d.n, d.begin+min(steps*d.size, d.rows)*d.shard.Count)
+	return min(d.n, d.begin+min(steps*d.size, d.rows)*d.rank.Count)
 }
 
-// Second reading: streams of indices, shuffles, mixes, and shards of streams.
+// Second reading: streams of indices, shuffles, mixes, and streams dealt out to ranks.
 
 // Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
 // makes batches. A resume at any position takes no time. s.Len is called only when the stream is made. In a loop over Run
@@ -1133,7 +1133,7 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 	m.running.Wait()
 }
 
-// Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot shard itself. All ranks must
+// Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot deal itself out. All ranks must
 // read the same items in the same order. If one of them reads fewer, as when its connection breaks in the middle of a tar file,
 // it has other items from there on, and its loop may get no error: an OnError before Shard hears of all failed items, and can
 // cancel the context (TarError.Rest). An Opener that opens again prevents that (ExampleOpener_reopen). Put stages that drop or
@@ -1147,7 +1147,7 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //
 // tail says what happens if the items cannot be dealt out evenly, as Options.Tail does for a loader: under PadTail and
 // DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
-// read once more from the start of the epoch. Shard panics if the shard or the tail makes no sense.
+// read once more from the start of the epoch. Shard panics if the rank or the tail makes no sense.
 //
 // Shard reads a row of Count items, one for each rank, and then yields the one of this rank. So its cursors stand between
 // two rows, where all ranks agree, and nothing has to be counted again at a resume. Three ranks, and the cursors after
@@ -1157,42 +1157,42 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //	yielded    rank 0   rank 1   rank 2
 //	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
 //	N               2        1        0      the items of the row that follow; Pos + N is where row 1 begins, for all ranks
-func (s Stream[T]) Shard(shard Shard, tail Tail) Stream[T] {
+func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
-	shard, bad := shard.withCount()
+	rank, bad := rank.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
 	const name = "Shard by steps"
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
-		if state.N >= maxShards {
-			return from.refused("its state is damaged: n is %d, must be less than %d", state.N, maxShards)
+		if state.N >= maxRanks {
+			return from.refused("its state is damaged: n is %d, must be less than %d", state.N, maxRanks)
 		}
 		row, width := from.Pos+state.N, 0 // where the row begins; how many of its items have been read
 		var own Item[T]                   // this rank's item of the row
 		last := state.Source              // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
-			return yield(own, row+shard.Index+1, stageState{N: max(0, width-shard.Index-1), Source: last})
+			return yield(own, row+rank.Index+1, stageState{N: max(0, width-rank.Index-1), Source: last})
 		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if last = item.Next; width == shard.Index {
+			if last = item.Next; width == rank.Index {
 				own = item
 			}
-			if width++; width == shard.Count {
+			if width++; width == rank.Count {
 				if !yieldOwn() {
 					return nil
 				}
 				row, width, own = row+width, 0, Item[T]{}
 			}
 		}
-		missing := shard.Index >= width // from the last row, which is not full
+		missing := rank.Index >= width // from the last row, which is not full
 		if width == 0 || tail == DropTail || tail == UnevenTail && missing {
 			return nil
 		}
 		if missing { // under PadTail the epoch begins again
-			left := (shard.Index-width)%(row+width) + 1 // up to this rank's item
+			left := (rank.Index-width)%(row+width) + 1 // up to this rank's item
 			for item, err := range s.Take(left)(ctx, Cursor{Epoch: from.Epoch}) {
 				if err != nil {
 					return err

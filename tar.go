@@ -124,13 +124,13 @@ type TarOptions struct {
 	Shuffle bool
 	Seed    uint64
 
-	// Shard is this rank's part of the shards, taken after the shuffle. The zero Shard reads all of them. The ranks may
-	// have different numbers of records. If all must take the same number of steps, let an epoch be k records of each
+	// Rank says which part of the shards is read, after the shuffle. The zero Rank reads all of them. The parts may have
+	// different numbers of records. If all ranks must take the same number of steps, let an epoch be k records of each
 	// rank: records.Repeat(0).Take(k).
 	//
 	// Each rank saves its own cursor and is resumed from that, because only that rank knows where its shards stand.
 	// ExampleTarOptions_elastic shows how the number of ranks may change.
-	Shard Shard
+	Rank Rank
 
 	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
 	// with none of these fields is yielded without files.
@@ -227,8 +227,8 @@ type tarState struct {
 // and the archive's length is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
 //
 // To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
-// shards at once, which mixes better and opens them in one round trip, Mix the streams of Shard{0, k} to Shard{k-1, k}, and
-// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Shard out then, and deal
+// shards at once, which mixes better and opens them in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and
+// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Rank out then, and deal
 // records with Stream.Shard. ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
@@ -241,11 +241,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Open == nil {
 		opts.Open = OpenShard
 	}
-	rank, err := opts.Shard.withCount()
+	rank, err := opts.Rank.withCount()
 	err = cmp.Or(err,
 		errorIf(len(shards) == 0, "there are no shards"),
 		errorIf(slices.Contains(shards, ""), "shard %d has an empty name", slices.Index(shards, "")),
-		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave TarOptions.Shard out and deal records with "+
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave TarOptions.Rank out and deal records with "+
 			"Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	if err != nil {
