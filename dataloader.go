@@ -424,7 +424,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -819,7 +818,8 @@ func settle[B any](p *pass, t *task[B]) {
 // A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a loader needs to continue: save
 // it as JSON, with the weights, and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
 // epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in place.
-// encoding/gob cannot write the State: gob the cursor's JSON.
+// Compare cursors by their String: == panics if their States come from JSON. encoding/gob cannot write the State: gob the
+// cursor's JSON.
 type Cursor struct {
 	Epoch int `json:"epoch"`
 	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
@@ -840,27 +840,24 @@ var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
 // epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0.
-// If a struct embeds a Cursor, this method reads the whole struct, whose own fields are unknown to it. null leaves *c as it is.
+// null leaves *c as it is.
+//
+// If a struct embeds a Cursor, this method reads the whole struct, whose own fields are unknown to it. From a file that was
+// written so, decode epoch, pos and state into a struct, state as a json.RawMessage, and make a Cursor of them.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
-	var f struct { // nil is a field that is missing, or null
+	var f *struct { // nil for null; a field is nil if it is missing, or null
 		Epoch, Pos *int
 		State      *json.RawMessage
 	}
-	var all map[string]json.RawMessage
-	err := cmp.Or(json.Unmarshal(data, &f), json.Unmarshal(data, &all))
-	if err == nil && all == nil {
-		return nil
-	}
-	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
-		return slices.Contains([]string{"epoch", "pos", "state"}, strings.ToLower(name))
-	})
-	switch {
-	case err != nil:
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	switch err := decoder.Decode(&f); {
+	case errors.As(err, new(*json.UnmarshalTypeError)):
 		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
-	case len(unknown) > 0:
-		return fmt.Errorf("dataloader: a %w has no fields %q; keep the cursor in a field of its own, and do not embed it; "+
-			"from a file that was written so, decode epoch, pos and state into a struct, state as a json.RawMessage, and make Cursor{…} "+
-			"of them", ErrCursor, unknown)
+	case err != nil:
+		return fmt.Errorf("dataloader: this JSON is no %w: %w; keep the cursor in a field of its own, and do not embed it", ErrCursor, err)
+	case f == nil:
+		return nil
 	case f.Epoch == nil:
 		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
 	case f.Pos == nil && f.State != nil:

@@ -219,8 +219,10 @@ type tarState struct {
 // fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a hard
 // link, more bytes than MaxRecord) yields one error, and the next record follows. Both are failed items whose error is a
 // TarError; its Rest tells them apart. So a loop that skips failed items reads every sound record, except those behind the fault
-// of a damaged shard. No part of a record with a fault is yielded. A sparse file larger than MaxRecord ends its shard, because
-// skipping the file would mean reading it.
+// of a damaged shard. No part of a record with a fault is yielded.
+//
+// A sparse file, which tar --sparse stores without its holes, ends its shard, even if Fields leaves it out. The record before
+// it is lost, too, because it may lack files.
 //
 // A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
 // shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
@@ -354,7 +356,8 @@ type recordReader struct {
 	nextWanted         bool
 	lastErr            error
 
-	wanted []string // TarOptions.Fields
+	wanted    []string // TarOptions.Fields
+	maxRecord int64    // TarOptions.MaxRecord
 
 	// These belong to the record that is being read: the record or its fault, its fields, how many bytes of memory it takes, and
 	// a sum of the names and sizes of its files.
@@ -369,8 +372,8 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has not entered the shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{maxRecord: maxRecord, entry: tarEntry{head: -1}}
-	return &recordReader{tarReader: r, name: name, fields: map[string]bool{}}
+	r := tarReader{entry: tarEntry{head: -1}}
+	return &recordReader{tarReader: r, name: name, maxRecord: maxRecord, fields: map[string]bool{}}
 }
 
 // enterShard opens the shard and reads up to the first file that follows from. In a compressed shard, offsets count
@@ -463,7 +466,7 @@ func (s *recordReader) checkFile() {
 	case s.fields[s.nextField]:
 		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
 	case size > s.maxRecord-s.memory:
-		err = s.tooLarge(size)
+		err = fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, s.maxRecord)
 	case link:
 		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference", quote(s.entry.target))
 	default:
@@ -506,15 +509,11 @@ type tarReader struct {
 	// whole is the size of all that will be read, if in holds all of it at once, so that files may share its memory; otherwise 0.
 	whole int
 
-	// maxRecord is TarOptions.MaxRecord: no larger sparse file is read.
-	maxRecord int64
-
 	// offset is that of in, in the archive; entry the entry whose headers were read last; and dataEnd where the data of that
-	// entry ends. Only sparseData, which reads a sparse file, knows where its data ends; otherwise sparseData is nil.
-	offset     int64
-	entry      tarEntry
-	dataEnd    int64
-	sparseData *tar.Reader
+	// entry ends.
+	offset  int64
+	entry   tarEntry
+	dataEnd int64
 }
 
 // A tarEntry is what the headers of an archive say about one entry. The end marker is an entry without a name.
@@ -607,10 +606,10 @@ func (r *tarReader) decompress() error {
 // Headers are parsed in the buffer, and stay there until parseHeaders has understood all of them. If it has not,
 // archive/tar reads them from the first one on.
 func (r *tarReader) readHeaders() error {
-	if err := r.skipEntry(); err != nil {
+	if err := r.skipTo(wholeBlocks(r.dataEnd)); err != nil { // what is left of the entry before
 		return err
 	}
-	r.entry.head, r.sparseData = r.offset, nil
+	r.entry.head = r.offset
 	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
 	name, size, n := parseHeaders(b)
 	for n > len(b) && err == nil {
@@ -641,8 +640,8 @@ func (r *tarReader) readHeaders() error {
 // An entry of an unknown type is a file, as POSIX says.
 //
 // Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
-// stored without its holes, and only archive/tar knows how much that is: skipping such a file means reading it. A size
-// of 2^63-1 would take for ever, so a sparse file above maxRecord ends the shard.
+// stored without its holes, and only archive/tar knows how much that is. So a sparse file is refused, and ends the shard:
+// skipping it would mean reading it.
 func (r *tarReader) readHeadersSlowly(block string) error {
 	t, marker := tar.NewReader(r), isZero([]byte(block))
 	h, err := t.Next()
@@ -673,20 +672,8 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 		r.entry.kind = tar.TypeReg
 	}
 	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes a map, 0.1, which has a map, and 1.0.
-	pax := h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
-	if !pax && h.Typeflag != tar.TypeGNUSparse {
-		return nil
-	}
-	r.sparseData = t
-	if h.Size > r.maxRecord {
-		return r.tooLarge(h.Size)
-	}
-	return nil
-}
-
-// tooLarge is the error of an entry for which no memory is allocated.
-func (r *tarReader) tooLarge(size int64) error {
-	return fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, r.maxRecord)
+	sparse := h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
+	return errorIf(sparse, "it is a sparse file, which is not read: make the archive without tar --sparse")
 }
 
 // Read reads from the archive, for archive/tar and readData, and counts the bytes.
@@ -698,16 +685,12 @@ func (r *tarReader) Read(p []byte) (int, error) {
 
 // readData reads the data of the entry, a regular file whose size has been checked.
 func (r *tarReader) readData() ([]byte, error) {
-	if r.whole > 0 && r.sparseData == nil {
+	if r.whole > 0 {
 		data, err := r.in.Peek(int(r.entry.size)) // without capacity beyond its end, so that append does not overwrite the next file
 		return data[:len(data):len(data)], unexpected(err)
 	}
-	var from io.Reader = r
-	if r.sparseData != nil {
-		from = r.sparseData
-	}
 	data := make([]byte, r.entry.size)
-	_, err := io.ReadFull(from, data)
+	_, err := io.ReadFull(r, data)
 	return data, unexpected(err)
 }
 
@@ -717,17 +700,6 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// skipEntry passes over what is left of the entry, and the zeros that fill up its last block.
-func (r *tarReader) skipEntry() error {
-	if r.sparseData != nil {
-		if _, err := io.Copy(io.Discard, r.sparseData); err != nil {
-			return err
-		}
-		r.dataEnd = r.offset
-	}
-	return r.skipTo(wholeBlocks(r.dataEnd))
 }
 
 // wholeBlocks rounds n up to whole blocks.
@@ -1330,7 +1302,8 @@ type recordPlace struct {
 // OpenTar returns an error for a shard that is damaged, truncated or compressed, that has files but no record, or more zeros
 // after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB). The number of records does not change
 // afterwards. A record with a fault of its own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's MaxRecord
-// of 0) has its index, and Get returns the error. Errors of both kinds are a TarError.
+// of 0) has its index, and Get returns the error. Errors of both kinds are a TarError. A shard with a sparse file is an error of
+// the first kind, because Tar does not read the records behind the file.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var parts []Dataset[Record]
