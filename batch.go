@@ -32,23 +32,6 @@ type Tensor[E any] struct {
 	Shape []int
 }
 
-// Rows is the Dataset of a tensor's rows. Sample i is row i, as a tensor of the shape t.Shape[1:] that shares the memory
-// of t. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
-func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
-	if len(t.Shape) == 0 {
-		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
-	}
-	n, size := t.Shape[0], elements(t.Shape[1:])
-	if elements(t.Shape) != len(t.Data) {
-		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v",
-			len(t.Data), t.Shape)
-	}
-	shape := slices.Clone(t.Shape[1:])
-	return Func(n, func(_ context.Context, i int) (Tensor[E], error) {
-		return Tensor[E]{t.Data[i*size : (i+1)*size : (i+1)*size], shape}, nil
-	}), nil
-}
-
 // elements returns the number of elements of a shape, or -1 if a dimension is negative or the product overflows.
 func elements(shape []int) int {
 	n := 1

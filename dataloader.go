@@ -855,7 +855,8 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	case errors.As(err, new(*json.UnmarshalTypeError)):
 		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
 	case err != nil:
-		return fmt.Errorf("dataloader: this JSON is no %w: %w; keep the cursor in a field of its own, and do not embed it", ErrCursor, err)
+		return fmt.Errorf("dataloader: this JSON is no %w: %w; keep the cursor in a field of its own, and do not embed it",
+			ErrCursor, err)
 	case f == nil:
 		return nil
 	case f.Epoch == nil:

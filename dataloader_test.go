@@ -6179,6 +6179,19 @@ func TestLesson(t *testing.T) {
 
 // dataset.go: data sets, the random numbers of a sample, files.
 
+// TestRows checks that a row is a view of the tensor's memory, which an append to it leaves alone.
+func TestRows(t *testing.T) {
+	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
+	rows := must(Rows(table))
+	equal(t, "rows", fmt.Sprint(values(t, rows)), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
+	row := must(rows.Get(t.Context(), 1))
+	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
+	_ = append(row.Data, 9)
+	equal(t, "after an append to row 1", table.Data, []int{1, 2, 3, 4, 5, 6})
+	equal(t, "rows of a vector", fmt.Sprint(values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
+	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
+}
+
 // TestDatasets checks what each adapter makes of small data sets, and that all of them refuse an index outside.
 func TestDatasets(t *testing.T) {
 	letters := Slice[string]{"a", "b", "c", "d", "e"}
@@ -6839,19 +6852,6 @@ func TestBadSamplers(t *testing.T) {
 }
 
 // batch.go: what samples become.
-
-// TestRows checks that a row is a view of the tensor's memory, which an append to it leaves alone.
-func TestRows(t *testing.T) {
-	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
-	rows := must(Rows(table))
-	equal(t, "rows", fmt.Sprint(values(t, rows)), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
-	row := must(rows.Get(t.Context(), 1))
-	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
-	_ = append(row.Data, 9)
-	equal(t, "after an append to row 1", table.Data, []int{1, 2, 3, 4, 5, 6})
-	equal(t, "rows of a vector", fmt.Sprint(values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
-	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
-}
 
 // TestStackAndPad checks the shape and the memory of the batch. Stack wants samples of one shape; Pad fills up the shorter.
 // The error of a pair's Collate says which half has failed.

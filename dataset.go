@@ -22,7 +22,7 @@ import (
 // What is sample i? The first half of this file answers for data with indices:
 //
 //	Dataset                                        the question: a length, and Get
-//	Slice, Func                                    data sets from memory and from a function
+//	Slice, Func, Rows                              data sets from memory, from a function, from a tensor
 //	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
 //	Cache                                          how often a sample is fetched; ExampleFunc_retry tries again
 //	Rand, WithSeed, Worker                         what a Get is told
@@ -102,6 +102,23 @@ func (f funcDataset[T]) Get(ctx context.Context, i int) (sample T, err error) {
 		return sample, errOutside(i, f.n)
 	}
 	return f.get(ctx, i)
+}
+
+// Rows is the Dataset of a tensor's rows. Sample i is row i, as a tensor of the shape t.Shape[1:] that shares the memory
+// of t. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
+func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
+	if len(t.Shape) == 0 {
+		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
+	}
+	n, size := t.Shape[0], elements(t.Shape[1:])
+	if elements(t.Shape) != len(t.Data) {
+		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v",
+			len(t.Data), t.Shape)
+	}
+	shape := slices.Clone(t.Shape[1:])
+	return Func(n, func(_ context.Context, i int) (Tensor[E], error) {
+		return Tensor[E]{t.Data[i*size : (i+1)*size : (i+1)*size], shape}, nil
+	}), nil
 }
 
 // A Pair is two things that belong together, such as a sample and its label.
@@ -756,8 +773,8 @@ const fromSeq = "FromSeq"
 // seq ends there with an item that had not failed before, or too early after a failed one, the epoch is not taken for complete:
 // that item's error is the last of the loop, and the next try may succeed.
 //
-// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not deal out inside seq: resumed on another
-// number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
+// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not deal out inside seq: resumed on
+// another number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	states := [2]*stageState{{By: fromSeq}, {By: fromSeq, N: 1}} // after an item, and after a failed one
