@@ -1176,18 +1176,12 @@ func ExampleDataLoader_Run_interrupted() {
 //
 // The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
 func Example_training() {
-	archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer archive.Close()
-
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
 	type digit = Pair[Tensor[float32], int]
 
-	// decode makes a digit of a file of the archive.
-	decode := func(name string, label int) (digit, error) {
-		file, err := archive.Open(name)
+	// decode makes a digit of a file.
+	decode := func(fsys fs.FS, name string, label int) (digit, error) {
+		file, err := fsys.Open(name)
 		if err != nil {
 			return digit{}, err
 		}
@@ -1216,18 +1210,15 @@ func Example_training() {
 		return d, nil
 	}
 
-	// open returns the digits in a folder of the archive. Each is decoded once, by a worker.
+	// open returns the digits in a folder. Each is decoded once, by a worker.
 	open := func(folder string) Dataset[digit] {
-		sub, err := fs.Sub(archive, folder)
-		if err != nil {
-			log.Fatal(err)
-		}
-		files, _, err := Folder(sub, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
+		fsys := digits(folder)                   // or os.DirFS(folder)
+		files, _, err := Folder(fsys, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
 		if err != nil {
 			log.Fatal(err)
 		}
 		return Cache(Transform(files, func(_ context.Context, file Pair[string, int]) (digit, error) {
-			return decode(path.Join(folder, file.First), file.Second)
+			return decode(fsys, file.First, file.Second)
 		}))
 	}
 
@@ -4424,15 +4415,7 @@ func ExampleImageTensor() {
 // Images in a folder for each class become batches: Folder lists them, Transform decodes them, and Stack puts them into
 // one tensor.
 func Example_imageFolder() {
-	archive, err := zip.OpenReader("testdata/digits.zip")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer archive.Close()
-	fsys, err := fs.Sub(archive, "train") // or os.DirFS("train")
-	if err != nil {
-		log.Fatal(err)
-	}
+	fsys := digits("train") // or os.DirFS("train")
 	files, classes, err := Folder(fsys, "**/*.png")
 	if err != nil {
 		log.Fatal(err)
@@ -4672,101 +4655,40 @@ func Example_tarPipeline() {
 	// dropped: 1 items, and the rest of 0 shards
 }
 
-// Images are packed into tar shards once, and a model learns from their stream: records that are shuffled, decoded by
-// several goroutines, and batched. Its cursor resumes in the middle of a shard, of the shuffle and of an epoch.
+// A model learns from the stream of tar shards: records that are shuffled, decoded by several goroutines, and batched. Its
+// cursor resumes in the middle of a shard, of the shuffle and of an epoch. Then the same shards are a data set, which tests what
+// was learned.
 func Example_trainingFromTar() {
 	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "digits")
+	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
+	shards := scatterDigits(filepath.Join(dir, "train-{00..05}.tar"))
 
-	// pack deals the train digits out to shards, in random order, because a shard is read from front to back.
-	pack := func(pattern string, shards int) error {
-		archive, err := zip.OpenReader("testdata/digits.zip") // train/0/000.png to test/9/024.png
-		if err != nil {
-			return err
-		}
-		defer archive.Close()
-		train, err := fs.Sub(archive, "train")
-		if err != nil {
-			return err
-		}
-		files, classes, err := Folder(train, "*/*.png")
-		if err != nil {
-			return err
-		}
-		order := Random(files.Len(), 7).Order(0)
-		for s := range shards {
-			out, err := os.Create(fmt.Sprintf(pattern, s))
-			if err != nil {
-				return err
-			}
-			defer out.Close()
-			w := NewTarWriter(out)
-			for pos := s; pos < files.Len(); pos += shards {
-				file := files[order(pos)]
-				data, err := fs.ReadFile(train, file.First)
-				if err != nil {
-					return err
-				}
-				label := File{Name: "cls", Data: []byte(classes[file.Second])}
-				r := Record{Key: fmt.Sprintf("%04d", pos), Files: []File{label, {Name: "png", Data: data}}}
-				if err := w.Write(r); err != nil {
-					return err
-				}
-			}
-			if err := errors.Join(w.Close(), out.Close()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := pack(filepath.Join(dir, "train-%02d.tar"), 6); err != nil {
-		log.Fatal(err)
-	}
-	shards, err := Expand(filepath.Join(dir, "train-{00..05}.tar"))
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
+	// A digit is an image of the shape [3 16 16], and the digit that it shows.
 	type digit = Pair[Tensor[float32], int]
 	decode := func(_ context.Context, r Record) (digit, error) {
-		label, err := strconv.Atoi(string(r.Get("cls")))
-		if err != nil {
+		img, err1 := Decode("png", r.Get("png"))
+		label, err2 := Decode("cls", r.Get("cls"))
+		if err := errors.Join(err1, err2); err != nil {
 			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
 		}
-		img, err := png.Decode(bytes.NewReader(r.Get("png")))
-		if err != nil {
-			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
-		}
-		gray, ok := img.(*image.Gray)
-		if !ok {
-			return digit{}, fmt.Errorf("%s of %s: %T, want %T", r.Key, r.Shard, img, gray)
-		}
-		pixels := make([]float32, len(gray.Pix))
-		for i, p := range gray.Pix {
-			pixels[i] = float32(p) / 255
-		}
-		return digit{First: Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, Second: label}, nil
+		return digit{First: ImageTensor(Tensor[float32]{}, img.(image.Image)), Second: label.(int)}, nil
 	}
 
 	// The model is a perceptron: a weight for each digit and pixel. The digit with the largest sum is its guess.
-	type model [10][16 * 16]float64
-	guess := func(m *model, pixels []float32) (best int) {
-		top := math.Inf(-1)
+	const pixels = 3 * 16 * 16
+	type model [10][pixels]float64
+	guess := func(m *model, image []float32) int {
+		var sums [10]float64
 		for d := range m {
-			sum := 0.0
-			for j, x := range pixels {
-				sum += m[d][j] * float64(x)
-			}
-			if sum > top {
-				best, top = d, sum
+			for j, x := range image {
+				sums[d] += m[d][j] * float64(x)
 			}
 		}
-		return best
+		return slices.Index(sums[:], slices.Max(sums[:]))
 	}
 
 	type checkpoint struct {
@@ -4775,64 +4697,43 @@ func Example_trainingFromTar() {
 	}
 	// train resumes a checkpoint, runs until epoch 10 or until it is interrupted after a number of batches, and returns the
 	// next checkpoint.
-	train := func(saved []byte, workers, batches int) ([]byte, error) {
-		var c checkpoint
-		if err := json.Unmarshal(saved, &c); err != nil {
-			return nil, err
-		}
+	train := func(c checkpoint, workers, batches int) checkpoint {
 		records, err := Tar(shards, TarOptions{Shuffle: true, Seed: 1})
 		if err != nil {
-			return nil, err
+			log.Fatal(err)
 		}
 		digits := Map(records.Shuffle(200, 2), workers, decode)
 		stream := Batch(digits, 32, CollatePair(Stack[float32], List[int])).Prefetch(2)
 		for c.At.Epoch < 10 {
 			for batch, err := range stream.Run(ctx, &c.At) {
 				if err != nil {
-					return nil, err
+					log.Fatal(err)
 				}
 				for i, label := range batch.Second {
-					pixels := batch.First.Data[i*16*16 : (i+1)*16*16]
-					wrong := guess(&c.Model, pixels)
-					if wrong == label {
-						continue
-					}
-					for j, x := range pixels {
+					image := batch.First.Data[i*pixels : (i+1)*pixels]
+					wrong := guess(&c.Model, image)
+					for j, x := range image { // nothing changes if the guess was right
 						c.Model[label][j] += float64(x)
 						c.Model[wrong][j] -= float64(x)
 					}
 				}
 				if batches--; batches == 0 {
-					return json.Marshal(c)
+					return c
 				}
 			}
 		}
-		return json.Marshal(c)
+		return c
 	}
-	whole, err := train([]byte("{}"), 2, -1) // never interrupted
-	if err != nil {
-		log.Fatal(err)
-	}
-	half, err := train([]byte("{}"), 0, 80) // interrupted in epoch 4, after 8 of 18 batches
-	if err != nil {
-		log.Fatal(err)
-	}
-	rest, err := train(half, 3, -1) // resumes there
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("the same weights as without the interruption:", bytes.Equal(rest, whole))
+	whole := train(checkpoint{}, 2, -1) // never interrupted
+	half := train(checkpoint{}, 0, 80)  // interrupted in epoch 4, after 8 of 18 batches
+	rest := train(half, 3, -1)          // resumes there
+	fmt.Println("the same weights as without the interruption:", rest.Model == whole.Model)
 
-	// The same shards are a data set too, whose records are read by index.
 	data, err := OpenTar(shards...)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	var c checkpoint
-	if err := json.Unmarshal(rest, &c); err != nil {
-		log.Fatal(err)
-	}
 	loader, err := New(Transform(data, decode), List[digit], Options{BatchSize: 32, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
@@ -4843,7 +4744,7 @@ func Example_trainingFromTar() {
 			log.Fatal(err)
 		}
 		for _, d := range batch {
-			if guess(&c.Model, d.First.Data) == d.Second {
+			if guess(&rest.Model, d.First.Data) == d.Second {
 				recognized++
 			}
 		}
@@ -9574,6 +9475,27 @@ func tarEntries(entries ...string) []byte {
 	}
 	must(0, w.Close())
 	return b.Bytes()
+}
+
+// digits returns a folder of testdata/digits.zip: "train", from 0/000.png to 9/054.png, or "test", from 0/000.png to 9/024.png.
+func digits(folder string) fs.FS {
+	data := must(os.ReadFile("testdata/digits.zip"))
+	return must(fs.Sub(must(zip.NewReader(bytes.NewReader(data), int64(len(data)))), folder))
+}
+
+// scatterDigits writes the digits for training to shards, in random order, since a shard is read from front to back. A record has
+// the fields png and cls.
+func scatterDigits(pattern string) []string {
+	shards, files := must(Expand(pattern)), must(Files(digits("train")))
+	entries, order := make([][]string, len(shards)), Random(files.Len(), 7).Order(0)
+	for pos := range files.Len() {
+		file, s := must(files.Get(context.Background(), order(pos))), pos%len(shards)
+		entries[s] = append(entries[s], fmt.Sprint(pos, ".cls=", path.Dir(file.Name)), fmt.Sprint(pos, ".png=", string(file.Data)))
+	}
+	for s, name := range shards {
+		must(0, os.WriteFile(name, tarEntries(entries[s]...), 0o666))
+	}
+	return shards
 }
 
 // withBytes returns data with other bytes at an offset.
