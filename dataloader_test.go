@@ -243,7 +243,11 @@ var places = regexp.MustCompile(` \(\w+\.go:\d+\)`)
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
 	for v, err := range seq {
-		if failed := (*SampleError)(nil); errors.As(err, &failed) && failed.Batch < 0 {
+		failed := (*SampleError)(nil)
+		switch ok := errors.As(err, &failed); {
+		case ok && failed.Index < -1:
+			err = fmt.Errorf("an Index of %d", failed.Index)
+		case ok && failed.Batch < 0:
 			err = failed.Err
 		}
 		if err != nil {
@@ -6516,6 +6520,12 @@ func TestResize(t *testing.T) {
 			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
 		}
 	}
+	made := 0
+	border := Resize(sampler{n: 7, order: func(epoch int) func(int) int { made++; return s.Order(epoch) }}, 10).Order(0)
+	for pos := range 10 { // two workers, on either side of the border between two passes
+		border(6 + pos%2)
+	}
+	equal(t, "orders that are made", made, 2)
 	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
 	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
 	saysAll(t, far, "Resize: ", "too far")
@@ -8216,7 +8226,7 @@ func TestStreams(t *testing.T) {
 		{"FromSeq", of(counting(4, 0, 3)), "[error item 0 is bad 201 202 error item 3 is bad]"},
 		{"Filter", of(counting(9, 3).Filter(odd)), "[201 error item 3 is bad 205 207]"},
 		{"OnError", of(Map(counting(9, 1, 2, 4, 6, 8), 3, quick).OnError(decide)),
-			"[200 203 error OnError: EOF 205 error OnError: panic: ouch 207 error item 8 is bad]"},
+			"[200 203 error Stream.OnError: EOF 205 error Stream.OnError: panic: ouch 207 error item 8 is bad]"},
 		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
 		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
 		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
@@ -8466,7 +8476,7 @@ func TestPlaces(t *testing.T) {
 		{failure(t, Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "the item before pos 4: OnError: bad sample"},
+		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "the item before pos 4: Stream.OnError: bad sample"},
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
 		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
 	} {
@@ -8650,38 +8660,42 @@ func TestDamagedCursors(t *testing.T) {
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
 	for says, bad := range map[string]func(){
-		"Filter: keep is nil":                 func() { s.Filter(nil) },
-		"Take: n is -1, must not be negative": func() { s.Take(-1) },
+		"Stream.Filter: keep is nil":                                                   func() { s.Filter(nil) },
+		"Stream.Take: n is -1, must not be negative":                                   func() { s.Take(-1) },
 		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1048576, and Index 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
 		"Stream.Shard: the tail is 3, must be PadTail, DropTail or UnevenTail":         func() { s.Shard(Rank{}, 3) },
-		"Stream.OnError: f is nil":                          func() { s.OnError(nil) },
-		"Run: the stream is nil":                            func() { Stream[int](nil).Run(t.Context(), new(Cursor)) },
-		"Shuffle: the size is 0, must be 1 to":              func() { s.Shuffle(0, 1) },
-		"Shuffle: the size is":                              func() { s.Shuffle(math.MaxInt/4+1, 1) },
-		"Prefetch: n is 0, must be 1 to 16777216":           func() { s.Prefetch(0) },
-		"Prefetch: n is":                                    func() { s.Prefetch(math.MaxInt) },
-		"FromSeq: seq is nil":                               func() { FromSeq[int](nil) },
-		"Indices: the sampler is nil":                       func() { Indices(nil) },
-		"Map: workers is -1, must be 0 to":                  func() { Map(s, -1, quick) },
-		"Map: f is nil":                                     func() { Map[int, int](s, 1, nil) },
-		"Batch: size is 0, must be positive":                func() { Batch(s, 0, List[int]) },
-		"Batch: the Collate is nil":                         func() { Batch[int, []int](s, 1, nil) },
-		"Mix: there is no source":                           func() { Mix[int](MixOptions{}) },
-		"Mix: there are 1 weights for 2 sources":            func() { Mix(MixOptions{Weights: []float64{1}}, s, s) },
-		"Mix: Weights[1] is 0, must be positive and finite": func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) },
-		"Mix: Weights[0] is NaN":                            func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) },
-		"Mix: Weights[0] is +Inf":                           func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
-		"Mix: Stop is 4, must be StopAtLast":                func() { Mix(MixOptions{Stop: 4}, s) },
-		"Mix: Stop is -1":                                   func() { Mix(MixOptions{Stop: -1}, s) },
-		"Chain: stream 1 is nil":                            func() { Chain(s, nil) },
-		"Mix: stream 1 is nil":                              func() { Mix(MixOptions{}, s, nil) },
-		"Unbatch: the stream is nil":                        func() { Unbatch[int](nil) },
-		"Zip: the second stream is nil":                     func() { Zip[int, int](s, nil) },
+		"Stream.OnError: f is nil":                                                     func() { s.OnError(nil) },
+		"Run: the stream is nil":                                                       func() { Stream[int](nil).Run(t.Context(), new(Cursor)) },
+		"Stream.Shuffle: the size is 0, must be 1 to":                                  func() { s.Shuffle(0, 1) },
+		"Stream.Shuffle: the size is":                                                  func() { s.Shuffle(math.MaxInt/4+1, 1) },
+		"Stream.Prefetch: n is 0, must be 1 to 16777216":                               func() { s.Prefetch(0) },
+		"Stream.Prefetch: n is":                                                        func() { s.Prefetch(math.MaxInt) },
+		"FromSeq: seq is nil":                                                          func() { FromSeq[int](nil) },
+		"Indices: the sampler is nil":                                                  func() { Indices(nil) },
+		"Map: workers is -1, must be 0 to":                                             func() { Map(s, -1, quick) },
+		"Map: f is nil":                                                                func() { Map[int, int](s, 1, nil) },
+		"Batch: size is 0, must be positive":                                           func() { Batch(s, 0, List[int]) },
+		"Batch: the Collate is nil":                                                    func() { Batch[int, []int](s, 1, nil) },
+		"Mix: there is no source":                                                      func() { Mix[int](MixOptions{}) },
+		"Mix: there are 1 weights for 2 sources":                                       func() { Mix(MixOptions{Weights: []float64{1}}, s, s) },
+		"Mix: Weights[1] is 0, must be positive and finite":                            func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) },
+		"Mix: Weights[0] is NaN":                                                       func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) },
+		"Mix: Weights[0] is +Inf":                                                      func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
+		"Mix: Stop is 4, must be StopAtLast":                                           func() { Mix(MixOptions{Stop: 4}, s) },
+		"Mix: Stop is -1":                                                              func() { Mix(MixOptions{Stop: -1}, s) },
+		"Chain: stream 1 is nil":                                                       func() { Chain(s, nil) },
+		"Mix: stream 1 is nil":                                                         func() { Mix(MixOptions{}, s, nil) },
+		"Unbatch: the stream is nil":                                                   func() { Unbatch[int](nil) },
+		"Zip: the second stream is nil":                                                func() { Zip[int, int](s, nil) },
 	} {
 		saysAll(t, panicOf(bad), "dataloader: "+says)
 	}
 	for _, stage := range stages {
-		saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: ", stage.name+": ", "stream", "is nil")
+		name := stage.name + ": "
+		if _, method := reflect.TypeFor[ints]().MethodByName(stage.name); method {
+			name = "Stream." + name
+		}
+		saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is nil")
 	}
 }
 
@@ -9002,7 +9016,7 @@ func TestStreamsThatDie(t *testing.T) {
 		}
 		dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
 		dies(atOnce, "[error dataloader: epoch 3: panic: ouch]")
-		dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }), "[300 error Filter: panic: ouch 302]")
+		dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }), "[300 error Stream.Filter: panic: ouch 302]")
 		dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
 		each := func(_ int, samples []int) (int, error) { return f(t.Context(), samples[0]) }
 		dies(Batch(counting(3), 1, each), "[300 error Batch: panic: ouch 302]")
@@ -10777,7 +10791,7 @@ func TestWebStall(t *testing.T) {
 // TestWebNever shows which errors cannot change, so that nothing is asked for again.
 func TestWebNever(t *testing.T) {
 	equal(t, "what is known of an error", safeError(fmt.Errorf("secret: %w", io.EOF)), io.EOF)
-	busy := safeError(errors.New(http.StatusText(502)))
+	busy := safeError(errors.New(http.StatusText(http.StatusBadGateway)))
 	saysAll(t, busy, "502 ")
 	equal(t, "whether it is for ever", errors.As(busy, new(permanentError)), false)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(407) }))

@@ -818,15 +818,15 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 // item alone. A filter that remembers items before it, such as one that drops an item equal to the last, would yield an item
 // again after a resume: it is a stage with a State (ExampleStream_stage). torchdata: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	panicIf(s == nil, "Filter: the stream is nil")
-	panicIf(keep == nil, "Filter: keep is nil")
+	panicIf(s == nil, "Stream.Filter: the stream is nil")
+	panicIf(keep == nil, "Stream.Filter: keep is nil")
 	return passOn(s, func(item *Item[T]) bool {
 		if item.Err != nil {
 			return true
 		}
 		kept, err := try(func() (bool, error) { return keep(item.Value), nil })
 		if err != nil {
-			*item = failedItem[T]("Filter", item.Next, err)
+			*item = failedItem[T]("Stream.Filter", item.Next, err)
 		}
 		return kept || err != nil
 	})
@@ -856,7 +856,7 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 		bad := itemError(item.Next, item.Err)
 		_, err := try(func() (any, error) { return nil, f(bad) })
 		if err != nil && err != bad { // otherwise item.Err stays
-			item.Err = fmt.Errorf("OnError: %w", err)
+			item.Err = fmt.Errorf("Stream.OnError: %w", err)
 		}
 		return err != nil
 	})
@@ -886,8 +886,8 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 // Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header. To skip
 // the first n items instead, leave a loop over s.Run after them: its cursor goes on from there.
 func (s Stream[T]) Take(n int) Stream[T] {
-	panicIf(s == nil, "Take: the stream is nil")
-	panicIf(n < 0, "Take: n is %d, must not be negative", n)
+	panicIf(s == nil, "Stream.Take: the stream is nil")
+	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		pos := from.Pos
@@ -912,7 +912,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 // Repeat joins several epochs of s into one: epoch e covers the epochs e×times to e×times + times-1 of s. With times <= 0
 // the epoch never ends and covers the epochs from e on; an epoch of s without items is then an error. torchdata: Cycler.
 func (s Stream[T]) Repeat(times int) Stream[T] {
-	panicIf(s == nil, "Repeat: the stream is nil")
+	panicIf(s == nil, "Stream.Repeat: the stream is nil")
 	times = max(times, 0)
 	return joinEpochs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
 		return s, Cursor{Epoch: epoch*max(times, 1) + n}
@@ -956,7 +956,7 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 				}
 			}
 			if endless && pos == before && source.atStart() {
-				return fmt.Errorf("dataloader: %s: the stream has no items in epoch %d", name, source.Epoch)
+				return fmt.Errorf("dataloader: Stream.%s: the stream has no items in epoch %d", name, source.Epoch)
 			}
 			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice
 				return context.Cause(ctx)

@@ -787,8 +787,8 @@ func Indices(s Sampler) Stream[int] {
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
-	panicIf(s == nil, "Shuffle: the stream is nil")
-	panicIf(size < 1 || size > math.MaxInt/4, "Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
+	panicIf(s == nil, "Stream.Shuffle: the stream is nil")
+	panicIf(size < 1 || size > math.MaxInt/4, "Stream.Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
 	bound, step := 3*size, ceil(3*size, 8)
 	if size == 1 {
 		bound = 1 // all delays are 0

@@ -512,8 +512,8 @@ func taken[T any](slot *Item[T]) Item[T] {
 // writer, which waits only if the queue is full, and one reader, which waits only if it is empty. Order and delivery are
 // guaranteed, and no item comes twice. n must be at least 1. torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
-	panicIf(s == nil, "Prefetch: the stream is nil")
-	panicIf(n < 1 || n > maxPrefetch, "Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
+	panicIf(s == nil, "Stream.Prefetch: the stream is nil")
+	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		items := make([]Item[T], n+1) // by slot
 		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool { return yield(taken(&items[slot])) })
