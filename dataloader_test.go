@@ -8706,10 +8706,10 @@ func TestBadStreams(t *testing.T) {
 func TestStreamsWithoutItems(t *testing.T) {
 	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever}, []float64{1, 1, 1}
 	for says, s := range map[string]ints{
-		"Repeat(0): the stream": empty.Repeat(0),
-		"Mix: source 0":         Mix(forever, empty, three),
-		"Mix: source 1":         Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
-		"Mix: source 2":         Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
+		"Stream.Repeat(0): the stream": empty.Repeat(0),
+		"Mix: source 0":                Mix(forever, empty, three),
+		"Mix: source 1":                Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2":                Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
 	} {
 		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
 			got := outcomes(s.Epoch(t.Context(), 2))
