@@ -9343,7 +9343,7 @@ func TestMixStart(t *testing.T) {
 }
 
 // TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them from the start, the count of each source differs
-// from its share by less than 5. A source that has ended has no share.
+// from its share by less than 5. A source that has ended is never drawn, however different the weights are.
 func TestMixIsEven(t *testing.T) {
 	for round := range 20 {
 		weights, counts, ended, total := []float64{.02, 1, 3.3, .7}, make([]int, 4), make([]bool, 4), 0.
@@ -9353,10 +9353,10 @@ func TestMixIsEven(t *testing.T) {
 				total += weights[i]
 			}
 		}
-		m := mixer[int]{opts: &MixOptions{Weights: weights, Stop: StopAtLast}, srcs: make([]ints, 4), seed: hash(uint64(round))}
-		for m.state.Ended = ended; m.state.N < 100_000; {
+		opts := MixOptions{Weights: weights, Seed: uint64(round)}
+		m := newMixer(t.Context(), &opts, make([]ints, 4), 0, stageState{Sources: make([]Cursor, 4), Ended: ended})
+		for m.state.N < 100_000 {
 			counts[m.choose()]++
-			m.state.N++
 			for i, n := range counts {
 				if off := float64(n) - float64(m.state.N)*weights[i]/total; !ended[i] && math.Abs(off) >= 5 {
 					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.state.N, weights, i, off)
@@ -9364,9 +9364,18 @@ func TestMixIsEven(t *testing.T) {
 			}
 		}
 	}
-	tiny := mixer[int]{opts: &MixOptions{Weights: []float64{1, 0x3p-53, 0x3p-53}}, seed: math.MaxUint64}
-	tiny.state.Ended = make([]bool, 3)
-	equal(t, "the last source has what rounding leaves over", tiny.choose(), 2)
+	const most, least = math.MaxFloat64, math.SmallestNonzeroFloat64
+	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {least, most, most}, {least, least, least}, {1, 0x3p-53, 0x3p-53}, nil} {
+		for bits := range 7 {
+			state := stageState{Sources: make([]Cursor, 3), Ended: []bool{bits&1 > 0, bits&2 > 0, bits&4 > 0}}
+			m := newMixer(t.Context(), &MixOptions{Weights: weights}, make([]ints, 3), 0, state)
+			for m.seed = math.MaxUint64; m.state.N < 99; { // at first the number below 1
+				if i := m.choose(); state.Ended[i] {
+					t.Fatalf("draw %d by %v is source %d, but %v have ended", m.state.N, weights, i, state.Ended)
+				}
+			}
+		}
+	}
 }
 
 // TestNestedCursors: a stage adds a constant to the size of a cursor, however many are nested.

@@ -962,20 +962,15 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	stop := [...]string{"stop at last", "stop at first", "cycle until last", "cycle forever"}[opts.Stop]
 	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
-		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 2", opts.Seed, opts.Weights, stop)
+		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
-		m := mixer[T]{ctx: ctx, opts: &opts, srcs: srcs, state: state, readings: make([]*reading[T], len(srcs))}
-		m.seed = hash(opts.Seed, uint64(from.Epoch))
+		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
 		defer m.stopReadings(cancel)
 		m.startFirst()
-		for pos := from.Pos; !m.over(); {
+		for pos := from.Pos; m.ended < m.enough; {
 			i := m.choose()
-			m.state.N++
-			if m.out(i) {
-				continue
-			}
 			item := m.next(i)
 			if end, ended := item.Err.(endOfSource); ended {
 				if err := m.endSource(i, end.error); err != nil {
@@ -983,9 +978,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 				}
 				continue
 			}
-			m.state.Sources[i] = item.Next
-			pos++
-			if !yield(item, pos, stageState{N: m.state.N, Sources: slices.Clone(m.state.Sources), Ended: m.state.Ended}) {
+			m.move(i, item.Next)
+			if pos++; !yield(item, pos, m.state) {
 				return nil
 			}
 		}
@@ -1008,10 +1002,44 @@ type mixer[T any] struct {
 	ctx      context.Context // of the sources; it ends when the loop is left
 	opts     *MixOptions
 	srcs     []Stream[T]
-	state    stageState // N counts the draws; Sources are the cursors of the sources
 	seed     uint64
 	readings []*reading[T] // one for each source that has been started
 	running  sync.WaitGroup
+
+	shares   shares     // of the sources that can be drawn
+	at       []Cursor   // where each source stands
+	hasEnded []bool     // for each source, whether it has ended once
+	ended    int        // how many sources have ended once
+	enough   int        // if so many have, the mix ends
+	state    stageState // of the next item; N counts the draws, and settled would return at and hasEnded
+	moves    int        // the number of moves in state
+}
+
+// newMixer returns a mixer that begins at a state, which it does not change.
+func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, state stageState) *mixer[T] {
+	n := len(srcs)
+	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], n),
+		shares: newShares(n, opts.Weights), at: slices.Clone(state.Sources), hasEnded: make([]bool, n),
+		enough: [...]int{StopAtFirst: 1, StopAtLast: n, CycleUntilLast: n, CycleForever: n + 1}[opts.Stop],
+		state:  stageState{N: state.N, Sources: state.Sources, Ended: state.Ended}}
+	for i, ended := range state.Ended {
+		if ended {
+			m.noteEnd(i)
+		}
+	}
+	return m
+}
+
+// noteEnd notes that source i has ended.
+func (m *mixer[T]) noteEnd(i int) {
+	if m.hasEnded[i] {
+		return
+	}
+	m.hasEnded[i] = true
+	m.ended++
+	if m.opts.Stop == StopAtLast {
+		m.shares.set(i, 0)
+	}
 }
 
 // A reading is a source that is being read ahead, by readItems in a goroutine of its own. As in Prefetch, the loop sends
@@ -1030,7 +1058,7 @@ type reading[T any] struct {
 // startFirst starts the sources whose turn comes first, at most mixFirst.
 func (m *mixer[T]) startFirst() {
 	for k, started := 0, 0; k < len(m.srcs) && started < mixFirst; k++ {
-		if i := (m.state.N + k) % len(m.srcs); !m.out(i) {
+		if i := (m.state.N + k) % len(m.srcs); m.shares.of(i) > 0 {
 			m.start(i)
 			started++
 		}
@@ -1044,7 +1072,7 @@ const mixFirst, mixAhead = 64, 8
 func (m *mixer[T]) start(i int) {
 	r := &reading[T]{make([]Item[T], mixAhead), make(chan int, mixAhead), make(chan int, mixAhead)}
 	m.readings[i] = r
-	src, from, outer := m.srcs[i], m.state.Sources[i], scopeOf(m.ctx)
+	src, from, outer := m.srcs[i], m.at[i], scopeOf(m.ctx)
 	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot) // no goroutines share a scope
 	own.idle = outer.idle
 	m.running.Go(func() {
@@ -1055,40 +1083,81 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
-// out reports whether source i cannot be drawn any more.
-func (m *mixer[T]) out(i int) bool { return m.opts.Stop == StopAtLast && m.state.Ended[i] }
-
-// over reports whether so many sources have ended that the mix has.
-func (m *mixer[T]) over() bool {
-	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
-	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
-}
-
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
 // fractional part of offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated worst by fractions, so
 // these points are spread most evenly: over 100,000 draws, the count of a source differs from its share by less than 5. Of
-// random draws it differs by some hundred. Sources that are left out have no share.
+// random draws it differs by some hundred. Sources that have ended for good have no share. In turn they are stepped over, and
+// these steps count as draws.
 func (m *mixer[T]) choose() int {
-	if m.opts.Weights == nil {
-		return m.state.N % len(m.srcs)
+	if m.opts.Weights != nil {
+		m.state.N++
+		return m.shares.find(unit(m.seed+uint64(m.state.N-1)*golden) * m.shares[1])
 	}
-	largest, total := slices.Max(m.opts.Weights), 0.0
-	for i, w := range m.opts.Weights {
-		if !m.out(i) {
-			total += w / largest
+	turn := m.state.N % len(m.srcs)
+	i := m.shares.find(m.shares.before(turn)) // the source with that number, or the next one
+	m.state.N += (i-turn+len(m.srcs))%len(m.srcs) + 1
+	return i
+}
+
+// shares are the shares of the sources of a Mix, as a tree of sums: node n has the children 2n and 2n+1, and is their sum. The
+// leaves, in the second half, are the shares. So to find a source, or to change its share, takes a step for each level. A sum is
+// always made anew of its children: a share that was subtracted instead would leave its rounding behind. Weights 1, 2 and 3:
+//
+//	node          1
+//	            2   3            0.75 of the shares, and how they are
+//	           4 5 6 7           1/4 2/4 3/4 and 0
+type shares []float64
+
+// newShares returns the shares of n sources, which are equal if weights is nil. They are divided by a power of two, so that the sum
+// of the largest is finite, and a source of the smallest weight still has a share.
+func newShares(n int, weights []float64) shares {
+	t := make(shares, 2<<bits.Len(uint(n-1)))
+	for i := range n {
+		weight := 1.0
+		if weights != nil {
+			weight = weights[i]
+		}
+		t.set(i, max(math.Ldexp(weight, -bits.Len(uint(n))), math.SmallestNonzeroFloat64))
+	}
+	return t
+}
+
+// of returns the share of source i.
+func (t shares) of(i int) float64 { return t[len(t)/2+i] }
+
+// set changes the share of source i.
+func (t shares) set(i int, share float64) {
+	n := len(t)/2 + i
+	t[n] = share
+	for n /= 2; n > 0; n /= 2 {
+		t[n] = t[2*n] + t[2*n+1]
+	}
+}
+
+// before returns the sum of the shares of the sources before i.
+func (t shares) before(i int) (sum float64) {
+	for n := len(t)/2 + i; n > 1; n /= 2 {
+		if n%2 == 1 { // a right child
+			sum += t[n-1]
 		}
 	}
-	x, last := unit(m.seed+uint64(m.state.N)*golden)*total, 0
-	for i, w := range m.opts.Weights {
-		if m.out(i) {
-			continue
-		}
-		if x -= w / largest; x < 0 {
-			return i
-		}
-		last = i // and the result, if rounding has left something over
+	return sum
+}
+
+// find returns the source into whose share x falls if the shares lie side by side from 0 on, one after the other. Behind the last
+// share they begin again. It never returns a source that has no share, however x and the sums were rounded.
+func (t shares) find(x float64) int {
+	if x >= t[1] {
+		x = 0
 	}
-	return last
+	n := 1
+	for n < len(t)/2 {
+		if n *= 2; x >= t[n] && t[n+1] > 0 {
+			x -= t[n]
+			n++
+		}
+	}
+	return n - len(t)/2
 }
 
 // next returns the next item of source i, or one whose Err is an endOfSource, and lets the source read another item.
@@ -1103,22 +1172,34 @@ func (m *mixer[T]) next(i int) Item[T] {
 	return item
 }
 
+// move notes where source i stands from the next item on. After as many moves as there are sources, Sources and Ended are made
+// anew, so that a cursor that is kept holds at most twice the sources.
+func (m *mixer[T]) move(i int, to Cursor) {
+	m.at[i] = to
+	if m.moves++; m.moves <= len(m.at) {
+		m.state.moved = &move{m.state.moved, int32(i), m.hasEnded[i], to}
+		return
+	}
+	m.moves = 0
+	m.state.Sources, m.state.Ended, m.state.moved = slices.Clone(m.at), slices.Clone(m.hasEnded), nil
+}
+
 // endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
 // with its next epoch, and the draw that has found the end is taken back: it will find that epoch's first item.
 func (m *mixer[T]) endSource(i int, err error) error {
-	at, cycle := m.state.Sources[i], m.opts.Stop >= CycleUntilLast
+	at, cycle := m.at[i], m.opts.Stop >= CycleUntilLast
 	switch {
 	case err == nil && cycle && at.atStart():
 		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
 	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
 		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
-	m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
-	m.state.Ended[i] = true
+	m.noteEnd(i)
 	if cycle {
-		m.readings[i], m.state.Sources[i] = nil, Cursor{Epoch: at.Epoch + 1}
+		m.readings[i], at = nil, Cursor{Epoch: at.Epoch + 1}
 		m.state.N--
 	}
+	m.move(i, at)
 	return err
 }
 
