@@ -2968,6 +2968,122 @@ func ExampleOrderFunc_mixture() {
 	// HHHHHHHeHH
 }
 
+// A mixture is a Sampler of two levels: sets draws a data set for each position, and samples a sample of that data set. The index
+// is that of Concat, where the data sets begin at begins.
+type mixture struct {
+	sets    Sampler
+	samples []Sampler
+	begins  []int
+}
+
+func (m mixture) Len() int { return m.sets.Len() }
+
+func (m mixture) Order(epoch int) func(pos int) int {
+	set, sample := m.sets.Order(epoch), make([]func(int) int, len(m.samples))
+	for s := range sample {
+		sample[s] = m.samples[s].Order(epoch)
+	}
+	return func(pos int) int {
+		s := set(pos)
+		return m.begins[s] + sample[s](pos)
+	}
+}
+
+// String describes the order for cursors: other weights, lengths or seeds are another order.
+func (m mixture) String() string {
+	return fmt.Sprintf("mixture(%v, begins #%x)", m.sets, crc32.ChecksumIEEE(fmt.Append(nil, m.begins)))
+}
+
+// Many data sets, mixed by weight: a draw takes the same time for 1,000 data sets as for two. The order is a function of the
+// position, so it resumes anywhere, is dealt out to ranks, and has a cursor of one line. Samples are drawn with replacement.
+func ExampleSampler_mixture() {
+	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
+	var parts []Dataset[int]              // a sample says of which data set it is
+	var m mixture
+	weights, begin := make([]float64, sets), 0
+	for s := range sets {
+		size := 5 + s%7
+		parts = append(parts, Func(size, func(context.Context, int) (int, error) { return s, nil }))
+		m.samples, m.begins = append(m.samples, RandomWithReplacement(size, n, seed)), append(m.begins, begin)
+		weights[s], begin = 1+float64(s%2), begin+size
+	}
+	var err error
+	if m.sets, err = Weighted(weights, n, true, seed); err != nil {
+		log.Fatal(err)
+	}
+	loader, err := New(Concat(parts...), List[int], Options{BatchSize: 50, Sampler: m, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var drawn [2]int // from data sets of weight 1, and of weight 2
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, s := range batch {
+			drawn[s%2]++
+		}
+	}
+	fmt.Println(drawn)
+	// Output: [13274 26726]
+}
+
+// A quota is a BatchSampler of steps batches, of which each has perBatch[s] samples of data set s. A data set is gone through in
+// shuffled passes: orders[s] has as many positions as all batches take. The index is that of Concat.
+type quota struct {
+	steps    int
+	perBatch []int
+	orders   []Sampler
+	begins   []int
+}
+
+func (q quota) Len() int { return q.steps }
+
+func (q quota) Batches(epoch int) func(k int) []int {
+	orders := make([]func(int) int, len(q.orders))
+	for s := range orders {
+		orders[s] = q.orders[s].Order(epoch)
+	}
+	return func(k int) (batch []int) {
+		for s, n := range q.perBatch {
+			for j := range n {
+				batch = append(batch, q.begins[s]+orders[s](n*k+j))
+			}
+		}
+		return batch
+	}
+}
+
+// String describes the order for cursors: other lengths or seeds are another order.
+func (q quota) String() string { return fmt.Sprintf("quota(%v of %v)", q.perBatch, q.orders) }
+
+// Every batch has exactly three, two and one samples of three data sets. A sample of a small data set comes again only when all
+// of that set have come, also across epochs; where two passes meet, it may be twice in a batch. The batches are functions of their
+// number, so they resume anywhere, and each rank gets whole ones.
+func ExampleBatchSampler_quota() {
+	parts := []Dataset[string]{Slice[string]{"a", "b", "c", "d", "e", "f", "g"}, Slice[string]{"X", "Y", "Z"}, Slice[string]{"1", "2"}}
+	q, begin := quota{steps: 4, perBatch: []int{3, 2, 1}}, 0
+	for s, part := range parts {
+		q.orders = append(q.orders, Resize(Random(part.Len(), uint64(s)), q.steps*q.perBatch[s]))
+		q.begins, begin = append(q.begins, begin), begin+part.Len()
+	}
+	loader, err := New(Concat(parts...), List[string], Options{BatchSampler: q, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [a g d X Y 2]
+	// [e b c Z Z 1]
+	// [f e d X Y 1]
+	// [b c a X Z 2]
+}
+
 // Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
 func ExampleChain() {
 	low := Indices(Sequential(3))
@@ -9340,6 +9456,21 @@ func TestMixStart(t *testing.T) {
 		equal(t, "items, when source 1 has ended", len(collect(t, mixed(time.Hour).Run(t.Context(), &at))), 5)
 		equal(t, "the time for them", time.Since(start), 0)
 	})
+}
+
+// TestMixCost: an item of 1,000 sources takes as much memory as one of two, and a cursor that is kept holds a few moves.
+func TestMixCost(t *testing.T) {
+	var last Cursor
+	allocates(t, "30,000 items of 1,000 sources", 30_000*400+4<<20, func() {
+		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))}, 1000)...)(t.Context(), Cursor{}) {
+			last = item.Next
+		}
+	})
+	moves := 0
+	for m := last.State.(*stageState).moved; m != nil; m = m.before {
+		moves++
+	}
+	equal(t, "at most a move for each source", moves <= 1000, true)
 }
 
 // TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them from the start, the count of each source differs

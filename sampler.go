@@ -946,6 +946,10 @@ type MixOptions struct {
 // By weight, the draws are not random, but spread evenly: at any place of the epoch, the number of items from each source
 // is its share within a few items. Seed and epoch say where the pattern begins.
 //
+// If the sources have indices, a sampler mixes them without goroutines, and its cursor is one line: ExampleSampler_mixture draws
+// at random from many data sets, ExampleBatchSampler_quota puts exact numbers of each into every batch, and
+// ExampleOrderFunc_mixture changes the weights in the course of an epoch.
+//
 // On several ranks, Shard each source, and Mix the parts. Mixed first and dealt out afterwards, two sources in turn leave each
 // of two ranks with one source only, and draws by weight leave a Fibonacci number of ranks, such as 34, long runs of one
 // source; only a Shuffle between Mix and Shard prevents that.
