@@ -632,36 +632,35 @@ type stageState struct {
 	By          string      `json:"by"`                // describes the stage; a cursor of another stage is refused
 	N           int         `json:"n,omitempty"`       // see above
 	Source      Cursor      `json:"source,omitzero"`   // if the stage has one source
-	Sources     []Cursor    `json:"sources,omitempty"` // if the stage reads several sources at once; see moved
+	Sources     []Cursor    `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended       []bool      `json:"ended,omitempty"`   // which of Sources have ended
 	Again       int         `json:"again,omitempty"`   // how many items a resume reads again
 	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
 	afterCursor Cursor
-	moved       *move // the last of the sources that have moved since Sources and Ended were made
+	moved       *move // the last of the sources that have moved since Sources was made
 }
 
-// A move says where one source of a Mix stands, and what moved before it. The cursors of many items in a row share Sources, Ended
-// and most of the moves. So an item costs one move, however many sources there are.
+// A move says where one source of a Mix stands, and what moved before it. The cursors of consecutive items share Sources and most
+// of the moves, so an item costs one move, however many sources there are.
 type move struct {
 	before *move
-	source int32
-	ended  bool
+	source int
 	to     Cursor
 }
 
-// settled returns Sources and Ended as they are after the moves.
-func (s *stageState) settled() (sources []Cursor, ended []bool) {
-	if s.moved == nil {
-		return s.Sources, s.Ended
+// apply changes sources as the moves up to m say, the oldest first.
+func (m *move) apply(sources []Cursor) {
+	if m != nil {
+		m.before.apply(sources)
+		sources[m.source] = m.to
 	}
-	sources, ended = slices.Clone(s.Sources), slices.Clone(s.Ended)
-	known := make([]bool, len(sources)) // the sources whose last move has been seen
-	for m := s.moved; m != nil; m = m.before {
-		if !known[m.source] {
-			known[m.source], sources[m.source], ended[m.source] = true, m.to, m.ended
-		}
-	}
-	return sources, ended
+}
+
+// settled returns a copy of Sources as they are after the moves.
+func (s *stageState) settled() []Cursor {
+	sources := slices.Clone(s.Sources)
+	s.moved.apply(sources)
+	return sources
 }
 
 // oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
@@ -739,8 +738,7 @@ func fingerprintOf(c Cursor) fingerprint {
 	} else if s.Source.State != nil {
 		parts = append(parts, fingerprintOf(s.Source))
 	}
-	sources, ended := s.settled()
-	for _, source := range sources {
+	for _, source := range s.settled() {
 		parts = append(parts, fingerprintOf(source))
 	}
 	h := fnv.New64a()
@@ -751,17 +749,17 @@ func fingerprintOf(c Cursor) fingerprint {
 		io.WriteString(h, c.String())
 		return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), s.By}
 	}
-	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, ended, parts)
+	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
 }
 
-// MarshalJSON makes After, and settles Sources and Ended. Both take too long to be done for each item.
+// MarshalJSON makes After, and settles Sources. Both take too long to be done for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
 		s.After = fingerprintOf(s.afterCursor)
 	}
-	s.Sources, s.Ended = s.settled()
+	s.Sources = s.settled()
 	return json.Marshal(fields(s))
 }
 

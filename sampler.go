@@ -973,7 +973,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
 		defer m.stopReadings(cancel)
 		m.startFirst()
-		for pos := from.Pos; m.ended < m.enough; {
+		for pos := from.Pos; !m.over(); {
 			i := m.choose()
 			item := m.next(i)
 			if end, ended := item.Err.(endOfSource); ended {
@@ -1010,39 +1010,47 @@ type mixer[T any] struct {
 	readings []*reading[T] // one for each source that has been started
 	running  sync.WaitGroup
 
-	shares   shares     // of the sources that can be drawn
-	at       []Cursor   // where each source stands
-	hasEnded []bool     // for each source, whether it has ended once
-	ended    int        // how many sources have ended once
-	enough   int        // if so many have, the mix ends
-	state    stageState // of the next item; N counts the draws, and settled would return at and hasEnded
-	moves    int        // the number of moves in state
+	state stageState // of the next item; N counts the draws
+	moves int        // the number of moves in state
+	at    []Cursor   // where the sources stand: what state.settled would return
+
+	// noteEnds makes these of state.Ended.
+	ended int       // how many sources have ended
+	live  []int     // the sources that can be drawn, in their order
+	sums  []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j], in units of the largest
 }
 
-// newMixer returns a mixer that begins at a state, which it does not change.
-func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, state stageState) *mixer[T] {
-	n := len(srcs)
-	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], n),
-		shares: newShares(n, opts.Weights), at: slices.Clone(state.Sources), hasEnded: make([]bool, n),
-		enough: [...]int{StopAtFirst: 1, StopAtLast: n, CycleUntilLast: n, CycleForever: n + 1}[opts.Stop],
-		state:  stageState{N: state.N, Sources: state.Sources, Ended: state.Ended}}
-	for i, ended := range state.Ended {
-		if ended {
-			m.noteEnd(i)
-		}
-	}
+// newMixer returns a mixer that begins at a state.
+func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState) *mixer[T] {
+	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], len(srcs)),
+		state: stageState{N: from.N, Sources: from.Sources, Ended: from.Ended}}
+	m.at = m.state.settled()
+	m.noteEnds()
 	return m
 }
 
-// noteEnd notes that source i has ended.
-func (m *mixer[T]) noteEnd(i int) {
-	if m.hasEnded[i] {
+// noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source ends, and not for each draw. The
+// weights are divided by the largest of those that are left: no sum is infinite, and not all of them are 0.
+func (m *mixer[T]) noteEnds() {
+	m.ended, m.live, m.sums = 0, m.live[:0], m.sums[:0]
+	largest, sum := 0.0, 0.0
+	for i, ended := range m.state.Ended {
+		if ended {
+			m.ended++
+		}
+		if !ended || m.opts.Stop != StopAtLast {
+			m.live = append(m.live, i)
+		}
+	}
+	if m.opts.Weights == nil {
 		return
 	}
-	m.hasEnded[i] = true
-	m.ended++
-	if m.opts.Stop == StopAtLast {
-		m.shares.set(i, 0)
+	for _, i := range m.live {
+		largest = max(largest, m.opts.Weights[i])
+	}
+	for _, i := range m.live {
+		sum += m.opts.Weights[i] / largest
+		m.sums = append(m.sums, sum)
 	}
 }
 
@@ -1061,12 +1069,16 @@ type reading[T any] struct {
 
 // startFirst starts the sources whose turn comes first, at most mixFirst.
 func (m *mixer[T]) startFirst() {
-	for k, started := 0, 0; k < len(m.srcs) && started < mixFirst; k++ {
-		if i := (m.state.N + k) % len(m.srcs); m.shares.of(i) > 0 {
-			m.start(i)
-			started++
-		}
+	first := m.nextLive(m.state.N % len(m.srcs))
+	for k := range min(len(m.live), mixFirst) {
+		m.start(m.live[(first+k)%len(m.live)])
 	}
+}
+
+// nextLive returns the place in live of source i or, if i has ended, of the source whose turn is next.
+func (m *mixer[T]) nextLive(i int) int {
+	j, _ := slices.BinarySearch(m.live, i)
+	return j % max(1, len(m.live))
 }
 
 // mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
@@ -1087,81 +1099,28 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
+// over reports whether so many sources have ended that the mix has.
+func (m *mixer[T]) over() bool {
+	some, all := m.ended > 0, m.ended == len(m.srcs)
+	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
+}
+
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
 // fractional part of offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated worst by fractions, so
 // these points are spread most evenly: over 100,000 draws, the count of a source differs from its share by less than 5. Of
-// random draws it differs by some hundred. Sources that have ended for good have no share. In turn they are stepped over, and
-// these steps count as draws.
-func (m *mixer[T]) choose() int {
-	if m.opts.Weights != nil {
-		m.state.N++
-		return m.shares.find(unit(m.seed+uint64(m.state.N-1)*golden) * m.shares[1])
+// random draws it differs by some hundred. Sources that are left out have no share. In turn, to step over them counts as draws.
+func (m *mixer[T]) choose() (i int) {
+	n, count := m.state.N, len(m.srcs)
+	if m.opts.Weights == nil {
+		i = m.live[m.nextLive(n%count)]
+		n += (i - n%count + count) % count
+	} else {
+		last := len(m.sums) - 1 // which has what rounding leaves over
+		x := unit(m.seed+uint64(n)*golden) * m.sums[last]
+		i = m.live[sort.Search(last, func(j int) bool { return m.sums[j] > x })]
 	}
-	turn := m.state.N % len(m.srcs)
-	i := m.shares.find(m.shares.before(turn)) // the source with that number, or the next one
-	m.state.N += (i-turn+len(m.srcs))%len(m.srcs) + 1
+	m.state.N = n + 1
 	return i
-}
-
-// shares are the shares of the sources of a Mix, as a tree of sums: node n has the children 2n and 2n+1, and is their sum. The
-// leaves, in the second half, are the shares. So to find a source, or to change its share, takes a step for each level. A sum is
-// always made anew of its children: a share that was subtracted instead would leave its rounding behind. Weights 1, 2 and 3:
-//
-//	node          1
-//	            2   3            0.75 of the shares, and how they are
-//	           4 5 6 7           1/4 2/4 3/4 and 0
-type shares []float64
-
-// newShares returns the shares of n sources, which are equal if weights is nil. They are divided by a power of two, so that the sum
-// of the largest is finite, and a source of the smallest weight still has a share.
-func newShares(n int, weights []float64) shares {
-	t := make(shares, 2<<bits.Len(uint(n-1)))
-	for i := range n {
-		weight := 1.0
-		if weights != nil {
-			weight = weights[i]
-		}
-		t.set(i, max(math.Ldexp(weight, -bits.Len(uint(n))), math.SmallestNonzeroFloat64))
-	}
-	return t
-}
-
-// of returns the share of source i.
-func (t shares) of(i int) float64 { return t[len(t)/2+i] }
-
-// set changes the share of source i.
-func (t shares) set(i int, share float64) {
-	n := len(t)/2 + i
-	t[n] = share
-	for n /= 2; n > 0; n /= 2 {
-		t[n] = t[2*n] + t[2*n+1]
-	}
-}
-
-// before returns the sum of the shares of the sources before i.
-func (t shares) before(i int) (sum float64) {
-	for n := len(t)/2 + i; n > 1; n /= 2 {
-		if n%2 == 1 { // a right child
-			sum += t[n-1]
-		}
-	}
-	return sum
-}
-
-// find returns the source into whose share x falls if the shares lie side by side from 0 on, one after the other. Behind the last
-// share they begin again. It never returns a source that has no share, however x and the sums were rounded.
-func (t shares) find(x float64) int {
-	if x >= t[1] {
-		x = 0
-	}
-	n := 1
-	for n < len(t)/2 {
-		if n *= 2; x >= t[n] && t[n+1] > 0 {
-			x -= t[n]
-			n++
-		}
-	}
-	return n - len(t)/2
 }
 
 // next returns the next item of source i, or one whose Err is an endOfSource, and lets the source read another item.
@@ -1176,16 +1135,15 @@ func (m *mixer[T]) next(i int) Item[T] {
 	return item
 }
 
-// move notes where source i stands from the next item on. After as many moves as there are sources, Sources and Ended are made
-// anew, so that a cursor that is kept holds at most twice the sources.
+// move notes where source i stands from the next item on. After as many moves as there are sources, Sources is made anew, so that
+// a cursor that is kept holds at most two cursors for each source.
 func (m *mixer[T]) move(i int, to Cursor) {
 	m.at[i] = to
 	if m.moves++; m.moves <= len(m.at) {
-		m.state.moved = &move{m.state.moved, int32(i), m.hasEnded[i], to}
+		m.state.moved = &move{m.state.moved, i, to}
 		return
 	}
-	m.moves = 0
-	m.state.Sources, m.state.Ended, m.state.moved = slices.Clone(m.at), slices.Clone(m.hasEnded), nil
+	m.moves, m.state.Sources, m.state.moved = 0, slices.Clone(m.at), nil
 }
 
 // endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
@@ -1198,7 +1156,11 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
 		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
-	m.noteEnd(i)
+	if !m.state.Ended[i] {
+		m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
+		m.state.Ended[i] = true
+		m.noteEnds()
+	}
 	if cycle {
 		m.readings[i], at = nil, Cursor{Epoch: at.Epoch + 1}
 		m.state.N--
