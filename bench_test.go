@@ -1493,10 +1493,22 @@ func BenchmarkStreams(b *testing.B) {
 		for range pair(b.Context(), Cursor{}) {
 		}
 	})
-	half := count(n / 2)
-	against(b, "Mix/in-turn", "item", n, "Pull2", pulled, drain(Mix(MixOptions{Stop: StopAtLast}, half, half)))
-	weighted := MixOptions{Weights: []float64{1, 1}, Stop: StopAtLast}
-	against(b, "Mix/weights", "item", n, "Pull2", pulled, drain(Mix(weighted, half, half)))
+	for _, by := range []string{"in-turn", "weights"} {
+		mix := func(sources, each int) func() {
+			opts := MixOptions{}
+			if by == "weights" {
+				opts.Weights = slices.Repeat([]float64{1}, sources)
+			}
+			return drain(Mix(opts, slices.Repeat([]Stream[int]{count(each)}, sources)...))
+		}
+		two := mix(2, n/2)
+		against(b, "Mix/sources=2/"+by, "item", n, "Pull2", pulled, two)
+		for _, sources := range []int{100, 1000} {
+			against(b, fmt.Sprintf("Mix/sources=%d/%s", sources, by), "item", n, "two-sources", two, mix(sources, n/sources))
+		}
+		// With two items each, an item costs half of what a source costs.
+		against(b, "Mix/short/"+by, "item", 2000, "two-sources", mix(2, 1000), mix(1000, 2))
+	}
 
 	work := burn(20 * time.Microsecond)
 	const few = 2000

@@ -2968,30 +2968,28 @@ func ExampleOrderFunc_mixture() {
 	// HHHHHHHeHH
 }
 
-// A mixture is a Sampler of two levels: sets draws a data set for each position, and samples a sample of that data set. The index
-// is that of Concat, where the data sets begin at begins.
+// A mixture is a Sampler of several data sets, which stand one after the other, as in Concat: set s begins at begins[s], and has the
+// order samplers[s]. At each position of an epoch, pick says which set it is, and at which position of that set's order.
 type mixture struct {
-	sets    Sampler
-	samples []Sampler
-	begins  []int
+	n        int
+	name     string // for cursors: other lengths, weights or seeds are another order
+	samplers []Sampler
+	begins   []int
+	pick     func(epoch int) func(pos int) (set, at int)
 }
 
-func (m mixture) Len() int { return m.sets.Len() }
+func (m mixture) Len() int       { return m.n }
+func (m mixture) String() string { return m.name }
 
 func (m mixture) Order(epoch int) func(pos int) int {
-	set, sample := m.sets.Order(epoch), make([]func(int) int, len(m.samples))
-	for s := range sample {
-		sample[s] = m.samples[s].Order(epoch)
+	pick, orders := m.pick(epoch), make([]func(pos int) int, len(m.samplers))
+	for s, sampler := range m.samplers {
+		orders[s] = sampler.Order(epoch)
 	}
 	return func(pos int) int {
-		s := set(pos)
-		return m.begins[s] + sample[s](pos)
+		s, at := pick(pos)
+		return m.begins[s] + orders[s](at)
 	}
-}
-
-// String describes the order for cursors: other weights, lengths or seeds are another order.
-func (m mixture) String() string {
-	return fmt.Sprintf("mixture(%v, begins #%x)", m.sets, crc32.ChecksumIEEE(fmt.Append(nil, m.begins)))
 }
 
 // Many data sets, mixed by weight: a draw takes the same time for 1,000 data sets as for two. The order is a function of the
@@ -2999,17 +2997,22 @@ func (m mixture) String() string {
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is
-	var m mixture
-	weights, begin := make([]float64, sets), 0
+	weights, m, end := make([]float64, sets), mixture{n: n}, 0
 	for s := range sets {
 		size := 5 + s%7
 		parts = append(parts, Func(size, func(context.Context, int) (int, error) { return s, nil }))
-		m.samples, m.begins = append(m.samples, RandomWithReplacement(size, n, seed)), append(m.begins, begin)
-		weights[s], begin = 1+float64(s%2), begin+size
+		weights[s] = 1 + float64(s%2)
+		m.samplers, m.begins = append(m.samplers, RandomWithReplacement(size, n, seed)), append(m.begins, end)
+		end += size
 	}
-	var err error
-	if m.sets, err = Weighted(weights, n, true, seed); err != nil {
+	choose, err := Weighted(weights, n, true, seed)
+	if err != nil {
 		log.Fatal(err)
+	}
+	m.name = fmt.Sprintf("mixture(%v of %d)", choose, end)
+	m.pick = func(epoch int) func(pos int) (set, at int) {
+		set := choose.Order(epoch)
+		return func(pos int) (int, int) { return set(pos), pos }
 	}
 	loader, err := New(Concat(parts...), List[int], Options{BatchSize: 50, Sampler: m, Workers: 2})
 	if err != nil {
@@ -3028,46 +3031,33 @@ func ExampleSampler_mixture() {
 	// Output: [13274 26726]
 }
 
-// A quota is a BatchSampler of steps batches, of which each has perBatch[s] samples of data set s. A data set is gone through in
-// shuffled passes: orders[s] has as many positions as all batches take. The index is that of Concat.
-type quota struct {
-	steps    int
-	perBatch []int
-	orders   []Sampler
-	begins   []int
-}
-
-func (q quota) Len() int { return q.steps }
-
-func (q quota) Batches(epoch int) func(k int) []int {
-	orders := make([]func(int) int, len(q.orders))
-	for s := range orders {
-		orders[s] = q.orders[s].Order(epoch)
-	}
-	return func(k int) (batch []int) {
-		for s, n := range q.perBatch {
-			for j := range n {
-				batch = append(batch, q.begins[s]+orders[s](n*k+j))
-			}
-		}
-		return batch
-	}
-}
-
-// String describes the order for cursors: other lengths or seeds are another order.
-func (q quota) String() string { return fmt.Sprintf("quota(%v of %v)", q.perBatch, q.orders) }
-
 // Every batch has exactly three, two and one samples of three data sets. A sample of a small data set comes again only when all
-// of that set have come, also across epochs; where two passes meet, it may be twice in a batch. The batches are functions of their
-// number, so they resume anywhere, and each rank gets whole ones.
-func ExampleBatchSampler_quota() {
-	parts := []Dataset[string]{Slice[string]{"a", "b", "c", "d", "e", "f", "g"}, Slice[string]{"X", "Y", "Z"}, Slice[string]{"1", "2"}}
-	q, begin := quota{steps: 4, perBatch: []int{3, 2, 1}}, 0
+// of that set have come, also across epochs; where two passes meet, it may be twice in a batch. Each batch is a function of its
+// number, so an epoch resumes anywhere, and each rank gets whole batches.
+func ExampleBatches_quota() {
+	const steps, seed = 4, 1 // steps batches in an epoch
+	large, small := Slice[string]{"a", "b", "c", "d", "e", "f", "g"}, Slice[string]{"X", "Y", "Z"}
+	parts := []Dataset[string]{large, small, Slice[string]{"1", "2"}}
+	perBatch := []int{3, 2, 1}
+	var m mixture
+	var places [][2]int // of a batch: the set, and which of the set's samples in the batch
+	end := 0
 	for s, part := range parts {
-		q.orders = append(q.orders, Resize(Random(part.Len(), uint64(s)), q.steps*q.perBatch[s]))
-		q.begins, begin = append(q.begins, begin), begin+part.Len()
+		for j := range perBatch[s] {
+			places = append(places, [2]int{s, j})
+		}
+		shuffled := Resize(Random(part.Len(), seed), steps*perBatch[s])
+		m.samplers, m.begins = append(m.samplers, shuffled), append(m.begins, end)
+		end += part.Len()
 	}
-	loader, err := New(Concat(parts...), List[string], Options{BatchSampler: q, Workers: 2})
+	m.n, m.name = steps*len(places), fmt.Sprintf("quota(%v of %v)", perBatch, m.samplers)
+	m.pick = func(int) func(pos int) (set, at int) {
+		return func(pos int) (int, int) {
+			place := places[pos%len(places)]
+			return place[0], pos/len(places)*perBatch[place[0]] + place[1]
+		}
+	}
+	loader, err := New(Concat(parts...), List[string], Options{BatchSampler: Batches(m, len(places), false), Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3078,10 +3068,10 @@ func ExampleBatchSampler_quota() {
 		fmt.Println(batch)
 	}
 	// Output:
-	// [a g d X Y 2]
-	// [e b c Z Z 1]
-	// [f e d X Y 1]
-	// [b c a X Z 2]
+	// [a f d X Y 2]
+	// [b g e Z Z 1]
+	// [c b g X Y 1]
+	// [d c f X Z 2]
 }
 
 // Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.

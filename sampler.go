@@ -947,7 +947,7 @@ type MixOptions struct {
 // is its share within a few items. Seed and epoch say where the pattern begins.
 //
 // If the sources have indices, a sampler mixes them without goroutines, and its cursor is one line: ExampleSampler_mixture draws
-// at random from many data sets, ExampleBatchSampler_quota puts exact numbers of each into every batch, and
+// at random from many data sets, ExampleBatches_quota puts exact numbers of each into every batch, and
 // ExampleOrderFunc_mixture changes the weights in the course of an epoch.
 //
 // On several ranks, Shard each source, and Mix the parts. Mixed first and dealt out afterwards, two sources in turn leave each
