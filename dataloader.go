@@ -543,7 +543,7 @@ type plan struct {
 	samples   int                       // in the data set
 	deal      deal                      // of a whole epoch
 	name      string                    // describes the order, for cursors
-	state     *loaderState              // the State of the cursors whose Done is empty
+	state     *loaderState              // the State of its own cursors whose Done is empty
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
@@ -674,7 +674,7 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // variable loses the errors, and gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	l.mustExist()
-	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }, at)
+	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, l.state) }, at)
 }
 
 // At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
@@ -700,7 +700,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	if k >= l.Len() || k < 0 || epoch < 0 {
 		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: epochs begin at 0, and have %d batches", k, epoch, l.Len())
 	}
-	p, err := l.resume(Cursor{Epoch: epoch})
+	p, err := l.resume(Cursor{Epoch: epoch}, nil)
 	if err != nil {
 		return *new(B), finalError(err)
 	}
@@ -746,10 +746,11 @@ func (l *DataLoader[B]) recycled() (b B) {
 	return b
 }
 
-// items returns the batches that follow a cursor, as a Stream does: one loop over the rest of an epoch.
-func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+// items returns the batches that follow a cursor, as a Stream does: one loop over the rest of an epoch. state is the State of
+// their cursors, if none is done ahead.
+func (l *DataLoader[B]) items(ctx context.Context, from Cursor, state *loaderState) iter.Seq2[Item[B], error] {
 	return func(yield func(Item[B], error) bool) {
-		p, err := l.resume(from)
+		p, err := l.resume(from, state)
 		if err != nil {
 			yield(Item[B]{}, err)
 			return
@@ -849,9 +850,7 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 		Epoch, Pos *int
 		State      *json.RawMessage
 	}
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	switch err := decoder.Decode(&f); {
+	switch err := decodeStrictly(data, &f); {
 	case errors.As(err, new(*json.UnmarshalTypeError)):
 		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
 	case err != nil:
@@ -869,6 +868,13 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 		c.State = *f.State
 	}
 	return nil
+}
+
+// decodeStrictly decodes JSON into *value. A field that *value lacks is an error.
+func decodeStrictly(data []byte, value any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(value)
 }
 
 // Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result,
@@ -1043,6 +1049,8 @@ type loaderState struct {
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"shard,omitempty"`
 	Size int    `json:"size,omitempty"`
+	// Ranks is the number of ranks in the cursors of StreamOf, or 0 for one. No loader compares it: it is there for stages that do.
+	Ranks int `json:"ranks,omitempty"`
 }
 
 // span{a, b} is the steps a <= k < b.
@@ -1060,6 +1068,7 @@ type span [2]int
 type pass struct {
 	// Set by resume, and only read afterwards.
 	plan       *plan
+	state      *loaderState // the State of the cursors whose Done is empty
 	epoch      int
 	deal       deal
 	indicesAt  indicesAt
@@ -1073,14 +1082,14 @@ type pass struct {
 	last     Timing    // of the batch before; zero for the first
 }
 
-// resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order.
-func (pl *plan) resume(from Cursor) (*pass, error) {
+// resume begins a pass at a cursor, whose own cursors have the given State, or says why the cursor does not fit, or why the epoch has no order.
+func (pl *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	var s loaderState
 	if err := from.fit(pl.name, &s.By, &s); err != nil {
 		return nil, err
 	}
 	d := pl.deal.start(min(from.Pos, pl.deal.n))
-	p := &pass{plan: pl, epoch: from.Epoch, deal: d, steps: d.steps(), done: append([]span{{}}, s.Done...)}
+	p := &pass{plan: pl, state: state, epoch: from.Epoch, deal: d, steps: d.steps(), done: append([]span{{}}, s.Done...)}
 	p.firstBatch, p.returned = from.Pos/d.size/d.rank.Count, p.now()
 	err := p.check(from, &s)
 	if err != nil {
@@ -1183,9 +1192,9 @@ func (p *pass) timing(t Timing) Timing {
 // cursor returns the place after the steps that have been handed over.
 func (p *pass) cursor() Cursor {
 	mark := p.done[0][1]
-	c := Cursor{p.epoch, p.deal.after(mark), p.plan.state}
+	c := Cursor{p.epoch, p.deal.after(mark), p.state}
 	if len(p.done) > 1 {
-		s := *p.plan.state
+		s := *p.state
 		s.Rank, s.Size = &p.deal.rank, p.deal.size
 		for _, d := range p.done[1:] {
 			s.Done = append(s.Done, span{d[0] - mark, d[1] - mark})
@@ -1255,6 +1264,10 @@ type Timing struct {
 // A loader with Options.Unordered is no stream. What it yields depends on timing, and a stage that reads its source again
 // at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
 // nil.
+//
+// With Options.Rank the cursors of the stream say of how many ranks they are. Any number of ranks resumes them, as those of the
+// loader, and so does a stage that passes them on. Behind a stage that reads items again, Shuffle or Unbatch, only as many ranks
+// do, because another number of ranks would read other items again.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
@@ -1263,7 +1276,11 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"use its Run, or leave Unordered unset")
 		})
 	}
-	return l.items
+	state := *l.state
+	if count := l.deal.rank.Count; count > 1 {
+		state.Ranks = count
+	}
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, &state) }
 }
 
 // Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe

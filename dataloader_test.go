@@ -8636,6 +8636,25 @@ func TestRefusedCursors(t *testing.T) {
 	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
+	mine := func(version int) ints { // a stage of the user's, whose State has a field of its own
+		type state struct {
+			By      string `json:"by"`
+			Source  Cursor `json:"source"`
+			Version int    `json:"version"`
+		}
+		return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
+			at := state{Source: Cursor{Epoch: from.Epoch}}
+			must(0, from.Load(&at))
+			for item, err := range s(ctx, at.Source) {
+				item.Next = Cursor{from.Epoch, item.Next.Pos, state{"mine", item.Next, version}}
+				if err != nil || !yield(item) {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	checkStream(t, mine(1).Shuffle(4, 1), 0)
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
 	names, shards := tenShards()
@@ -8692,6 +8711,8 @@ func TestRefusedCursors(t *testing.T) {
 		{counting(22).Shuffle(40, 1), ends, "the source has changed: it has"},
 		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)), "it has 4 items up to pos 8 … the 6 up to pos 10"},
 		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
+		{mine(2).Shuffle(4, 1), after(1, mine(1).Shuffle(4, 1)), "the source has changed … of mine … of mine"},
+		{batches(mine(2)), after(1, batches(mine(1))), "the source has changed … of mine … of mine"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
 		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
@@ -8979,6 +9000,45 @@ func TestStreamRanks(t *testing.T) {
 			}
 			what := fmt.Sprintf("stream %d: %d ranks, after %d steps %d ranks, without %v", k%3, before, steps, after, gone)
 			equal(t, what, slices.Sorted(slices.Values(all)), slices.Sorted(slices.Values(epoch(0, 1))))
+		}
+	}
+}
+
+// TestStreamOfRanks: behind stages that read again, the cursor of any rank resumes as many ranks, and another number of ranks
+// refuses it, unless nothing is read again.
+func TestStreamOfRanks(t *testing.T) {
+	streamOf := func(rank Rank, size int) Stream[[]int] {
+		return StreamOf(newLoader(t, numbers(12), Options{BatchSize: size, Shuffle: true, Rank: rank, Tail: UnevenTail}))
+	}
+	single := func(rank Rank) ints { return Map(streamOf(rank, 1), 0, head) }
+	for name, stage := range map[string]func(rank Rank) ints{
+		"Shuffle": func(rank Rank) ints { return single(rank).Shuffle(3, 1) },
+		"Unbatch": func(rank Rank) ints { return Unbatch(streamOf(rank, 2)) },
+		"Mix":     func(rank Rank) ints { return Mix(MixOptions{}, single(rank), single(rank)).Shuffle(3, 1) },
+	} {
+		want := outcomes(stage(Rank{}).Epoch(t.Context(), 0))
+		for k := range 3 * 3 * 9 {
+			before, after, pos := 1+k%3, 1+k/3%3, k/9
+			at := cursors(t, stage(Rank{0, before}))
+			if pos >= len(at) {
+				continue
+			}
+			got, refusals, again := []string{}, 0, pos > 0 && (name != "Unbatch" || pos%2 == 1)
+			for rank := range after {
+				rest := outcomes(stage(Rank{rank, after}).Run(t.Context(), ptr(throughJSON(t, at[pos]))))
+				if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
+					refusals++
+				}
+			}
+			what := fmt.Sprintf("%s, after %d items of %d ranks, resumed on %d", name, pos, before, after)
+			if again && before != after {
+				equal(t, what+": refused", refusals, after)
+				continue
+			}
+			for rank := range before {
+				got = append(got, outcomes(stage(Rank{rank, before}).Epoch(t.Context(), 0))[:pos]...)
+			}
+			equal(t, what, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
 		}
 	}
 }

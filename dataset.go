@@ -721,13 +721,15 @@ type fingerprint struct {
 
 // fingerprintOf returns the fingerprint of a cursor. The digest of a stage's cursor is made of the fingerprints of its sources'
 // cursors. If the stage reads items again, that is the source's cursor after these items alone: with the one before them, too,
-// the time would double with each such stage.
+// the time would double with each such stage. A State that is not a stageState is digested whole: a source's, or that of a stage
+// of the user's with fields of its own.
 func fingerprintOf(c Cursor) fingerprint {
 	s, fresh := c.State.(*stageState)
-	if !fresh { // it is from JSON, or of a source
+	if !fresh {
 		s = new(stageState)
-		if c.Load(s) != nil { // of a source made elsewhere
-			s = new(stageState)
+		err := c.Load(s)
+		if data, _ := json.Marshal(c.State); err != nil || decodeStrictly(data, new(stageState)) != nil {
+			s = &stageState{By: s.By}
 		}
 	}
 	var parts []fingerprint
