@@ -8584,7 +8584,8 @@ func TestPlaces(t *testing.T) {
 		{failure(t, Map(loader, 2, same).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })), "before pos 4: Stream.OnError: bad sample"},
+		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })),
+			"the item before pos 4: Stream.OnError: bad sample"},
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
 		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
 	} {
