@@ -1,6 +1,6 @@
 """Measures Python's loaders, for the table in README.md, section "How fast".
 
-    pip install torch torchdata webdataset Pillow
+    pip install torch torchvision torchdata webdataset Pillow
     python3 testdata/peers.py
 
 A row whose package is not installed says so. The last column names the benchmark of this package that does the same work:
@@ -103,8 +103,8 @@ def tar_shards():
     return f"webdataset: {n / seconds:,.0f} records/s"
 
 
-def images():
-    """JPEG files of 500 × 375, decoding alone, one core"""
+def jpeg_files():
+    """Returns JPEG files of 500 × 375 pixels."""
     from PIL import Image
 
     width, height, files = 500, 375, []
@@ -118,6 +118,14 @@ def images():
         file = io.BytesIO()
         Image.merge("YCbCr", planes).save(file, "JPEG", quality=85, subsampling="4:2:0")
         files.append(file.getvalue())
+    return files
+
+
+def images():
+    """JPEG files of 500 × 375, decoding alone, one core"""
+    from PIL import Image
+
+    files = jpeg_files()
 
     def decode():
         for file in files:
@@ -125,6 +133,23 @@ def images():
 
     size = sum(map(len, files)) / len(files) / 1000
     return f"Pillow: {len(files) / median(decode):,.0f} images/s, of {size:.0f} KB"
+
+
+def augmentation():
+    """photographs of 500 × 375, decoded: a random part of each, scaled, mirrored and normalised, one core"""
+    import torch
+    from PIL import Image
+    from torchvision import transforms
+
+    torch.set_num_threads(1)
+    photos = [Image.open(io.BytesIO(file)).convert("RGB") for file in jpeg_files()] * 4
+    augment = transforms.Compose([
+        transforms.RandomResizedCrop(224),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ])
+    return f"torchvision: {duration(median(lambda: drain(map(augment, photos))) / len(photos))} a photograph"
 
 
 def main():
@@ -135,6 +160,7 @@ def main():
         (map_stage, "Streams/Map"),
         (tar_shards, "Tar/PAX/stream"),
         (images, "Images/image-jpeg"),
+        (augmentation, "Images/recipe"),
     ):
         try:
             figures = measure()
@@ -142,7 +168,7 @@ def main():
             figures = f"not measured: {missing}"
         print(f"| {measure.__doc__} | {figures} | `{benchmark}` |", flush=True)
     print()
-    for package in "torch", "torchdata", "webdataset", "Pillow":
+    for package in "torch", "torchvision", "torchdata", "webdataset", "Pillow":
         try:
             print(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
