@@ -967,6 +967,9 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
+		for i, w := range opts.Weights { // so that no sum is infinite
+			opts.Weights[i] = math.Ldexp(w, -bits.Len(uint(len(srcs))))
+		}
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -1017,7 +1020,7 @@ type mixer[T any] struct {
 	// noteEnds makes these of state.Ended.
 	ended int       // how many sources have ended
 	live  []int     // the sources that can be drawn, in their order
-	sums  []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j], in units of the largest
+	sums  []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j]
 }
 
 // newMixer returns a mixer that begins at a state.
@@ -1029,28 +1032,22 @@ func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], ep
 	return m
 }
 
-// noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source ends, and not for each draw. The
-// weights are divided by the largest of those that are left: no sum is infinite, and not all of them are 0.
+// noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source has ended, and not for each draw.
 func (m *mixer[T]) noteEnds() {
 	m.ended, m.live, m.sums = 0, m.live[:0], m.sums[:0]
-	largest, sum := 0.0, 0.0
+	sum := 0.0
 	for i, ended := range m.state.Ended {
 		if ended {
 			m.ended++
 		}
-		if !ended || m.opts.Stop != StopAtLast {
-			m.live = append(m.live, i)
+		if ended && m.opts.Stop == StopAtLast {
+			continue
 		}
-	}
-	if m.opts.Weights == nil {
-		return
-	}
-	for _, i := range m.live {
-		largest = max(largest, m.opts.Weights[i])
-	}
-	for _, i := range m.live {
-		sum += m.opts.Weights[i] / largest
-		m.sums = append(m.sums, sum)
+		m.live = append(m.live, i)
+		if m.opts.Weights != nil {
+			sum += m.opts.Weights[i]
+			m.sums = append(m.sums, sum)
+		}
 	}
 }
 
