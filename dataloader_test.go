@@ -9547,7 +9547,9 @@ func TestMixIsEven(t *testing.T) {
 	}
 	const most, least = 0x1p1023, math.SmallestNonzeroFloat64
 	three, want := slices.Repeat([]ints{Indices(Sequential(4))}, 3), slices.Repeat([]int{0, 1, 2, 3}, 3)
-	by := func(weights ...float64) []int { return collect(t, Mix(MixOptions{Weights: weights}, three...).Take(99).Epoch(t.Context(), 0)) }
+	by := func(weights ...float64) []int {
+		return collect(t, Mix(MixOptions{Weights: weights}, three...).Take(99).Epoch(t.Context(), 0))
+	}
 	equal(t, "by large weights", by(most, most, most), by(1, 1, 1))
 	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, least}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
