@@ -440,7 +440,8 @@ import (
 // Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in
 // the loop's own goroutine.
 type Options struct {
-	// BatchSize is the number of samples in a batch; 0 means 1. PyTorch: batch_size.
+	// BatchSize is the number of samples in a batch; 0 means 1. It may change at a checkpoint, unless Unordered is set: the same
+	// samples follow, divided otherwise. PyTorch: batch_size.
 	BatchSize int
 	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
 	Shuffle bool
@@ -448,7 +449,8 @@ type Options struct {
 	Seed uint64
 	// DataVersion names the data, in UTF-8: a version, a date, a hash of the ids in hex. It is part of the cursors. A loader of
 	// other data refuses them, even if their number is the same: otherwise some samples would come twice in the epoch, and others
-	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data.
+	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data. Behind Shuffle and Unbatch "" fits
+	// only "", so a DataVersion that is added to a running job refuses its checkpoints there.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool

@@ -550,8 +550,9 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //     read.
 //   - A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and its last pair has
 //     context.Cause(ctx). At the end of its data it just returns, and the epoch is complete.
-//   - A stage that drops items looks at ctx before each, since it may yield nothing for long. A stage that reorders items
-//     keeps their Value and Err, but not their Next: the cursor of a Mix of many sources is larger than most items.
+//   - A source that skips items without yielding one looks at ctx meanwhile. A stage need not: its source has looked before each
+//     item. A stage that reorders items keeps their Value and Err, but not their Next: the cursor of a Mix of many sources is
+//     larger than most items.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
 //
@@ -866,8 +867,10 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 //
 // Put OnError behind the last stage whose resume reads items again, which are Shuffle and Unbatch, and before Batch. These
 // stages count items. If one is dropped before them that failed only for a moment, a resume counts another number, and the
-// cursor is refused: for that moment, or for ever if the item failed before the checkpoint. Where OnError must stand before them,
-// try a refused cursor again. A Filter before them has the same effect, since it keeps failed items.
+// cursor is refused: for that moment, or for ever if the item failed before the checkpoint. If another item fails in its place
+// when the items are read again, the numbers are equal, and the cursor is accepted: one sample comes twice, and one never. Where
+// OnError must stand before them, try a refused cursor again. A Filter before them has the same effect, since it keeps failed
+// items, and so have Batch and Unbatch before Shuffle, where one failed item stands for a batch.
 //
 // OnError may stand before Stream.Shard only if the same items fail on all ranks. The same holds of Filter, which keeps failed
 // items, and of Unbatch, which yields one failed item for a batch. If a connection breaks on one rank alone, its rows move:
