@@ -777,7 +777,8 @@ func BenchmarkTokens(b *testing.B) {
 }
 
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
-// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17 ns.
+// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17 ns. Draws
+// by weight are compared with a binary search in n numbers and a sort of n numbers by a comparing function, without the rest.
 func BenchmarkRandom(b *testing.B) {
 	const n = 1281167 // ImageNet
 	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
@@ -795,6 +796,22 @@ func BenchmarkRandom(b *testing.B) {
 		})
 	}
 	against(b, "torch", "index", n, "Perm", perm, func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
+	for _, n := range []int{1e4, 1e6} {
+		weights, sums := make([]float64, n), make([]float64, n)
+		for i := range n {
+			weights[i], sums[i] = rand.ExpFloat64(), float64(i)+rand.Float64()
+		}
+		search := func() {
+			for range n {
+				_, _ = slices.BinarySearch(sums, rand.Float64()*float64(n))
+			}
+		}
+		sort := func() { slices.SortFunc(upTo(n), func(i, j int) int { return cmp.Compare(weights[i], weights[j]) }) }
+		drawn := func(s Sampler, err error) func() { return func() { positions(must(s, err), 0) } }
+		against(b, fmt.Sprintf("replace/n=%d", n), "draw", n, "search", search, drawn(Weighted(weights, n, true, 1)))
+		against(b, fmt.Sprintf("half/n=%d", n), "draw", n/2, "sort", sort, drawn(Weighted(weights, n/2, false, 1)))
+		against(b, fmt.Sprintf("few/n=%d", n), "draw", 500, "sort", sort, drawn(Weighted(weights, 500, false, 1)))
+	}
 }
 
 // BenchmarkStart is the time and memory of New and of the first batch: of 10^12 samples, from the start and resumed in the

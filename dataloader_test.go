@@ -77,6 +77,7 @@ import (
 	"runtime/pprof"
 	"runtime/trace"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -6545,6 +6546,7 @@ func TestGoldenOrders(t *testing.T) {
 		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
 		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
 		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
+		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
 	} {
 		equal(t, "an order that has changed", fmt.Sprint(got), want)
 	}
@@ -6640,7 +6642,8 @@ func TestResize(t *testing.T) {
 }
 
 // TestReplacement checks that each draw is by the weights, or by the weights of what is left, however large or small they
-// are, and that weight 0 is never drawn. RandomWithReplacement is uniform in many short epochs.
+// are, and that weight 0 is never drawn. RandomWithReplacement is uniform in many short epochs. Draws are those of a search in
+// all sums, for numbers at the borders, too, and those of a sort of all waiting times.
 func TestReplacement(t *testing.T) {
 	fits := func(drawn []int, weights ...float64) {
 		t.Helper()
@@ -6663,7 +6666,26 @@ func TestReplacement(t *testing.T) {
 		pairs = append(pairs, drawn[0]*4+drawn[1])
 	}
 	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
-	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 5, 2, 9}, 4, false, 2)), 3)), upTo(4))
+	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)), 3)), []int{0, 2, 3})
+	for n, spread := range map[int]float64{1: 0, 300: 1e-13, 2000: 30, 3000: 1e-12, 5000: 1400} {
+		weights, sums, times, order, sum := make([]float64, n), make([]float64, n), make([]float64, n), upTo(n), 0.0
+		for i := range n {
+			weights[i] = math.Exp(700 - spread*float64(i*7919%n)/float64(n))
+			sum += weights[i] / weights[0] // the largest
+			sums[i], times[i] = sum, -math.Log1p(-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
+		}
+		find := newGuide(sums)
+		for i, s := range slices.Repeat(sums, 3) {
+			x := math.Nextafter(s, s*float64(i/n)) // below s, s, above s; with small spreads at borders of parts
+			equal(t, "found", find(x), sort.Search(n, func(j int) bool { return sums[j] > x }))
+		}
+		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(times[i], times[j]) })
+		few, all := must(Weighted(weights, n/8+1, false, 0)), must(Weighted(weights, n, false, 0))
+		allocates(t, "few of many", 30000, func() { few.Order(0) })
+		clear(weights) // of which the samplers have copies
+		equal(t, "few", positions(few, 0), order[:n/8+1])
+		equal(t, "all", positions(all, 0), order)
+	}
 	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
 	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
 }

@@ -244,16 +244,18 @@ func checkCount(constructor string, n, count int) {
 // without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
 // with another number of samples.
 //
-// With replacement a position is computed when it is asked for, by a binary search in the cumulative weights. Without
-// replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
+// With replacement a position is computed when it is asked for, by a search in the cumulative weights. On average it looks at
+// one of them, however many there are. The sampler takes 16 bytes a weight, and an epoch nothing.
+//
+// Without replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
 // with its weight as the rate, and the samples with the count shortest times are taken, the shortest first. The first to
 // arrive is sample i with a chance proportional to its weight, and the rest race on as if it had never taken part
-// (Efraimidis and Spirakis, Weighted Random Sampling with a Reservoir, 2006).
+// (Efraimidis and Spirakis, Weighted Random Sampling with a Reservoir, 2006). The sampler takes 8 bytes a weight, and an epoch 8
+// bytes a draw. While an epoch is computed, it takes 8 bytes more a weight, or 16 a draw if that is less.
 //
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
-	var items []int // the samples of positive weight
-	var positive []float64
+	n, positive, largest := len(weights), 0, 0.0
 	digest := uint64(0) // of the weights, for the description
 	for i, w := range weights {
 		if w < 0 || math.IsNaN(w) || math.IsInf(w, 0) {
@@ -261,61 +263,101 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 		}
 		digest = hash(digest, math.Float64bits(w))
 		if w > 0 {
-			items = append(items, i)
-			positive = append(positive, w)
+			positive, largest = positive+1, max(largest, w)
 		}
 	}
 	err := cmp.Or(
 		errorIf(count <= 0, "count is %d, must be positive", count),
-		errorIf(len(items) == 0, "none of the %d weights is positive", len(weights)),
-		errorIf(!replace && count > len(items),
-			"count is %d without replacement, must be at most %d, the number of positive weights", count, len(items)))
+		errorIf(positive == 0, "none of the %d weights is positive", n),
+		errorIf(!replace && count > positive,
+			"count is %d without replacement, must be at most %d, the number of positive weights", count, positive))
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Weighted: %w", err)
 	}
-	largest := slices.Max(positive)
-	for j := range positive {
-		positive[j] /= largest // so that sums are finite
-	}
-	draw := drawShortest(positive, count)
+	draw, version := drawShortest(slices.Clone(weights), largest, count), ", version 2"
 	if replace {
-		draw = drawCumulative(positive)
+		draw, version = drawCumulative(weights, largest), ""
 	}
-	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)", count, len(weights), digest, replace, seed)
+	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)%s", count, n, digest, replace, seed, version)
 	return sampler{count, name, func(epoch int) func(int) int {
-		drawn := draw(hash(seed, uint64(epoch), uint64(len(weights))))
-		return func(pos int) int { return items[drawn(pos)] }
-	}, need{len(weights), true}}, nil
+		return draw(hash(seed, uint64(epoch), uint64(n)))
+	}, need{n, true}}, nil
 }
 
-// drawCumulative draws with replacement: item j is drawn if a random number in [0, sum of all weights) falls into the
-// interval of length weights[j] that ends at sums[j]. Rejected: an alias table (Walker, 1974), which draws in constant
-// time, but takes forty lines to explain and build.
-func drawCumulative(weights []float64) func(seed uint64) func(pos int) int {
+// drawCumulative draws with replacement: sample j is drawn if a random number in [0, sum of all weights) falls into the
+// interval of length weights[j] that ends at sums[j].
+func drawCumulative(weights []float64, largest float64) func(seed uint64) func(pos int) int {
 	sums, sum := make([]float64, len(weights)), 0.0
 	for j, w := range weights {
-		sum += w
+		sum += w / largest // so that sums are finite
 		sums[j] = sum
 	}
+	find := newGuide(sums)
 	return func(seed uint64) func(int) int {
-		return func(pos int) int {
-			x := unit(counter(seed, uint64(pos))) * sum
-			return sort.Search(len(sums), func(j int) bool { return sums[j] > x })
-		}
+		return func(pos int) int { return find(unit(counter(seed, uint64(pos))) * sum) }
 	}
 }
 
-// drawShortest draws count items without replacement, in the order of their waiting times.
-func drawShortest(weights []float64, count int) func(seed uint64) func(pos int) int {
+// newGuide returns a function that finds the first of the ascending sums that is above x, for 0 <= x < the last sum. The
+// interval from 0 to the last sum is divided into as many equal parts as there are sums, and a guide table says which sums are
+// in a part (Chen and Asau, On Generating Random Variates from an Empirical Distribution, 1974):
+//
+//	guide[k] = the number of sums in the parts before part k
+//
+// A sum in an earlier part than x is below x, and a sum in a later part is above x. So the binary search is left with the sums
+// in the part of x, guide[k] <= j < guide[k+1]. On average there is one. A part with many sums costs their logarithm, where a
+// search one by one took 299 steps for one of 300 weights.
+//
+// The result is that of a binary search in all sums, to the bit. The product in part is rounded, so a number near the border of
+// two parts may be in the wrong one. But rounding never reverses an order: if part(a) < part(b), then a < b, and nothing more
+// is needed. The last sum may be rounded into part n, so guide has n + 2 entries.
+//
+// Rejected: an alias table (Walker, 1974), which draws in half the time. But from the same random numbers it draws other
+// samples, so that saved cursors would not fit, and it takes twice the lines, which are harder to explain.
+func newGuide(sums []float64) func(x float64) int {
+	scale := float64(len(sums)) / sums[len(sums)-1]
+	part := func(x float64) int { return int(x * scale) }
+	guide := make([]int, len(sums)+2)
+	for _, s := range sums {
+		guide[part(s)+1]++
+	}
+	for k := range guide[1:] {
+		guide[k+1] += guide[k]
+	}
+	return func(x float64) int {
+		k := part(x)
+		first, end := guide[k], guide[k+1]
+		return first + sort.Search(end-first, func(j int) bool { return sums[first+j] > x })
+	}
+}
+
+// drawShortest draws count samples without replacement, in the order of their waiting times. The bits of a number that is not
+// negative, read as an integer, have the order of the numbers. In a sample's key the lowest bits of its waiting time, as many
+// as an index needs, give way to its index. So the keys are sorted as integers, which takes less than half the time of a sort
+// with a comparing function.
+//
+// If the other bits of two keys are equal, the smaller index comes first. Of 2^23 samples of equal weight, 0.3 % have such a
+// key, of 2^20 samples 0.005 %. A weight that is so small beside the largest that its time is infinite comes last, by index.
+//
+// Whenever 2 × count + 1,000 keys have been collected, only the smallest count of them are kept, and no later key above these
+// is collected. So memory grows with count, and a few draws from many samples take hardly more time than the random numbers.
+func drawShortest(weights []float64, largest float64, count int) func(seed uint64) func(pos int) int {
+	mask := uint64(1)<<bits.Len(uint(len(weights)-1)) - 1 // has the bits of an index
 	return func(seed uint64) func(int) int {
-		times, order := make([]float64, len(weights)), make([]int, len(weights))
+		keys, limit := make([]uint64, 0, min(len(weights), 2*count+1000)), uint64(math.MaxUint64)
 		for j, w := range weights {
-			times[j] = -math.Log1p(-unit(counter(seed, uint64(j)))) / w
-			order[j] = j
+			if len(keys) == cap(keys) {
+				slices.Sort(keys)
+				keys, limit = keys[:count], keys[count-1]
+			}
+			time := -math.Log1p(-unit(counter(seed, uint64(j)))) / (w / largest)
+			if key := math.Float64bits(time)&^mask | uint64(j); w > 0 && key < limit {
+				keys = append(keys, key)
+			}
 		}
-		slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(times[i], times[j]), i-j) })
-		order = slices.Clone(order[:count])
-		return func(pos int) int { return order[pos] }
+		slices.Sort(keys)
+		order := slices.Clone(keys[:count])
+		return func(pos int) int { return int(order[pos] & mask) }
 	}
 }
 

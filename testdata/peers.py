@@ -75,6 +75,33 @@ def resume():
     return f"`StatefulDataLoader`: {duration(median(first_batch))}"
 
 
+def weighted_draw(n, count, replacement):
+    """Returns the time of a draw, from the start of an epoch on, as in BenchmarkRandom of bench_test.go."""
+    import torch
+    from torch.utils.data import WeightedRandomSampler
+
+    sampler = WeightedRandomSampler(torch.empty(n, dtype=torch.float64).exponential_(), count, replacement)
+    return duration(median(lambda: drain(sampler)) / count)
+
+
+def with_replacement():
+    """draws by weight with replacement, 10⁴ and 10⁶ of as many"""
+    few, many = (weighted_draw(n, n, True) for n in (10_000, 1_000_000))
+    return f"`WeightedRandomSampler`: {few} and {many} a draw"
+
+
+def half_without_replacement():
+    """draws by weight without replacement, half of 10⁴ and of 10⁶"""
+    few, many = (weighted_draw(n, n // 2, False) for n in (10_000, 1_000_000))
+    return f"`WeightedRandomSampler`: {few} and {many} a draw"
+
+
+def few_without_replacement():
+    """draws by weight without replacement, 500 of 10⁴ and of 10⁶"""
+    few, many = (weighted_draw(n, 500, False) for n in (10_000, 1_000_000))
+    return f"`WeightedRandomSampler`: {few} and {many} a draw"
+
+
 def map_stage():
     """one stage that maps, inline and with 2 workers"""
     from torchdata.nodes import IterableWrapper, Mapper, ParallelMapper
@@ -157,6 +184,9 @@ def main():
     for measure, benchmark in (
         (rows_of_memory, "Rows/workers"),
         (resume, "Start/resumed"),
+        (with_replacement, "Random/replace"),
+        (half_without_replacement, "Random/half"),
+        (few_without_replacement, "Random/few"),
         (map_stage, "Streams/Map"),
         (tar_shards, "Tar/PAX/stream"),
         (images, "Images/image-jpeg"),
