@@ -1084,7 +1084,7 @@ type pass struct {
 	last     Timing    // of the batch before; zero for the first
 }
 
-// resume begins a pass at a cursor, whose own cursors have the given State, or says why the cursor does not fit, or why the epoch has no order.
+// resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order. state is the pass's.
 func (pl *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	var s loaderState
 	if err := from.fit(pl.name, &s.By, &s); err != nil {

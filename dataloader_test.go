@@ -4984,7 +4984,7 @@ func ExampleUnbatch_packing() {
 // that has room for it. The more documents are packed together, the fuller the rows. A resume packs the same documents again,
 // and goes on with the next row. Shuffle the rows, because rows of long documents come before those of short ones. A failed
 // document fails all that are packed with it; OnError before Batch drops it instead, but then a resume may be refused if a
-// document fails for a moment: try the cursor again.
+// document fails for a moment: try the cursor again. If it failed before the checkpoint, a Shuffle refuses the cursor for ever.
 func ExampleUnbatch_wholeDocuments() {
 	const length = 512
 	type doc = []int32 // tokens
