@@ -886,10 +886,7 @@ func (c Cursor) Load(state any) error {
 		return nil
 	}
 	data, err := json.Marshal(c.State)
-	if err == nil {
-		err = json.Unmarshal(data, state)
-	}
-	if err != nil {
+	if err = cmp.Or(err, json.Unmarshal(data, state)); err != nil {
 		return fmt.Errorf("dataloader: the state of %w {epoch %d, pos %d} does not fit: %w", ErrCursor, c.Epoch, c.Pos, err)
 	}
 	return nil

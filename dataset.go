@@ -649,18 +649,16 @@ type move struct {
 	to     Cursor
 }
 
-// apply changes sources as the moves up to m say, the oldest first.
-func (m *move) apply(sources []Cursor) {
-	if m != nil {
-		m.before.apply(sources)
-		sources[m.source] = m.to
-	}
-}
-
 // settled returns a copy of Sources as they are after the moves.
 func (s *stageState) settled() []Cursor {
+	var moves []*move
+	for m := s.moved; m != nil; m = m.before {
+		moves = append(moves, m)
+	}
 	sources := slices.Clone(s.Sources)
-	s.moved.apply(sources)
+	for _, m := range slices.Backward(moves) {
+		sources[m.source] = m.to
+	}
 	return sources
 }
 
@@ -727,9 +725,8 @@ type fingerprint struct {
 func fingerprintOf(c Cursor) fingerprint {
 	s, fresh := c.State.(*stageState)
 	if !fresh {
-		s = new(stageState)
-		err := c.Load(s)
-		if data, _ := json.Marshal(c.State); err != nil || decodeStrictly(data, new(stageState)) != nil {
+		data, _ := json.Marshal(c.State)
+		if s = new(stageState); cmp.Or(c.Load(s), decodeStrictly(data, new(stageState))) != nil {
 			s = &stageState{By: s.By}
 		}
 	}

@@ -1004,21 +1004,25 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	for i, s := range srcs {
 		panicIf(s == nil, "Mix: stream %d is nil", i)
 	}
-	opts.check(len(srcs))
+	panicIf(opts.Stop < StopAtLast || opts.Stop > CycleForever,
+		"Mix: Stop is %d, must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", opts.Stop)
+	panicIf(opts.Weights != nil && len(opts.Weights) != len(srcs),
+		"Mix: there are %d weights for %d sources", len(opts.Weights), len(srcs))
 	stop := [...]string{"stop at last", "stop at first", "cycle until last", "cycle forever"}[opts.Stop]
 	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
-		for i, w := range opts.Weights { // so that no sum is infinite
-			opts.Weights[i] = math.Ldexp(w, -bits.Len(uint(len(srcs))))
-		}
+	}
+	for i, w := range opts.Weights {
+		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
+		opts.Weights[i] = math.Ldexp(w, -bits.Len(uint(len(srcs)))) // so that no sum is infinite
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
 		defer m.stopReadings(cancel)
 		m.startFirst()
-		for pos := from.Pos; !m.over(); {
+		for pos := from.Pos; !m.over; {
 			i := m.choose()
 			item := m.next(i)
 			if end, ended := item.Err.(endOfSource); ended {
@@ -1036,16 +1040,6 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// check panics if the options do not fit that number of sources.
-func (o MixOptions) check(sources int) {
-	panicIf(o.Stop < StopAtLast || o.Stop > CycleForever,
-		"Mix: Stop is %d, must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", o.Stop)
-	panicIf(o.Weights != nil && len(o.Weights) != sources, "Mix: there are %d weights for %d sources", len(o.Weights), sources)
-	for i, w := range o.Weights {
-		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
-	}
-}
-
 // A mixer is one way through an epoch of a Mix. Everything in it belongs to the loop.
 type mixer[T any] struct {
 	ctx      context.Context // of the sources; it ends when the loop is left
@@ -1060,9 +1054,9 @@ type mixer[T any] struct {
 	at    []Cursor   // where the sources stand: what state.settled would return
 
 	// noteEnds makes these of state.Ended.
-	ended int       // how many sources have ended
-	live  []int     // the sources that can be drawn, in their order
-	sums  []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j]
+	over bool      // whether so many sources have ended that the mix has
+	live []int     // the sources that can be drawn, in their order
+	sums []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j]
 }
 
 // newMixer returns a mixer that begins at a state.
@@ -1076,12 +1070,11 @@ func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], ep
 
 // noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source has ended, and not for each draw.
 func (m *mixer[T]) noteEnds() {
-	m.ended, m.live, m.sums = 0, m.live[:0], m.sums[:0]
+	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
+	m.over = [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
+	m.live, m.sums = m.live[:0], m.sums[:0]
 	sum := 0.0
 	for i, ended := range m.state.Ended {
-		if ended {
-			m.ended++
-		}
 		if ended && m.opts.Stop == StopAtLast {
 			continue
 		}
@@ -1108,16 +1101,10 @@ type reading[T any] struct {
 
 // startFirst starts the sources whose turn comes first, at most mixFirst.
 func (m *mixer[T]) startFirst() {
-	first := m.nextLive(m.state.N % len(m.srcs))
+	first, _ := slices.BinarySearch(m.live, m.state.N%len(m.srcs))
 	for k := range min(len(m.live), mixFirst) {
 		m.start(m.live[(first+k)%len(m.live)])
 	}
-}
-
-// nextLive returns the place in live of source i or, if i has ended, of the source whose turn is next.
-func (m *mixer[T]) nextLive(i int) int {
-	j, _ := slices.BinarySearch(m.live, i)
-	return j % max(1, len(m.live))
 }
 
 // mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
@@ -1138,27 +1125,21 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
-// over reports whether so many sources have ended that the mix has.
-func (m *mixer[T]) over() bool {
-	some, all := m.ended > 0, m.ended == len(m.srcs)
-	return [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
-}
-
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
 // fractional part of offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated worst by fractions, so
 // these points are spread most evenly: over 100,000 draws, the count of a source differs from its share by less than 5. Of
 // random draws it differs by some hundred. Sources that are left out have no share. In turn, to step over them counts as draws.
-func (m *mixer[T]) choose() (i int) {
+func (m *mixer[T]) choose() int {
 	n, count := m.state.N, len(m.srcs)
-	if m.opts.Weights == nil {
-		i = m.live[m.nextLive(n%count)]
-		n += (i - n%count + count) % count
-	} else {
+	m.state.N++
+	if m.opts.Weights != nil {
 		last := len(m.sums) - 1 // which has what rounding leaves over
 		x := unit(m.seed+uint64(n)*golden) * m.sums[last]
-		i = m.live[sort.Search(last, func(j int) bool { return m.sums[j] > x })]
+		return m.live[sort.Search(last, func(j int) bool { return m.sums[j] > x })]
 	}
-	m.state.N = n + 1
+	j, _ := slices.BinarySearch(m.live, n%count)
+	i := m.live[j%len(m.live)]
+	m.state.N += (i - n%count + count) % count
 	return i
 }
 
