@@ -817,9 +817,9 @@ func Indices(s Sampler) Stream[int] {
 // PyTorch: the shuffle of an IterableDataset. webdataset: shuffle(size).
 //
 // The greater size is, the better the items mix. Measured on 2,000 shards of 100 records, a batch of 64 holds records of 23
-// shards behind Shuffle(1000), and of 55 behind Shuffle(10000). The first batch of an epoch holds records of few shards, 4 on
-// average, because nothing else has been read. Several readers cure that: of 32 Tar streams, joined by Mix before
-// Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
+// shards behind Shuffle(1000), and of 55 behind Shuffle(10000). The first batch of an epoch holds records of few shards, on
+// average of 4 and of 13, because nothing else has been read. Several readers cure that: of 32 Tar streams, joined by Mix
+// before Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
 //
 // Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.38. For a small
 // source let size be ten times its length, where the correlation is 0.04; memory grows only with what has been read. For

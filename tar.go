@@ -230,8 +230,9 @@ type tarState struct {
 //
 // To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
 // shards at once, which mixes better and opens them in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and
-// shuffle the mix. Tar returns an error if there are fewer shards than ranks: leave TarOptions.Rank out then, and deal
-// records with Stream.Shard. ExampleTarOptions_elastic trains on a number of ranks that changes.
+// shuffle the mix. If each of several ranks has 32 such readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. Tar returns
+// an error if there are fewer shards than ranks: leave TarOptions.Rank out then, and deal records with Stream.Shard.
+// ExampleTarOptions_elastic trains on a number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
