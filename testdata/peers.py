@@ -115,6 +115,17 @@ def map_stage():
     return f"torchdata.nodes: {duration(inline)} and {duration(threads)} an item"
 
 
+def mixture():
+    """a mixture of 2, 100 and 1,000 sources by weight"""
+    from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
+
+    def item(sources, n=100_000):
+        nodes = {str(k): IterableWrapper(range(n // sources)) for k in range(sources)}
+        return duration(median(lambda: drain(MultiNodeWeightedSampler(nodes, {key: 1.0 for key in nodes}))) / n)
+
+    return f"torchdata.nodes: {item(2)}, {item(100)} and {item(1000)} an item"
+
+
 def tar_shards():
     """four shards that webdataset wrote, 4 KB files"""
     import webdataset
@@ -188,6 +199,7 @@ def main():
         (half_without_replacement, "Random/half"),
         (few_without_replacement, "Random/few"),
         (map_stage, "Streams/Map"),
+        (mixture, "Streams/Mix"),
         (tar_shards, "Tar/PAX/stream"),
         (images, "Images/image-jpeg"),
         (augmentation, "Images/recipe"),
