@@ -161,7 +161,7 @@
 //	Example_inFiftyLines      engine.loop
 //	tasks <- send             nextTask puts the task into a slot, and permits <- slot
 //	cache[r.k%window] = &r    ready[<-results] = true
-//	for recv := range n       for recv < send
+//	for recv := range n       for recv < send; recv++ comes before the body, so the formula holds in it, too
 //	                          spare, the slot that the body had last
 //	defer close(tasks)        in engine.run, which is read in Breaks
 //
@@ -173,6 +173,9 @@
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile, how many are handed over, how many loaded, and how
 //     many being loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
+//   - Write: empty the body of loader in Example_inFiftyLines, unread, and write it again from that of Example_outOfOrder,
+//     which has the same signature. The test is its output: go test -timeout 9s -run Example_inFiftyLines. Its 13 batches are
+//     the window, and one for each that the body has had.
 //   - Read: Example_inFiftyLines, then engine, engine.inline and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
 //   - Break: in engine.loop delete "ready[slot] = false". When a slot is used again its flag is still set, so the loop hands it
@@ -244,8 +247,8 @@
 //     ever. In Example_errorsAndBreaks a deferred function sends the result, and starts another goroutine in the place of this
 //     one. The engine does the same, and makeBatch sets the error before it calls user code, because after a Goexit no line
 //     behind the call runs.
-//   - Read: Example_errorsAndBreaks, SampleError, fetch, try, task, makeBatch (its pass follows in Cursors), rescue and
-//     engine.startWorker
+//   - Read: Example_errorsAndBreaks, SampleError, fetch (sample w.indices[j] has the spot w.spots[j]), try, task, makeBatch (its
+//     pass follows in Cursors), rescue and engine.startWorker
 //   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running, tasks, results)", and run go test -run
 //     TestEverySchedule. The next task is never begun.
 //
@@ -256,15 +259,6 @@
 // dropped, and so are the batches that are being loaded or wait for their turn. Their memory goes to the garbage collector, even
 // if it had been recycled; memory that waits in the loader for a later batch stays there. But nothing is lost: no cursor counts
 // a batch in flight, so a resume loads it again.
-//
-// Which goroutine calls what, and what may run at the same time:
-//
-//	Get, Collate          a worker's, on different batches at once; so is the load of NewFunc
-//	OnError, Trace        the loop's, just before the batch is handed over, while workers load
-//	the body              the loop's, while workers load the batches behind
-//	the sampler's order   the loop's at the start of an epoch; its indices are asked for by every worker
-//
-// With 0 workers all of it runs in the loop's goroutine, in turn.
 //
 //   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context, and
 //     if it does not?
@@ -280,19 +274,17 @@
 // # Every schedule
 //
 // Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes on
-// or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and compares the
-// counters with its specification before each event.
+// or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and says the
+// shortest one that goes wrong: after it, for example, fewer tasks have been sent than the window allows.
 //
-//   - Predict: a loop has 3 workers, a window of 4 and 5 tasks. In how many orders can the events happen if the loop keeps the
-//     order of the tasks, and in how many if it does not?
-//   - Run: go test -v -run TestEverySchedule
+//   - Predict: which is it, with 1 worker, a window of 1 and 3 tasks, if the loop sends the next task after the body?
+//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield.
+//   - Run: go test -run TestEverySchedule
+//   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1 must be in flight: 1 tasks sent, must be 2.
 //   - Read: TestEverySchedule
-//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield. The same command says the shortest list of events
-//     that goes wrong: 1 workers, window 1, 3 tasks, in order: the loop begins, task 0 ends: 1 tasks sent, must be 2.
 //   - Write: empty the body of engine.loop, and write it again. One slot is always spare, at first the last one, then that which
 //     the body had last. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
-//     specification. With a loop of your own TestLesson fails, which looks for the lines of the Breaks, and TestAllocations, if
-//     the loop allocates more.
+//     specification. A loop of your own fails TestLesson, which looks for the Breaks, and TestAllocations if it allocates more.
 //
 // # Cursors and checkpoints
 //
@@ -301,7 +293,7 @@
 // Options.Seed and Options.DataVersion. In the middle of an epoch a loader with another order, seed or version refuses the
 // cursor, because the position would mean other samples. If batches have come out of order, the State also lists those that came
 // before their turn. Saved as JSON the cursor is the checkpoint; passed to Run it is the resume, for any number of workers
-// (PyTorch: StatefulDataLoader):
+// and, in order, any batch size (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
 //
@@ -386,33 +378,54 @@
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
 //   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
-//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, ExampleCursor_stream (what its fields mean) and readAhead
+//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, ExampleCursor_stream (what its fields mean), readAhead,
+//     readItems and endOfSource
 //   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
 //   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. The test
 //     for a file of yours is checkStream(t, stage(Map(Indices(fixed(0, 0, 1, 0, 2, 2)), 2, failing(3, 1).Get)), 2): it returns
 //     0, an error, 0 and 2. A resume needs the item before, but a cursor holds places, not items. So State is the source's
 //     cursor before the last item that was kept: a resume reads that item again, and does not yield it.
 //
-// # Tar files
-//
-// How are many small files read fast? As a few tar files, from front to back, because one large read is faster than a thousand
-// small ones (PyTorch: webdataset): see [Tar], [OpenTar] and [TarWriter]. Read tarState, readShard and recordReader.
-//
 // # Where the time goes
 //
 // Is the loader too slow? Options.Trace gets a [Timing] for each batch, and [Stats] sums them up in one line, which names the
-// bottleneck. [Progress] shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0",
-// "reader"). In execution traces (go test -trace) each batch of a loader has the regions fetch and collate, or load, and a log
-// entry with its number.
+// bottleneck. Three loops of TestStats:
+//
+//	           workers × Prefetch   loading a batch                training on it
+//	loader     2 × 2                100 ms                         30 ms
+//	training   4 × 2                20 ms                          100 ms
+//	ragged     4 × 1                52 to 151 ms, 101 on average   25 ms
+//
+// [Progress] shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0", "reader"). In
+// execution traces (go test -trace) each batch of a loader has a log entry, and the regions fetch and collate, or load.
+//
+//   - Predict: how many workers does each loop need? What else helps ragged?
+//   - Run: go test -v -run TestStats
+//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 for 100 take one. 101 for 25 take 4, which is as many as
+//     there are, but slow batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
+//   - Read: Timing, Stats.Observe, Stats.String and Stats.verdict
+//
+// # To look up
+//
+//	may change at a checkpoint  in order: Workers, Prefetch, Rank, BatchSize. The rest of the epoch comes, with the same random
+//	                            numbers, in other batches. But the random numbers of NewFunc are the batch's, and differ
+//	                            Unordered: Workers, Prefetch
+//	must not change there       the order, Seed, DataVersion: otherwise the cursor is refused
+//	                            the data: if their number stays the same, only DataVersion notices
+//	safe for concurrent use     Get, the functions of Func and Transform, Collate, NewFunc's load, a sampler's functions, Map's
+//	                            f. Workers call them while the body runs; without workers the loop calls them, in turn
+//	                            OnError and Trace, if loops share them: the loop calls them, just before it hands over a batch
+//	an order that is a table    Random up to 4,096, TorchRandom, OrderFunc, Weighted without replacement
 //
 // # Reading order
 //
-// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way of
-// a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second reading",
-// for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how (worker.go).
-// Read their first halves, then that of dataloader.go, then the second halves, then tar.go. The second half of dataset.go begins
-// with Files and Folder, which a loader does not need. The first halves are 9,400 words of comment, without this one, and 1,600
-// lines of code. The numbers that go with a batch, such as step and pos, are explained at the type deal.
+// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way
+// of a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second
+// reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how
+// (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go: many small files are
+// read fast as a few tar files (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves are 9,500 words
+// of comment, without this one, and 1,600 lines of code. The numbers that go with a batch, such as step and pos, are
+// explained at the type deal.
 package dataloader
 
 import (
@@ -829,9 +842,11 @@ type Cursor struct {
 	// of positions that all ranks together have consumed. If Unordered, it counts only up to the first batch that has not
 	// been handed over. Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
-	// State describes the loader or stream that made the cursor; a different one refuses it. A stream may also keep data of its
-	// own there. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the start of an
-	// epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
+	// State describes the loader or stream that made the cursor; a different one refuses it. Workers and Prefetch are not part
+	// of the description. Nor are Rank and BatchSize, unless Unordered is set: with others the rest of the epoch comes in other
+	// batches, with the same random numbers. (Those of NewFunc differ, because they are the batch's.) A stream may also keep
+	// data of its own there. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the
+	// start of an epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 

@@ -2129,8 +2129,9 @@ func Example_outOfOrder() {
 // the body keeps its slot, so there are window + 1 slots, and the cache is a flag for each. Here no result lies in a slot, and
 // the cache has room for window results.
 //
-// Every k between recv and send is in exactly one place: in the queue tasks, with a worker, in the queue results, or in the
-// cache. There are at most window of them, and each queue has room for window. So no send ever blocks.
+// At the head of the loop over recv, every k from recv to send-1 is in exactly one place: in the queue tasks, with a worker, in
+// the queue results, or in the cache. There are at most window of them, and each queue has room for window. So no send ever
+// blocks. While the body has batch recv, the same is true of the k from recv+1 to send-1. The engine counts recv before the body.
 func Example_inFiftyLines() {
 	type result struct{ k, batch int }
 	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
@@ -2189,7 +2190,7 @@ func Example_inFiftyLines() {
 	}
 	for k, batch := range loader(100, 3, 6, load) {
 		fmt.Println(k, batch)
-		if k == 3 {
+		if k == 6 {
 			break // the workers finish what is queued, and end
 		}
 	}
@@ -2200,7 +2201,10 @@ func Example_inFiftyLines() {
 	// 1 1
 	// 2 4
 	// 3 9
-	// working after the loop: 0 loaded: 10
+	// 4 16
+	// 5 25
+	// 6 36
+	// working after the loop: 0 loaded: 13
 }
 
 // From the four loaders to engine.run and engine.startWorker: the second again, with all tasks queued at once, and what a
@@ -9363,6 +9367,7 @@ func TestStats(t *testing.T) {
 				}
 				time.Sleep(10 * time.Second) // an evaluation
 			}
+			t.Logf("%s: %v", c.name, stats)
 			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
 			equal(t, c.name, got[max(0, len(got)-len(c.want)):], c.want)
 		})

@@ -121,7 +121,7 @@ func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 }
 
 // inline does the work of run without goroutines. It is the specification of run: with workers, the same results come
-// sooner.
+// sooner. When ctx has ended it still calls yield, because only yield can tell the loop why there are no more results.
 func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
 	w := newWorker(ctx, -1, e.seed)
 	for e.nextTask(0) {
@@ -281,6 +281,9 @@ func (w *worker) chooseIndices() error {
 
 // fetchAndCollate makes a batch as New does: it fetches the samples one by one, and collates them. If OnError may drop samples,
 // a batch of which none is left is not collated.
+//
+// The worker keeps the slice of samples for its next batch, in an any, because a worker has no type parameter. The any holds a
+// pointer to the slice: to put the slice itself into an any would allocate for each batch.
 func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B], dst B) (B, error) {
 	memory, ok := w.samples.(*[]T)
 	if !ok {
