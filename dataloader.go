@@ -277,7 +277,8 @@
 // or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and says the
 // shortest one that goes wrong: after it, for example, fewer tasks have been sent than the window allows.
 //
-//   - Predict: which is it, with 1 worker, a window of 1 and 3 tasks, if the loop sends the next task after the body?
+//   - Predict: the loop sends the next task after the body, and not before. There are 1 worker, a window of 1 and 3 tasks. After
+//     which events does it go wrong first?
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield.
 //   - Run: go test -run TestEverySchedule
 //   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1 must be in flight: 1 tasks sent, must be 2.
@@ -424,7 +425,7 @@
 // reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how
 // (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go: many small files are
 // read fast as a few tar files (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves are 9,500 words
-// of comment, without this one, and 1,600 lines of code. The numbers that go with a batch, such as step and pos, are
+// of comment, without this one, and 1,650 lines of code. The numbers that go with a batch, such as step and pos, are
 // explained at the type deal.
 package dataloader
 
