@@ -784,8 +784,7 @@ func BenchmarkRandom(b *testing.B) {
 	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
 	for _, length := range []int{1000, n, max(1<<20, math.MaxInt>>23+2)} {
 		against(b, fmt.Sprintf("n=%d", length), "index", n, "Perm", perm, func() {
-			at, sum := Random(length, 1).Order(0), 0
-			pos := 0
+			at, sum, pos := Random(length, 1).Order(0), 0, 0
 			for range n {
 				sum += at(pos)
 				if pos++; pos == length {
@@ -865,30 +864,20 @@ func BenchmarkStart(b *testing.B) {
 // ratio varies from run to run: 0.9 to 1.25 with 2 workers, up to 1.35 with 4.
 func BenchmarkGoTree(b *testing.B) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
-	src := filepath.Join(strings.TrimSpace(string(out)), "src")
-	if err != nil || len(src) <= len("/src") {
-		b.Skipf("there is no Go source tree to load: go env GOROOT says %q, %v", out, err)
-	}
-	files, err := Files(os.DirFS(src), "**/*.go")
-	if err != nil {
+	src := strings.TrimSpace(string(out)) + "/src" // "/src" if Go does not know
+	files, err2 := Files(os.DirFS(src), "**/*.go")
+	if err := cmp.Or(err, err2); err != nil {
 		b.Skipf("there is no Go source tree to load in %s: %v", src, err)
 	}
-	n, bytes, order := files.Len(), 0, Random(files.Len(), 0).Order(0)
-	names := make([]string, n)
-	for pos := range names {
-		file := must(files.Get(b.Context(), order(pos)))
-		names[pos] = filepath.Join(src, file.Name)
-		bytes += len(file.Data)
-	}
+	n, order := files.Len(), Random(files.Len(), 0).Order(0)
 	loop := func() {
-		for _, name := range names {
-			must(os.ReadFile(name))
+		for pos := range n {
+			must(files.Get(b.Context(), order(pos)))
 		}
 	}
 	for _, workers := range []int{0, 1, 2, 4} {
 		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
-		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"},
-			amount{float64(bytes) / 1e6, "MB"})
+		against(b, fmt.Sprintf("workers=%d", workers), "file", n, "loop", loop, run, amount{float64(n), "files"})
 	}
 }
 
@@ -1267,7 +1256,7 @@ the disk`},
 // the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
 // written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes: 80 %. With 2
 // workers the loader is 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image with New, and less than 1 %
-// with NewFunc. image/jpeg takes 3 to 4 times as long as ImageTensor of the whole image, or as the recipe augment.
+// with NewFunc. image/jpeg takes 3 to 4 times as long as the recipe augment.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
@@ -1290,16 +1279,12 @@ func BenchmarkImages(b *testing.B) {
 		b.ReportMetric(100*median(part)/median(whole), "share-%")
 		b.ReportMetric(median(part)/n, "ns/image")
 	})
-	beside := func(name string, f func(photo image.Image)) {
-		against(b, name, "image", n, "image-jpeg", decode, func() {
-			for _, photo := range photos {
-				f(photo)
-			}
-		}, amount{n, "images"})
-	}
-	rng, whole := rand.New(rand.NewPCG(1, 1)), Tensor[float32]{}
-	beside("ImageTensor", func(photo image.Image) { whole = ImageTensor(whole, photo) })
-	beside("recipe", func(photo image.Image) { augment(rng, photo) })
+	rng := rand.New(rand.NewPCG(1, 1))
+	against(b, "recipe", "image", n, "image-jpeg", decode, func() {
+		for _, photo := range photos {
+			augment(rng, photo)
+		}
+	}, amount{n, "images"})
 	against(b, "limit:two-goroutines", "image", n, "loop", loop, func() {
 		var both sync.WaitGroup
 		both.Go(func() { byHand(0, n/2) })
@@ -1522,11 +1507,8 @@ func BenchmarkStreams(b *testing.B) {
 	})
 	for _, by := range []string{"in-turn", "weights"} {
 		mix := func(sources, each int) func() {
-			opts := MixOptions{}
-			if by == "weights" {
-				opts.Weights = slices.Repeat([]float64{1}, sources)
-			}
-			return drain(Mix(opts, slices.Repeat([]Stream[int]{count(each)}, sources)...))
+			opts := map[string]MixOptions{"weights": {Weights: slices.Repeat([]float64{1}, sources)}}
+			return drain(Mix(opts[by], slices.Repeat([]Stream[int]{count(each)}, sources)...))
 		}
 		two := mix(2, n/2)
 		against(b, "Mix/sources=2/"+by, "item", n, "Pull2", pulled, two)
