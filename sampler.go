@@ -1206,9 +1206,9 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 // (ExampleOpener_reopen). An OnError before Shard hears of it: if TarError.Rest is true, let it cancel the context.
 //
 // Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put
-// one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank, and
-// any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle would make
-// cursors that fit only one rank.
+// one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank,
+// and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle would
+// make cursors that fit only one rank.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
