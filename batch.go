@@ -90,8 +90,9 @@ type Ragged[E any] struct {
 	Lengths []int
 }
 
-// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. PyTorch: pad_sequence
-// with batch_first.
+// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. If each sample is a sequence of
+// vectors, one after the other in one slice, divide Shape[1] and all Lengths by the width of a vector, and read Data as a tensor
+// of the shape [number of sequences, Shape[1], width]. PyTorch: pad_sequence with batch_first.
 func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	return func(dst Ragged[E], samples [][]E) (Ragged[E], error) {
 		dst.Lengths = dst.Lengths[:0]

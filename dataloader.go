@@ -853,8 +853,8 @@ type Cursor struct {
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
 // stream; its source has changed; or it is damaged, or other JSON. A program can say so and begin the epoch again.
-// json.Unmarshal refuses a text that is not JSON with an error of its own. ErrCursor's own text is the word that stands for it
-// in the texts of those errors.
+// json.Unmarshal refuses a text that is not JSON with an error of its own. ErrCursor's text is just "cursor", because it stands
+// in the middle of a sentence.
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing

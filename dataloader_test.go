@@ -781,9 +781,9 @@ func ExampleSampleError() {
 //	epoch    the epoch that is being read
 //	pos      items that have left Shuffle
 //	by       the stage that made the cursor; another one refuses it
-//	n        items that have left since the place in the source from which a resume reads again
-//	source   that place, which is absent at the start of the epoch
-//	again    items that a resume reads again
+//	n        items that have left since source: here source.pos + n = pos
+//	source   the place in the source from which a resume reads again; absent at the start of the epoch
+//	again    items that a resume reads again: here after.pos − source.pos
 //	after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
 func ExampleCursor_stream() {
 	shuffled := Indices(Random(40, 1)).Shuffle(4, 2)
@@ -5027,6 +5027,42 @@ func ExampleUnbatch_wholeDocuments() {
 	// 1024 together: rows are 99.8 % full
 }
 
+// Units of many rows, such as the row groups of Parquet files, the record batches of Arrow files or the chunks of HDF5 files: a
+// unit is read whole, and its rows become items. Workers × Prefetch + 1 units are in memory at once, here 3. With Map(…, 2, …)
+// in place of NewFunc there are 17; with Map(…, 0, …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle come on
+// top: copy rows that share their unit's memory, because one such row keeps the whole unit. A resume reads the units of these
+// rows again. It compares only how many rows they have, so change DataVersion with the rows. All ranks read all units, and Shard
+// deals out the rows. If one rank missed a unit, it would go on with rows of the other ranks, and nobody would notice. Therefore
+// OnError ends the loop before Unbatch counts a failed unit, and the next process tries the unit again. For a unit that is
+// damaged on all ranks, let load return no rows.
+func ExampleUnbatch_rowGroups() {
+	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"} // each stands for a part of a file
+	load := func(_ context.Context, _ [][]string, indices []int) ([][]string, error) {
+		return csv.NewReader(strings.NewReader(units[indices[0]])).ReadAll() // your reader, whose errors name the unit
+	}
+	loader, err := NewFunc(len(units), load, Options{Shuffle: true, Seed: 1, Workers: 2, Prefetch: 1, DataVersion: "v1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	rows := Unbatch(StreamOf(loader).OnError(func(bad *SampleError) error { stop(bad); return bad })).Shuffle(4, 1)
+
+	var at Cursor
+	for _, rank := range []Rank{{Count: 1}, {Index: 1, Count: 2}} { // rank 1 of 2 resumes after a step of one rank
+		for batch, err := range Batch(rows.Shard(rank, DropTail), 3, List[[]string]).Run(ctx, &at) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(rank, batch)
+			break
+		}
+	}
+	// Output:
+	// {0 1} [[b1] [a2] [a3]]
+	// {1 2} [[c2] [b2] [c1]]
+}
+
 // A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
 // in 8 bytes a line, and Get reads its line. A shuffle within a window would need no such pass, but a file that is sorted
 // would stay nearly sorted. Lines may have any length, the last one need not end, and blank lines count as part of the line
@@ -5377,9 +5413,9 @@ func ExampleNewFunc_database() {
 }
 
 // Remote shards that are kept on a local disk: the epochs after the first read them there. A shard gets its name when all of it
-// is on the disk and Tar finds its end, so processes may share the folder. What is truncated, or does not fit, is read from the
-// server in each epoch, after an attempt to keep it. Nothing is ever removed, and a shard that is replaced on the server is not
-// noticed: give it a new name. Processes that are killed leave files *.part.
+// is on the disk and Tar finds its end, so processes may share the folder. A record with a fault of its own is kept. What is
+// truncated, or does not fit, is read from the server in each epoch, after an attempt to keep it. Nothing is removed, and a shard
+// that is replaced on the server is not noticed: give it a new name. Processes that are killed leave files *.part.
 func ExampleOpener_cacheOnDisk() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -5403,7 +5439,7 @@ func ExampleOpener_cacheOnDisk() {
 			return err
 		}
 		for _, err := range records.Epoch(ctx, 0) {
-			if err != nil {
+			if bad := (*TarError)(nil); err != nil && (!errors.As(err, &bad) || bad.Rest) {
 				return err
 			}
 		}
@@ -5428,18 +5464,20 @@ func ExampleOpener_cacheOnDisk() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	shard := tarEntries("cat.txt=meow")
-	for epoch, data := range [][]byte{shard[:600], shard, nil} { // what the server has
+	shard := tarEntries("cat.txt=meow", "dog.txt=woof", "dog.txt=arf") // the dog has a field twice
+	for epoch, data := range [][]byte{shard[:600], shard, nil} {       // what the server has
 		store["a.tar"] = &fstest.MapFile{Data: data}
 		for r, err := range records.Epoch(context.Background(), epoch) {
-			fmt.Printf("epoch %d: %q, truncated: %v\n", epoch, r.Key, errors.Is(err, io.ErrUnexpectedEOF))
+			fmt.Printf("epoch %d: %q, failed: %v\n", epoch, r.Key, err != nil)
 		}
 	}
 	// Output:
 	// not kept: a.tar
-	// epoch 0: "", truncated: true
-	// epoch 1: "cat", truncated: false
-	// epoch 2: "cat", truncated: false
+	// epoch 0: "", failed: true
+	// epoch 1: "cat", failed: false
+	// epoch 1: "", failed: true
+	// epoch 2: "cat", failed: false
+	// epoch 2: "", failed: true
 }
 
 // A reopened reader opens an object again where a connection to it has broken. Temporary says which errors it gets over; its user
@@ -5857,11 +5895,11 @@ func ExampleFromSeq_cache() {
 }
 
 // A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob with a
-// checksum for each sample. A file is renamed when all of it is written, so goroutines and processes may share the folder. A file
-// that is empty or damaged, as after a loss of power, is decoded and written again. If nothing can be written, as on a full disk,
-// the log says so once, and samples are decoded each time. Processes that are killed leave files *.part. Random augmentation
-// belongs in a Transform of the result; in the cache its first outcome would stay for ever. A change of the decoding or of the
-// data needs a new folder, and gob does not write unexported fields.
+// checksum for each sample. A file is renamed when all of it is written, and all users may read it, so goroutines and processes
+// may share the folder. A sample whose file is empty or damaged, as after a loss of power, is decoded and written again. If
+// nothing can be written, as on a full disk, the log says so once, and samples are decoded each time. Processes that are killed
+// leave files *.part. Random augmentation belongs in a Transform of the result; in the cache its first outcome would stay for
+// ever. A change of the decoding or of the data needs a new folder, and gob does not write unexported fields.
 func ExampleFunc_cacheOnDisk() {
 	type sample = Tensor[float32]
 	raw := Slice[string]{"1.5 2", "3 4.5", "5 6"}
@@ -5890,7 +5928,7 @@ func ExampleFunc_cacheOnDisk() {
 		}
 		defer os.Remove(file.Name()) // of no effect after Rename
 		_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes())))
-		if err := errors.Join(err, file.Close()); err != nil {
+		if err := errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
 			return err
 		}
 		return os.Rename(file.Name(), name)
@@ -10429,8 +10467,7 @@ var archives = sync.OnceValue(func() map[string][]byte {
 // unBase64 decodes base64.
 func unBase64(text string) string { return string(must(base64.StdEncoding.DecodeString(text))) }
 
-// TestTarArchives reads every archive in every way. All agree, and those of GNU tar, in every format that it writes, yield what
-// was put in.
+// TestTarArchives reads every archive in every way. All agree, and those of GNU tar, in every format, yield what was put in.
 func TestTarArchives(t *testing.T) {
 	const a, c = "a{cls:1 txt:first\n}; ", "c{cls:3 txt:}"
 	b := briefRecord("b", "cls", "2", "txt", strings.Repeat("second\n", 100)) + "; "

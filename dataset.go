@@ -304,7 +304,7 @@ func Rand(ctx context.Context) *rand.Rand {
 // WithSeed returns a context in which Rand uses another seed; epoch and position stay those of ctx. In a Get, in the function of
 // a Map, and wherever else Rand works, the seed is hashed with that of ctx. So Rand(WithSeed(ctx, 1)) is a second generator of
 // the sample, which is independent of the first and changes with Options.Seed. Two calls with one seed for one sample give equal
-// generators, as a retry needs; so do two Maps side by side, or two loaders of one seed, at the same position.
+// generators, as a retry needs, and so do two loaders of one seed at the same position. For several Maps see Map.
 //
 // In any other context the seed is taken as it is: use WithSeed around a stream's loop to set the seed of its Maps.
 // A loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one

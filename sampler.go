@@ -131,7 +131,7 @@ func permutation(n int, seed uint64) func(pos int) int {
 // samples the bound is one in 707,000; in fact it is one in 1.4 million.
 //
 // In newFeistel(10, 0) the domain has 12 numbers. Four rounds turn 7 into 11, which is outside, and four more turn 11 into 5.
-// So position 7 has the value 5, and the permutation's cycle passes over 11. (So short a permutation is kept as a table
+// So position 7 has the value 5, and the permutation's cycle skips 11. (So short a permutation is kept as a table
 // instead; the numbers are small so that they can be checked by hand.)
 //
 //	 7 = 1,3 → 0,1 → 2,3 → 0,3 → 2,3 = 11      the network's cycle  7 → 11 → 5 → 1 → 7

@@ -225,8 +225,8 @@ type tarState struct {
 // it is lost, too, because it may lack files.
 //
 // A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
-// shard was never written. Up to 64 KiB of zeros pass. More pass only if they are fewer than 128 KiB, 256 KiB, 512 KiB or 1 MiB
-// and the archive's length is a multiple of that, as tar -b 256 to -b 2048 and dd bs=1M conv=sync write it.
+// shard was never written. Up to 64 KiB of zeros pass. More pass only as the padding of a last block, as tar -b 256, 512, 1024 or
+// 2048 writes it.
 //
 // To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
 // shards at once, which mixes better and opens them in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and
@@ -1366,7 +1366,7 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.
 // Len returns the number of records in the shard.
 func (x *tarShard) Len() int { return len(x.places) }
 
-// Get lets the reader of Tar loose on the bytes of one record, which end with the headers behind it. Up to 256 KiB are read at
+// Get reads the bytes of one record as Tar does, with the headers or the end marker behind it. Up to 256 KiB are read at
 // once. OpenTar has read the same headers, so whatever is wrong now, except a fault of the record, shows that the shard has
 // changed.
 func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {

@@ -398,10 +398,16 @@ func rescue(err *error) {
 	}
 }
 
-// placeOfPanic returns the place of a panic that has just been recovered. From the inside out, the frames are those of
-// the recovery, of the panic, of the standard library and of this package if the user's code has called it (Rand, for
-// example), of the user's code, and of the function of this package that rescues it. The search ends there: if
-// OrderFunc panics, no frame is the user's.
+// placeOfPanic returns the place of a panic that has just been recovered: the first frame of the user's code. The frames are, the
+// innermost first, those of
+//
+//   - the recovery
+//   - the panic
+//   - the standard library and this package, if the user's code has called them (Rand, for example)
+//   - the user's code
+//   - the function of this package that rescues it
+//
+// The search ends at that function: if OrderFunc panics, no frame is the user's.
 func placeOfPanic() string {
 	pcs := make([]uintptr, 100)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
@@ -436,7 +442,8 @@ func try[T any](f func() (T, error)) (value T, err error) {
 
 // Map applies f to every item. With workers > 0, f runs in that many goroutines, and one more goroutine reads the
 // source, at most 8×workers items ahead of the loop. The results keep the order of the source: each is handed over when it
-// and all before it are ready. With 0 workers f runs when the loop asks for the item. workers must not be negative.
+// and all before it are ready. With 0 workers f runs when the loop asks for the item. workers must not be negative. For items of
+// many megabytes use StreamOf a loader, whose window you choose: Workers × Prefetch (ExampleUnbatch_rowGroups).
 //
 // An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
 // does not call f again for items before the cursor.
