@@ -8706,21 +8706,15 @@ func TestRefusedCursors(t *testing.T) {
 			Source  Cursor `json:"source"`
 			Version int    `json:"version"`
 		}
-		return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
-			at := state{Source: Cursor{Epoch: from.Epoch}}
-			must(0, from.Load(&at))
-			for item, err := range s(ctx, at.Source) {
-				item.Next = Cursor{from.Epoch, item.Next.Pos, state{"mine", item.Next, version}}
-				if err != nil || !yield(item) {
-					return err
-				}
-			}
-			return nil
+		return passOn(s, func(item *Item[int]) bool {
+			item.Next.State = state{"mine", item.Next, version}
+			return true
 		})
 	}
-	checkStream(t, mine(1).Shuffle(4, 1), 0)
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
+	own1 := throughJSON(t, after(1, batches(mine(1))))
+	equal(t, "mine, of the same version", outcomes(batches(mine(1)).Run(t.Context(), &own1)), outcomes(s.Run(t.Context(), ptr(after(1, s)))))
 	names, shards := tenShards()
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	tars := func(opts TarOptions, names ...string) ints {
