@@ -6714,7 +6714,7 @@ func TestReplacement(t *testing.T) {
 		for i := range n {
 			weights[i] = math.Exp(700 - spread*float64(i*7919%n)/float64(n))
 			sum += weights[i] / weights[0] // the largest
-			sums[i], times[i] = sum, -math.Log1p(-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
+			sums[i], times[i] = sum, -math.Log(1-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
 		}
 		find := newGuide(sums)
 		for i, s := range slices.Repeat(sums, 3) {

@@ -350,7 +350,7 @@ func drawShortest(weights []float64, largest float64, count int) func(seed uint6
 				slices.Sort(keys)
 				keys, limit = keys[:count], keys[count-1]
 			}
-			time := -math.Log1p(-unit(counter(seed, uint64(j)))) / (w / largest)
+			time := -math.Log(1-unit(counter(seed, uint64(j)))) / (w / largest)
 			if key := math.Float64bits(time)&^mask | uint64(j); w > 0 && key < limit {
 				keys = append(keys, key)
 			}
