@@ -267,6 +267,14 @@ func equal[T any](t testing.TB, what string, got, want T) {
 	t.Fatalf("%s:\n got %s\nwant %s", what, g, w)
 }
 
+// failIf fails the test, as panicIf panics, if something is wrong.
+func failIf(t testing.TB, wrong bool, format string, args ...any) {
+	t.Helper()
+	if wrong {
+		t.Fatalf(format, args...)
+	}
+}
+
 // throughJSON is a cursor that was saved and loaded.
 func throughJSON(t testing.TB, c Cursor) Cursor {
 	t.Helper()
@@ -286,16 +294,12 @@ func fromJSON(t testing.TB, text string) (c Cursor) {
 // after "= ", the whole text.
 func saysAll(t testing.TB, err error, parts ...string) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one that says %q", parts)
-	}
+	failIf(t, err == nil, "no error, want one that says %q", parts)
 	if all, exact := strings.CutPrefix(parts[0], "= "); exact {
 		equal(t, "error", err.Error(), all)
 	}
 	for _, part := range strings.Split(strings.TrimPrefix(strings.Join(parts, " … "), "= "), " … ") {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("error %q does not say %q", err, part)
-		}
+		failIf(t, !strings.Contains(err.Error(), part), "error %q does not say %q", err, part)
 	}
 }
 
@@ -305,9 +309,7 @@ func errorOf[T any](_ T, err error) error { return err }
 // because checks the cause of err, and returns err. Causes are compared as values: their texts differ between systems.
 func because(t testing.TB, cause, err error) error {
 	t.Helper()
-	if !errors.Is(err, cause) {
-		t.Errorf("%v; this is not because of %v", err, cause)
-	}
+	failIf(t, !errors.Is(err, cause), "%v; this is not because of %v", err, cause)
 	return err
 }
 
@@ -428,9 +430,8 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	inBubble(t, func(t *testing.T) {
 		k := 0
 		for item, err := range StreamOf(loader)(t.Context(), Cursor{Epoch: 2}) {
-			if failed := item.Err; err != nil || failed != nil && !errors.As(failed, new(*SampleError)) {
-				t.Errorf("%s: %v, or %v is no SampleError", what, err, failed)
-			}
+			sound := item.Err == nil || errors.As(item.Err, new(*SampleError))
+			failIf(t, err != nil || !sound, "%s: %v, or %v is no SampleError", what, err, item.Err)
 			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
 				equal(t, what+": Batch", outcomes(one(loader.Batch(t.Context(), 2, k))), got[k:k+1])
 			}
@@ -6490,15 +6491,13 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 	for _, n := range huge {
 		f := newFeistel(n, n)
-		if domain := f.a << f.k; domain < n || domain-n > 1<<(f.k+1) {
-			t.Errorf("n %d: the domain is %d", n, domain)
-		}
+		domain := f.a << f.k
+		failIf(t, domain < n || domain-n > 1<<(f.k+1), "n %d: the domain is %d", n, domain)
 		for k := range uint64(1000) {
 			pos := counter(n, k) % n
 			i := uint64(f.at(int(pos)))
-			if back := undo(f, i); i >= n || back != pos {
-				t.Fatalf("n %d: position %d has %d, which is position %d's", n, pos, i, back)
-			}
+			back := undo(f, i)
+			failIf(t, i >= n || back != pos, "n %d: position %d has %d, which is position %d's", n, pos, i, back)
 		}
 	}
 }
@@ -6534,9 +6533,8 @@ func TestRandomIsUniform(t *testing.T) {
 					at := order(key)
 					counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
 				}
-				if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
-					t.Errorf("n %d: over %s positions %v miss by %.1f standard deviations", n, over, pair, z)
-				}
+				z := zScore(t, counts, weights...)
+				failIf(t, math.Abs(z) > 4, "n %d: over %s positions %v miss by %.1f deviations", n, over, pair, z)
 			}
 		}
 	}
@@ -6549,9 +6547,8 @@ func TestRandomIsUniform(t *testing.T) {
 			}
 		}
 	}
-	if agree < 60 || agree > 140 {
-		t.Errorf("orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
-	}
+	failIf(t, agree < 60 || agree > 140,
+		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
 }
 
 // TestGoldenOrders pins orders and random numbers, which must not change, because a cursor has only the seed. The values of
@@ -6740,14 +6737,11 @@ func TestBuckets(t *testing.T) {
 			batch := sorted(s.Batches(epoch)(k))
 			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
 			all, longests, padded = append(all, batch), append(longests, longest), padded+longest*len(batch)
-			if longest*len(batch) > budget {
-				t.Fatalf("batch %d has %d samples of at most %d", k, len(batch), longest)
-			}
+			failIf(t, longest*len(batch) > budget, "batch %d has %d samples of at most %d", k, len(batch), longest)
 		}
 		equal(t, "all samples", sorted(slices.Concat(all...)), upTo(len(lengths)))
-		if waste := 1 - float64(total)/float64(padded); waste > .1 {
-			t.Errorf("%.0f %% of the batches is padding", 100*waste)
-		}
+		waste := 1 - float64(total)/float64(padded)
+		failIf(t, waste > .1, "%.0f %% of the batches is padding", 100*waste)
 		slices.SortFunc(all, slices.Compare)
 		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
 	}
@@ -8249,16 +8243,13 @@ func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
 		defer stop()
 		for item, err := range s(t.Context(), at) {
-			if err != nil {
-				t.Fatalf("after %d items: %v", len(want), err)
-			}
+			failIf(t, err != nil, "after %d items: %v", len(want), err)
 			if item.Err != nil {
 				equal(t, "the value of a failed item", item.Value, *new(T))
 				item.Err = itemError(item.Next, item.Err)
 			}
-			if item.Next.Epoch != epoch || item.Next.Pos <= at.Pos {
-				t.Fatalf("item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
-			}
+			failIf(t, item.Next.Epoch != epoch || item.Next.Pos <= at.Pos,
+				"item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
 			at = item.Next
 			cursors, saved = append(cursors, at), append(saved, at.String())
 			now := outcomes(one(item.Value, item.Err))
@@ -8300,9 +8291,7 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []st
 			}
 		}
 	}
-	if !slices.Equal(got, want) {
-		t.Fatalf("from %v, left after each %d items and resumed:\n got %q\nwant %q", from, each, got, want)
-	}
+	equal(t, fmt.Sprintf("from %v, left after each %d items and resumed", from, each), got, want)
 }
 
 // checkStop ends the context while the loop has item k, or before the first, possibly because of a *SampleError. The ended
@@ -8956,9 +8945,8 @@ func TestItemsAreForgotten(t *testing.T) {
 	})
 	atMost := func(most int, all []weak.Pointer[block]) {
 		t.Helper()
-		if n := alive(all); n > most {
-			t.Fatalf("%d of %d are in memory, want at most %d", n, len(all), most)
-		}
+		n := alive(all)
+		failIf(t, n > most, "%d of %d are in memory, want at most %d", n, len(all), most)
 	}
 	for k, s := range []Stream[*block]{source.Shuffle(8, 1), source.Prefetch(64), Map(source, 8, quick), Mix(MixOptions{}, source)} {
 		inBubble(t, func(t *testing.T) {
@@ -9417,9 +9405,8 @@ func TestProgress(t *testing.T) {
 			var out strings.Builder
 			k := 0
 			for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
-				if failed := (*SampleError)(nil); errors.As(err, &failed) != (k == 1) || err == nil && i != k {
-					t.Fatalf("item %d: %d, %v", k, i, err)
-				}
+				failed := errors.As(err, new(*SampleError))
+				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
 				if k++; k == c.leave {
 					break
 				}
@@ -9433,9 +9420,7 @@ func TestProgress(t *testing.T) {
 				lines = strings.Split(got, "\r")[1:]
 				for i, line := range lines {
 					lines[i] = strings.TrimRight(line, " ")
-					if len(line) < last || len(line) > 79 {
-						t.Errorf("%q has %d columns, after %d", line, len(line), last)
-					}
+					failIf(t, len(line) < last || len(line) > 79, "%q has %d columns, after %d", line, len(line), last)
 					last = len(lines[i])
 				}
 			}
@@ -9449,9 +9434,8 @@ func TestProgress(t *testing.T) {
 	defer file.Close()
 	defer null.Close()
 	// A file is no terminal. A device that is written to character by character counts as one.
-	if isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null) {
-		t.Error("a terminal is not known from other files")
-	}
+	failIf(t, isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null),
+		"a terminal is not known from other files")
 }
 
 // TestProfiles looks into profiles as the tools show them: who a goroutine is, and what a batch was made of.
@@ -9602,9 +9586,8 @@ func TestNestedCursors(t *testing.T) {
 	own := func(x string) Cursor { return Cursor{State: map[string]any{"by": 0, "again": 1, "x": x}} } // which no stage has made
 	equal(t, "whether digests tell states of the user's own apart", fingerprintOf(own("a")) != fingerprintOf(own("b")), true)
 	for most, s := range map[int]ints{3700: s, 2300: pairs} {
-		if n := len(cursors(t, s.Take(150))[150].String()); n > most {
-			t.Errorf("a cursor has %d bytes, want at most %d", n, most)
-		}
+		n := len(cursors(t, s.Take(150))[150].String())
+		failIf(t, n > most, "a cursor has %d bytes, want at most %d", n, most)
 	}
 }
 
@@ -9943,9 +9926,7 @@ func same(t testing.TB, what string, got []string, want string) {
 	if want == "" {
 		all = nil
 	}
-	if len(got) != len(all) {
-		t.Fatalf("%s:\n got %q\nwant %q", what, got, all)
-	}
+	failIf(t, len(got) != len(all), "%s:\n got %q\nwant %q", what, got, all)
 	for i, g := range got {
 		says, failed := strings.CutPrefix(all[i], "error ")
 		if !failed || !strings.HasPrefix(g, "error") {
@@ -9953,9 +9934,8 @@ func same(t testing.TB, what string, got []string, want string) {
 			continue
 		}
 		saysAll(t, errors.New(g), strings.Split(says, " … ")...)
-		if strings.Contains(g, "secret") || strings.Contains(g, "sec%") || len(g) > 2000 {
-			t.Errorf("%s tells a secret, or too much: %s", what, g)
-		}
+		tells := strings.Contains(g, "secret") || strings.Contains(g, "sec%")
+		failIf(t, tells || len(g) > 2000, "%s tells a secret, or too much: %s", what, g)
 	}
 }
 
@@ -10048,9 +10028,8 @@ func TestTarGolden(t *testing.T) {
 			}
 			block := strings.ToValidUTF8("\t"+strings.Join(append(outcomes, "the end"), "\n\t")+"\n", "?")
 			block = strings.ReplaceAll(block, tar.ErrHeader.Error(), "tar.ErrHeader")
-			if text.WriteString(block); !*update && !strings.Contains(old, line+block) {
-				t.Errorf("this shard yields\n%s", block)
-			}
+			text.WriteString(block)
+			failIf(t, !*update && !strings.Contains(old, line+block), "this shard yields\n%s", block)
 			if strings.Contains(line, "|") {
 				return
 			}
@@ -10109,9 +10088,8 @@ func TestTarFields(t *testing.T) {
 		file := &countingFile{Reader: bytes.NewReader(shard)}
 		stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
 		same(t, "seeking", readAll(t, briefly(stream)), "a{cls:1}; b{cls:2}")
-		if file.read > 4*tarBuffer || !file.closed {
-			t.Errorf("%d bytes of %d were read; closed %t", file.read, len(large), file.closed)
-		}
+		failIf(t, file.read > 4*tarBuffer, "%d bytes of %d were read", file.read, len(large))
+		equal(t, "closed", file.closed, true)
 	}
 }
 
@@ -10278,9 +10256,7 @@ func TestTarPipe(t *testing.T) {
 	equal(t, "whether it can be read from the middle", errorOf(OpenShard(t.Context(), name, 512)) == nil, false)
 	w := <-writer
 	defer w.Close()
-	if _, err := w.WriteString("x"); err == nil {
-		t.Error("the pipe is still open")
-	}
+	equal(t, "whether the pipe is still open", errorOf(w.WriteString("x")) == nil, false)
 	pipe := must(os.OpenFile(name, os.O_RDWR, 0)) // also for reading, so that the open does not wait
 	defer pipe.Close()
 	must(pipe.Write(tarEntries("a.txt=1", "b.txt=2")[:1536]))
@@ -10558,9 +10534,7 @@ func TestTarHeaders(t *testing.T) {
 		if 0 < n && n <= len(c.headers) {
 			got = fmt.Sprintf("%s %d", name, size)
 		}
-		if got != c.fast {
-			t.Errorf("%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
-		}
+		failIf(t, got != c.fast, "%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
 		for end := range min(n, 4*tarBlock) {
 			if _, _, more := parseHeaders(c.headers[:end]); got != "" && (more <= end || more > n) {
 				t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
@@ -10585,9 +10559,8 @@ func TestTarHeadersAreCheap(t *testing.T) {
 		read := func() { collect(t, stream.Epoch(t.Context(), 0)); readDataset(t, d) }
 		allocations = append(allocations, testing.AllocsPerRun(5, read))
 	}
-	if slices.Max(allocations) > slices.Min(allocations)+50 {
-		t.Errorf("allocations with PAX records, with GNU names, and with neither: %v", allocations)
-	}
+	failIf(t, slices.Max(allocations) > slices.Min(allocations)+50,
+		"allocations with PAX records, with GNU names, and with neither: %v", allocations)
 }
 
 // FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing panics, no
@@ -10900,9 +10873,8 @@ func TestWebWaits(t *testing.T) {
 		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119}, {"121", 120, 120},
 		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0}, {in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
 	} {
-		if d := retryAfter(c.header); d < c.min*s || d > c.max*s {
-			t.Errorf("Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
-		}
+		d := retryAfter(c.header)
+		failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
 	}
 }
 
@@ -10931,9 +10903,8 @@ func TestWebStream(t *testing.T) {
 	s := serveTar(t, sends(data, `"tag"`, 6000))
 	r := must(s.web.open(t.Context(), s.URL, 0))
 	r.Close()
-	if _, err := io.ReadAll(r); !errors.Is(err, os.ErrClosed) || len(s.asked) != 1 {
-		t.Errorf("after Close: %v, %d requests", err, len(s.asked))
-	}
+	because(t, os.ErrClosed, errorOf(io.ReadAll(r)))
+	equal(t, "requests after Close", len(s.asked), 1)
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s = serveTar(t, func(_ int, w http.ResponseWriter, r *http.Request) {
@@ -11107,9 +11078,8 @@ func TestOpenShard(t *testing.T) {
 		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), "OpenShard reads files and http and https URLs")
 	}
 	for _, name := range []string{"-", name + "x", "pipe:touch " + evil, "|touch " + evil} {
-		if err := errorOf(OpenShard(t.Context(), name, 0)); !errors.As(err, new(*fs.PathError)) {
-			t.Errorf("%s: %v, want that there is no such file", name, err)
-		}
+		err := errorOf(OpenShard(t.Context(), name, 0))
+		failIf(t, !errors.As(err, new(*fs.PathError)), "%s: %v, want that there is no such file", name, err)
 	}
 	saysAll(t, errorOf(OpenShard(t.Context(), name, -1)), "a b.tar")
 	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 1)
@@ -11135,9 +11105,8 @@ func TestTarDataset(t *testing.T) {
 		var got []string
 		for _, r := range samples(t, loader, epoch) {
 			got = append(got, brief(r))
-			if f := r.Files[0]; cap(f.Data) != len(f.Data) {
-				t.Errorf("field %s of %s may grow into the next", f.Name, r.Key)
-			}
+			f := r.Files[0]
+			failIf(t, cap(f.Data) != len(f.Data), "field %s of %s may grow into the next", f.Name, r.Key)
 		}
 		equal(t, "loaded", got, want)
 	}
@@ -11199,9 +11168,8 @@ func TestTarChanged(t *testing.T) {
 				others = append(others, withBytes(shard, at, string(shard[at]^2)))
 			}
 		}
-		if noticed := check(shard, others...); noticed < 100/step {
-			t.Errorf("of %d bytes that were changed, %d were noticed", len(others), noticed)
-		}
+		noticed := check(shard, others...)
+		failIf(t, noticed < 100/step, "of %d bytes that were changed, %d were noticed", len(others), noticed)
 	}
 	for _, c := range []struct {
 		was, is []byte
@@ -11303,9 +11271,8 @@ func TestTarWriterErrors(t *testing.T) {
 			r.Files = append(r.Files, File{field, nil})
 		}
 		err := w.Write(r)
-		if saysAll(t, err, "dataloader: TarWriter: record ", c.says); len(err.Error()) > 1000 {
-			t.Errorf("an error of %d bytes", len(err.Error()))
-		}
+		saysAll(t, err, "dataloader: TarWriter: record ", c.says)
+		failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
 	}
 	equal(t, "bytes of bad records", b.Len()-before, 0)
 
@@ -11365,13 +11332,11 @@ func checkDecoded(t *testing.T, name, data, want string) {
 	}
 	if fails {
 		saysAll(t, err, fmt.Sprintf("Decode(%.100q", name), says)
-		if want = "<nil> <nil>"; len(err.Error()) > 1000 {
-			t.Errorf("an error of %d bytes", len(err.Error()))
-		}
+		failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
+		want = "<nil> <nil>"
 	}
-	if got = strings.TrimPrefix(got, "dataloader."); got != want || !fails && err != nil {
-		t.Errorf("%s %.100q: %s and %v, want %s", name, data, got, err, want)
-	}
+	got = strings.TrimPrefix(got, "dataloader.")
+	failIf(t, got != want || !fails && err != nil, "%s %.100q: %s and %v, want %s", name, data, got, err, want)
 }
 
 // TestDecode shows what is made of each kind of file.
