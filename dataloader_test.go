@@ -136,11 +136,6 @@ func (p *probe) Get(ctx context.Context, i int) (int, error) {
 // always is the probe's time d for every sample.
 func always(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 
-// once is the probe's time d for sample 0, and no time for the others.
-func once(d time.Duration) func(int) time.Duration {
-	return func(i int) time.Duration { return d * time.Duration(max(0, 1-i)) }
-}
-
 // jitter is a random time of less than a microsecond for each sample, from a seed.
 func jitter(seed uint64) func(int) time.Duration {
 	return func(i int) time.Duration { return time.Duration(counter(seed, uint64(i)) % 1000) }
@@ -6896,6 +6891,7 @@ func TestBadSamplers(t *testing.T) {
 		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
 		{panicOf(func() { RandomWithReplacement(-1, 1, 0) }), "panic … RandomWithReplacement … -1"},
 		{panicOf(func() { RandomWithReplacement(3, 0, 0) }), "panic … RandomWithReplacement … count is 0 … positive"},
+		{panicOf(func() { RandomWithReplacement(3, -1, 0) }), "panic … count is -1"},
 		{panicOf(func() { RandomWithReplacement(0, 1, 0) }), "panic … count is 1 … no samples"},
 		{panicOf(func() { OrderFunc(1, nil) }), "panic … OrderFunc … nil"},
 		{panicOf(func() { OrderFunc(-1, func(int) []int { return nil }) }), "panic … OrderFunc … -1"},
@@ -6969,11 +6965,10 @@ func TestRecycle(t *testing.T) {
 			}
 			return len(memory)
 		}
-		if keeping, places := loop(true), loop(false); keeping > most+4 || places > most {
-			t.Errorf("%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
-		} else {
-			t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
-		}
+		keeping, places := loop(true), loop(false)
+		failIf(t, keeping > most+4 || places > most,
+			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
+		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
 		var all sync.WaitGroup
 		for k := range 4 {
 			all.Go(func() { loop(k%2 == 0) })
@@ -7099,10 +7094,11 @@ func TestWindow(t *testing.T) {
 // TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it takes up one
 // place, and the others come. When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
+	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
 	for _, unordered := range []bool{false, true} {
 		want := map[bool][]int{false: {0, 3, 1}, true: {19, 19, 1}}[unordered]
 		inBubble(t, func(t *testing.T) {
-			data, all, early := &probe{n: 20, bad: []int{0}, takes: once(time.Hour)}, []int{}, 0
+			data, all, early := &probe{n: 20, bad: []int{0}, takes: sticks}, []int{}, 0
 			start, stuck := time.Now(), make(chan []int, 1)
 			time.AfterFunc(time.Minute, func() {
 				loading := int(data.running.Load())
@@ -7165,9 +7161,8 @@ func TestEverySchedule(t *testing.T) {
 				}
 				queue = append(queue, w.others...)
 			}
-			if worst.wrong != nil {
-				t.Fatalf("%s: %s: %v", name, strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", "), worst.wrong)
-			}
+			schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
+			failIf(t, worst.wrong != nil, "%s: %s: %v", name, schedule, worst.wrong)
 			t.Logf("%s: %d schedules", name, played)
 		}
 	}
@@ -7547,8 +7542,8 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
-	slow := &probe{n: 3, bad: []int{1}, takes: once(time.Second)}
-	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
+	slow := &probe{n: 10, bad: []int{3}, takes: jitter(4)} // samples 0 and 1 take longer than 2 and 3
+	sixteen := fmt.Sprint(upTo(16))                        // indices, and no more
 	outside := OrderFunc(4, func(int) []int { return []int{0, -2, 1, 3} })
 	ranks := func(count int, tail Tail) Options {
 		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
@@ -7558,8 +7553,7 @@ func TestFailures(t *testing.T) {
 	loadFails := func(_ context.Context, dst, _ []int) ([]int, error) { return dst, errBad }
 	two, drop := Options{BatchSize: 2}, Options{BatchSize: 3, OnError: dropBad}
 	for _, l := range []loading{
-		{"a bad sample", failing(10, 3), nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
-		{"behind a slow one", slow, nil, Options{}, "[[0] #1, sample 1: bad sample [2]]"},
+		{"a bad sample", slow, nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
 		{"bad ones dropped", failing(12, 0, 3, 4, 5, 11), nil, drop, "[[1 2] [6 7 8] [9 10]]"},
 		{"the end of a file", eof, nil, two, "[#0, sample 0: EOF #1, sample 2: EOF]"},
 		{"collate", numbers(2), fails, Options{}, "[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
@@ -7619,9 +7613,8 @@ func TestOnError(t *testing.T) {
 		budget, start := 4, time.Now()
 		trace := func(tm Timing) {
 			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples, tm.Dropped))
-			if tm.Sent.Before(start) || tm.Start.Before(tm.Sent) || tm.Worker < min(0, workers-1) || tm.Worker >= workers {
-				t.Errorf("%d workers: %+v", workers, tm)
-			}
+			inTime, by := !tm.Sent.Before(start) && !tm.Start.Before(tm.Sent), tm.Worker
+			failIf(t, !inTime || by < min(0, workers-1) || by >= workers, "%d workers: %+v", workers, tm)
 		}
 		collate := func(dst, samples []int) ([]int, error) {
 			if collated.Add(1); samples[0] == 15 {
@@ -8802,9 +8795,8 @@ func TestDamagedCursors(t *testing.T) {
 				if n := min(len(got)-1, len(rest)); n >= 0 && strings.HasPrefix(got[n], "refused ") {
 					got, rest = got[:n], rest[:n]
 				}
-				if !slices.Equal(got, rest) || len(rest) > 0 && !strings.Contains(t.Name(), "/Mix") {
-					t.Fatalf("from %s:\n got %q\nwant a refusal, or %q", damaged, got, rest)
-				}
+				failIf(t, !slices.Equal(got, rest) || len(rest) > 0 && !strings.Contains(t.Name(), "/Mix"),
+					"from %s:\n got %q\nwant a refusal, or %q", damaged, got, rest)
 			}
 		}
 	})
@@ -10203,9 +10195,8 @@ func TestTarFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "in")
 	in := func(name string) string { return filepath.Join(dir, name) }
 	name, pattern := in("x.tar"), in("{0..3}.tar")
-	must(0, os.Mkdir(dir, 0o777))
 	shard := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.cls=3")
-	must(0, os.WriteFile(name, shard, 0o666))
+	must(0, os.CopyFS(dir, fstest.MapFS{"x.tar": {Data: shard}}))
 	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{cls:3}"
 	all := []string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}
 	got := checkStream(t, briefly(must(Tar(all, TarOptions{}))), 0)
