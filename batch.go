@@ -90,8 +90,8 @@ type Ragged[E any] struct {
 	Lengths []int
 }
 
-// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. If each sample is a sequence of
-// vectors, one after the other in one slice, divide Shape[1] and all Lengths by the width of a vector, and read Data as a tensor
+// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. If a sample is a flat slice of
+// vectors, divide Shape[1] and all Lengths by the width of a vector, and read Data as a tensor
 // of the shape [number of sequences, Shape[1], width]. PyTorch: pad_sequence with batch_first.
 func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	return func(dst Ragged[E], samples [][]E) (Ragged[E], error) {
@@ -188,7 +188,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // In the middle of a batch, a cursor of Unbatch holds the source's cursor before that batch, and the number of elements
 // already yielded. So a resume reads the batch again, and skips that number of its elements. If the batch fails at the
 // resume, the rest of it is one failed item. If the batch has another length now, or the source's
-// cursor after it is another, the cursor is refused. The elements are not compared.
+// cursor after it differs, the cursor is refused. The elements are not compared.
 //
 // A failed batch is one item. So if a batch fails for a moment before a checkpoint, a Shuffle behind Unbatch counts other items
 // at each resume, and refuses the cursor for ever; see Stream.OnError.

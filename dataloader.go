@@ -155,13 +155,12 @@
 // would take that slot. To copy the batch out of the slot first, the engine would have to know its type. It knows only numbers,
 // so one engine serves loaders and streams of any type, and a slot more is the price.
 //
-// In a loader the permits of engine.loop are the tasks, and read is nil: what says reader is for streams. Otherwise its lines
-// are those of the Example:
+// Skip what engine.loop says of readers, which are for streams. In a loader a permit is a task. These lines correspond:
 //
 //	Example_inFiftyLines      engine.loop
 //	tasks <- send             nextTask puts the task into a slot, and permits <- slot
 //	cache[r.k%window] = &r    ready[<-results] = true
-//	for recv := range n       for recv < send; recv++ comes before the body, so the formula holds in it, too
+//	for recv := range n       for recv < send; recv++ comes before the body, so the formula holds in the body, too
 //	                          spare, the slot that the body had last
 //	defer close(tasks)        in engine.run, which is read in Breaks
 //
@@ -173,9 +172,9 @@
 //   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile, how many are handed over, how many loaded, and how
 //     many being loaded, in order and out of order?
 //   - Run: go test -v -run TestStuckBatch
-//   - Write: empty the body of loader in Example_inFiftyLines, unread, and write it again from that of Example_outOfOrder,
-//     which has the same signature. The test is its output: go test -timeout 9s -run Example_inFiftyLines. Its 13 batches are
-//     the window, and one for each that the body has had.
+//   - Write: replace the body of loader in Example_inFiftyLines, unread, by that of Example_outOfOrder, which has the same
+//     signature, and make it keep the order. The test is the output: go test -timeout 9s -run Example_inFiftyLines. 13 batches
+//     are loaded: 6 for the window, and one for each of the 7 that the body has had.
 //   - Read: Example_inFiftyLines, then engine, engine.inline and engine.loop
 //   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
 //   - Break: in engine.loop delete "ready[slot] = false". When a slot is used again its flag is still set, so the loop hands it
@@ -275,10 +274,9 @@
 //
 // Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes on
 // or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and says the
-// shortest one that goes wrong: after it, for example, fewer tasks have been sent than the window allows.
+// shortest one that goes wrong, from "the loop begins" on: after it, for example, too few tasks have been sent.
 //
-//   - Predict: the loop sends the next task after the body, and not before. There are 1 worker, a window of 1 and 3 tasks. After
-//     which events does it go wrong first?
+//   - Predict: 1 worker, a window of 1, 3 tasks, and the next task is sent after the body. After which events is that wrong?
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield.
 //   - Run: go test -run TestEverySchedule
 //   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1 must be in flight: 1 tasks sent, must be 2.
@@ -320,16 +318,16 @@
 //
 // # Ranks
 //
-// Who loads what if several machines train one model? Options.Rank gives each rank its part of every epoch: the positions
-// Index, Index+Count, … (PyTorch: DistributedSampler). [RankFromEnv] knows the launchers, and a [Tail], or remainder policy,
-// says what happens if the epoch cannot be dealt out evenly.
+// Who loads what if several processes train one model? Options.Rank gives each rank its part of every epoch: the positions
+// Index, Index+Count, … (PyTorch: DistributedSampler). [RankFromEnv] knows the launchers. If the epoch cannot be
+// dealt out evenly, a [Tail] decides: PadTail repeats the first samples, DropTail leaves out the last, UnevenTail does neither.
 //
 // A cursor counts the positions that all ranks together have consumed, so after the same number of batches all ranks have the
 // same cursor. It resumes any number of ranks, because the rest of the epoch is dealt out anew:
 //
 //	if the ranks                          save           and resume
 //	step together, as in an all-reduce    one cursor     any number of ranks
-//	do not                                each cursor    any number, from the smallest: samples may come again, none is lost
+//	do not                                each cursor    any number, from the smallest pos: samples may come again, none is lost
 //	are Unordered                         each cursor    that rank alone, with the same batch size
 //
 // If ranks × BatchSize stays the same, the ranks together also train on the same samples in each step, except perhaps in the
@@ -379,13 +377,13 @@
 //     pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
 //   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
-//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, ExampleCursor_stream (what its fields mean), readAhead,
-//     readItems and endOfSource
+//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState, ExampleCursor_stream (what its fields mean),
+//     readAhead, readItems and endOfSource
 //   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
-//   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. The test
-//     for a file of yours is checkStream(t, stage(Map(Indices(fixed(0, 0, 1, 0, 2, 2)), 2, failing(3, 1).Get)), 2): it returns
-//     0, an error, 0 and 2. A resume needs the item before, but a cursor holds places, not items. So State is the source's
-//     cursor before the last item that was kept: a resume reads that item again, and does not yield it.
+//   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. A resume
+//     needs the item before, but a cursor holds places, not items. So State is the source's cursor before the last item kept.
+//     The test, in a _test.go file here: with order := OrderFunc(6, func(int) []int { return []int{0, 0, 1, 0, 2, 2} })
+//     checkStream(t, stage(Map(Indices(order), 2, failing(3, 1).Get)), 2) returns 0, an error, 0 and 2, those of epoch 2.
 //
 // # Where the time goes
 //
@@ -402,29 +400,29 @@
 //
 //   - Predict: how many workers does each loop need? What else helps ragged?
 //   - Run: go test -v -run TestStats
-//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 for 100 take one. 101 for 25 take 4, which is as many as
-//     there are, but slow batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
+//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 ms for 100 ms one, and 101 ms for 25 ms 4, as many as there
+//     are. But slow batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
 //   - Read: Timing, Stats.Observe, Stats.String and Stats.verdict
 //
 // # To look up
 //
-//	may change at a checkpoint  in order: Workers, Prefetch, Rank, BatchSize. The rest of the epoch comes, with the same random
-//	                            numbers, in other batches. But the random numbers of NewFunc are the batch's, and differ
+//	may change at a checkpoint  in order: Workers, Prefetch, Rank, BatchSize. The rest of the epoch comes in other batches,
+//	                            with the same random numbers, except those of NewFunc, which are the batch's
 //	                            Unordered: Workers, Prefetch
 //	must not change there       the order, Seed, DataVersion: otherwise the cursor is refused
 //	                            the data: if their number stays the same, only DataVersion notices
 //	safe for concurrent use     Get, the functions of Func and Transform, Collate, NewFunc's load, a sampler's functions, Map's
 //	                            f. Workers call them while the body runs; without workers the loop calls them, in turn
 //	                            OnError and Trace, if loops share them: the loop calls them, just before it hands over a batch
-//	an order that is a table    Random up to 4,096, TorchRandom, OrderFunc, Weighted without replacement
+//	an order with a table       Random up to 4,096, TorchRandom, OrderFunc, Weighted without replacement
 //
 // # Reading order
 //
 // To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way
 // of a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second
 // reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how
-// (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go: many small files are
-// read fast as a few tar files (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves are 9,500 words
+// (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go, which reads many small
+// files as a few tar files (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves are 9,500 words
 // of comment, without this one, and 1,650 lines of code. The numbers that go with a batch, such as step and pos, are
 // explained at the type deal.
 package dataloader
@@ -463,8 +461,8 @@ type Options struct {
 	Seed uint64
 	// DataVersion names the data, in UTF-8: a version, a date, a hash of the ids in hex. It is part of the cursors. A loader of
 	// other data refuses them, even if their number is the same: otherwise some samples would come twice in the epoch, and others
-	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data. Behind Shuffle and Unbatch "" fits
-	// only "", so a DataVersion that is added to a running job refuses its checkpoints there.
+	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data. If Shuffle or Unbatch follow
+	// StreamOf the loader, "" fits only "", so a DataVersion that is added to a running job refuses its checkpoints.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
@@ -835,7 +833,7 @@ func settle[B any](p *pass, t *task[B]) {
 // A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a loader needs to continue: save
 // it as JSON, with the weights, and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
 // epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in place.
-// Compare cursors by their String: == panics if their States come from JSON. encoding/gob cannot write the State: gob the
+// Compare cursors by their String: == may panic, or be false for equal cursors. encoding/gob cannot write the State: gob the
 // cursor's JSON.
 type Cursor struct {
 	Epoch int `json:"epoch"`
@@ -846,13 +844,13 @@ type Cursor struct {
 	// State describes the loader or stream that made the cursor; a different one refuses it. Workers and Prefetch are not part
 	// of the description. Nor are Rank and BatchSize, unless Unordered is set: with others the rest of the epoch comes in other
 	// batches, with the same random numbers. (Those of NewFunc differ, because they are the batch's.) A stream may also keep
-	// data of its own there. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the
+	// data of its own in State. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the
 	// start of an epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
 // ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream; its source has changed; or it is damaged, or other JSON. A program can say so and begin the epoch again.
+// stream; its source has changed; it is damaged; or it is JSON of something else. A program can say so and begin the epoch again.
 // json.Unmarshal refuses a text that is not JSON with an error of its own. ErrCursor's text is just "cursor", because it stands
 // in the middle of a sentence.
 var ErrCursor = errors.New("cursor")
@@ -1281,8 +1279,8 @@ type Timing struct {
 // nil.
 //
 // With Options.Rank the cursors of the stream say of how many ranks they are. Any number of ranks resumes them, as those of the
-// loader, and so does a stage that passes them on. Behind a stage that reads items again, Shuffle or Unbatch, only as many ranks
-// do, because another number of ranks would read other items again.
+// loader. Behind Shuffle and Unbatch, which read items again, only the same number of ranks does, because another number would
+// read other items.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {

@@ -649,8 +649,8 @@ type move struct {
 	to     Cursor
 }
 
-// settled returns a copy of Sources as they are after the moves.
-func (s *stageState) settled() []Cursor {
+// sourcesNow returns a copy of Sources as they are after the moves.
+func (s *stageState) sourcesNow() []Cursor {
 	var moves []*move
 	for m := s.moved; m != nil; m = m.before {
 		moves = append(moves, m)
@@ -701,7 +701,7 @@ func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) erro
 		return readAgain(failed)
 	}
 	return from.refused("the source has changed: it has %d items up to pos %d of %s now, which are not the %d up to pos %d of %s "+
-		"that it had", n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
+		"that it had, or Options.DataVersion is another", n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
 }
 
 // readAgain is the last error of a stage whose source has other items before the cursor than it had, one of which has failed.
@@ -719,8 +719,8 @@ type fingerprint struct {
 }
 
 // fingerprintOf returns the fingerprint of a cursor. The digest of a stage's cursor is made of the fingerprints of its sources'
-// cursors. If the stage reads items again, that is the source's cursor after these items alone: with the one before them, too,
-// the time would double with each such stage. A State that is not a stageState is digested whole: a source's, or that of a stage
+// cursors. If the stage reads items again, only the source's cursor after these items counts: with the one before them, the time
+// would double with each such stage. A State that is not a stageState is digested whole: a source's, or that of a stage
 // of the user's with fields of its own.
 func fingerprintOf(c Cursor) fingerprint {
 	s, fresh := c.State.(*stageState)
@@ -738,7 +738,7 @@ func fingerprintOf(c Cursor) fingerprint {
 	} else if s.Source.State != nil {
 		parts = append(parts, fingerprintOf(s.Source))
 	}
-	for _, source := range s.settled() {
+	for _, source := range s.sourcesNow() {
 		parts = append(parts, fingerprintOf(source))
 	}
 	h := fnv.New64a()
@@ -753,13 +753,13 @@ func fingerprintOf(c Cursor) fingerprint {
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
 }
 
-// MarshalJSON makes After, and settles Sources. Both take too long to be done for each item.
+// MarshalJSON makes After, and brings Sources up to date. Both take too long to be done for each item.
 func (s stageState) MarshalJSON() ([]byte, error) {
 	type fields stageState // without this method
 	if s.Again > 0 {
 		s.After = fingerprintOf(s.afterCursor)
 	}
-	s.Sources = s.settled()
+	s.Sources = s.sourcesNow()
 	return json.Marshal(fields(s))
 }
 
@@ -863,11 +863,11 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // resume reads the items after the cursor again, so f may be asked again about one that was dropped there.
 //
 // Put OnError behind the last stage whose resume reads items again, which are Shuffle and Unbatch, and before Batch. These
-// stages count items. If one is dropped before them that failed only for a moment, a resume counts another number, and the
-// cursor is refused: for that moment, or for ever if the item failed before the checkpoint. If another item fails in its place
-// when the items are read again, the numbers are equal, and the cursor is accepted: one sample comes twice, and one never. Where
-// OnError must stand before them, try a refused cursor again. A Filter before them has the same effect, since it keeps failed
-// items, and so have Batch and Unbatch before Shuffle, where one failed item stands for a batch.
+// stages count items. Suppose that an item fails for a moment, and is dropped before them. Then a resume counts another number,
+// and refuses the cursor: for that moment, or for ever if the item failed before the checkpoint. If another item fails in its
+// place when the items are read again, the numbers are equal, and the cursor is accepted: one sample comes twice, and one
+// never. Where OnError must stand before them, try a refused cursor again. A Filter before them has the same effect, since it
+// keeps failed items, and so have Batch and Unbatch before Shuffle, where one failed item stands for a batch.
 //
 // OnError may stand before Stream.Shard only if the same items fail on all ranks. The same holds of Filter, which keeps failed
 // items, and of Unbatch, which yields one failed item for a batch. If a connection breaks on one rank alone, its rows move:

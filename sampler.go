@@ -244,8 +244,8 @@ func checkCount(constructor string, n, count int) {
 // without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
 // with another number of samples.
 //
-// With replacement a position is computed when it is asked for, by a search in the cumulative weights. On average it looks at
-// one of them, however many there are. The sampler takes 16 bytes a weight, and an epoch nothing.
+// With replacement a position is computed when it is asked for, by a search in the cumulative weights. On average the search
+// looks at one of them, however many there are. The sampler takes 16 bytes a weight, and an epoch nothing.
 //
 // Without replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
 // with its weight as the rate, and the samples with the count shortest times are taken, the shortest first. The first to
@@ -305,8 +305,8 @@ func drawCumulative(weights []float64, largest float64) func(seed uint64) func(p
 //	guide[k] = the number of sums in the parts before part k
 //
 // A sum in an earlier part than x is below x, and a sum in a later part is above x. So the binary search is left with the sums
-// in the part of x, guide[k] <= j < guide[k+1]. On average there is one. A part with many sums costs their logarithm, where a
-// search one by one took 299 steps for one of 300 weights.
+// in the part of x, guide[k] <= j < guide[k+1]. On average there is one sum. A part with many sums costs their logarithm, where a
+// search one by one took 299 steps (of 300 weights).
 //
 // The result is that of a binary search in all sums, to the bit. The product in part is rounded, so a number near the border of
 // two parts may be in the wrong one. But rounding never reverses an order: if part(a) < part(b), then a < b, and nothing more
@@ -336,8 +336,9 @@ func newGuide(sums []float64) func(x float64) int {
 // as an index needs, give way to its index. So the keys are sorted as integers, which takes less than half the time of a sort
 // with a comparing function.
 //
-// If the other bits of two keys are equal, the smaller index comes first. Of 2^23 samples of equal weight, 0.3 % have such a
-// key, of 2^20 samples 0.005 %. A weight that is so small beside the largest that its time is infinite comes last, by index.
+// If the other bits of two keys are equal, the smaller index comes first. Of 2^23 samples of equal weight, 0.3 % share these
+// bits with another, of 2^20 samples 0.005 %. A weight that is so small beside the largest that its time is infinite comes
+// last, by index.
 //
 // Whenever 2 × count + 1,000 keys have been collected, only the smallest count of them are kept, and no later key above these
 // is collected. So memory grows with count, and a few draws from many samples take hardly more time than the random numbers.
@@ -599,8 +600,8 @@ func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch in
 	}
 }
 
-// A Rank is rank Index of Count ranks, and says which of Count parts is read. Usually it is the rank of the process, but one
-// process may read several parts. The zero value means the whole. PyTorch: rank and num_replicas.
+// A Rank says which part is read: part Index of Count. Usually each process of a training has a part, and Index is its rank; but
+// one process may read several parts. The zero value means the whole. PyTorch: rank and num_replicas.
 type Rank struct{ Index, Count int }
 
 // withCount returns the rank with its Count filled in, or says what is wrong with it.
@@ -630,13 +631,13 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //	srun                        SLURM_PROCID, SLURM_STEP_NUM_TASKS
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
-// The first row whose rank variable is set decides. The launchers above srun also run inside Slurm jobs, and pass Slurm's
-// variables on. If no rank variable is set, the result is the zero Rank, which means a single process; its Count is 0.
+// The first row whose rank variable is set decides. The launchers in the rows before srun also run inside Slurm jobs, and pass
+// Slurm's variables on. If no rank variable is set, the result is the zero Rank, which means a single process; its Count is 0.
 //
 // RankFromEnv returns an error where a process would train on the wrong samples. There are four cases: a number is missing or
 // makes no sense; a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number of processes that srun has
-// started; a launcher that is not in the table has set a rank above 0, such as PMIX_RANK; or an sbatch script for several tasks
-// starts the process without srun, and Slurm calls the only process rank 0 of many.
+// started; a launcher that is not in the table has set a rank above 0 (PMIX_RANK, for example); or an sbatch script for several
+// tasks starts the process without srun, and Slurm calls the only process rank 0 of many.
 //
 // The index in a manifest is not always the rank. In a JobSet of several Jobs, and in a PyTorchJob with nprocPerNode but
 // without torchrun, several processes have the same index: set RANK and WORLD_SIZE yourself.
@@ -825,7 +826,7 @@ func Indices(s Sampler) Stream[int] {
 // source let size be ten times its length, where the correlation is 0.04; memory grows only with what has been read. For
 // data with indices use Random, which permutes a whole epoch in 8 KiB.
 //
-// Failed items are delayed like others. Put OnError behind Shuffle all the same: see there.
+// Failed items are delayed like others. Put OnError behind Shuffle all the same; Stream.OnError says why.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -951,7 +952,7 @@ func dueOf(h uint64, i, bound int) int {
 //	StopAtLast      a b c B C c
 //	StopAtFirst     a b c
 //	CycleUntilLast  a b c a B C a b c a B
-//	CycleForever    a b c a B C a b c a B C …
+//	CycleForever    a b c a B C a b c a B c …
 type Stop int
 
 const (
@@ -993,8 +994,8 @@ type MixOptions struct {
 // ExampleOrderFunc_mixture changes the weights in the course of an epoch.
 //
 // On several ranks, Shard each source, and Mix the parts. Mixed first and dealt out afterwards, two sources in turn leave each
-// of two ranks with one source only, and draws by weight leave a Fibonacci number of ranks, such as 34, long runs of one
-// source; only a Shuffle between Mix and Shard prevents that.
+// of two ranks with one source only, and draws by weight, which follow the golden ratio, leave 34 ranks, or another Fibonacci
+// number, long runs of one source. Only a Shuffle between Mix and Shard prevents that.
 //
 // Mix panics if there is no source, a source is nil, the number of weights is not that of the sources, a weight is not
 // positive and finite, or Stop is none of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
@@ -1040,7 +1041,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// A mixer is one way through an epoch of a Mix. Everything in it belongs to the loop.
+// A mixer is one way through an epoch of a Mix. Only the loop uses it, except for the slots of a reading.
 type mixer[T any] struct {
 	ctx      context.Context // of the sources; it ends when the loop is left
 	opts     *MixOptions
@@ -1051,7 +1052,7 @@ type mixer[T any] struct {
 
 	state stageState // of the next item; N counts the draws
 	moves int        // the number of moves in state
-	at    []Cursor   // where the sources stand: what state.settled would return
+	at    []Cursor   // where the sources stand: what state.sourcesNow would return
 
 	// noteEnds makes these of state.Ended.
 	over bool      // whether so many sources have ended that the mix has
@@ -1063,7 +1064,7 @@ type mixer[T any] struct {
 func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState) *mixer[T] {
 	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], len(srcs)),
 		state: stageState{N: from.N, Sources: from.Sources, Ended: from.Ended}}
-	m.at = m.state.settled()
+	m.at = m.state.sourcesNow()
 	m.noteEnds()
 	return m
 }
@@ -1128,7 +1129,8 @@ func (m *mixer[T]) start(i int) {
 // choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
 // fractional part of offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated worst by fractions, so
 // these points are spread most evenly: over 100,000 draws, the count of a source differs from its share by less than 5. Of
-// random draws it differs by some hundred. Sources that are left out have no share. In turn, to step over them counts as draws.
+// random draws it differs by some hundred. Sources that are left out have no share. In turn, a source that is stepped over
+// counts as a draw.
 func (m *mixer[T]) choose() int {
 	n, count := m.state.N, len(m.srcs)
 	m.state.N++
@@ -1203,7 +1205,7 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 // Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot deal itself out. All ranks must
 // read the same items in the same order. If one of them reads fewer, as when its connection breaks in the middle of a shard, it
 // has other items from there on, and its loop may get no error. An Opener that opens again prevents that
-// (ExampleOpener_reopen). An OnError before Shard hears of it: if TarError.Rest is true, let it cancel the context.
+// (ExampleOpener_reopen). An OnError before Shard may do no more than cancel the context, if TarError.Rest is true.
 //
 // Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put
 // one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank,
@@ -1224,7 +1226,7 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //	row 0      item 0   item 1   item 2
 //	yielded    rank 0   rank 1   rank 2
 //	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
-//	N               2        1        0      the items of the row that follow; Pos + N is where row 1 begins, for all ranks
+//	N               2        1        0      how many items of the row come after; Pos + N is where row 1 begins, for all ranks
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	rank, bad := rank.withCount()

@@ -128,7 +128,7 @@ type TarOptions struct {
 	// different numbers of records. If all ranks must take the same number of steps, let an epoch be k records of each
 	// rank: records.Repeat(0).Take(k).
 	//
-	// Each rank saves its own cursor and is resumed from that, because only that rank knows where its shards stand.
+	// Each rank saves its own cursor, and resumes from it: no other rank knows how far its shards are read.
 	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Rank Rank
 
@@ -1729,7 +1729,7 @@ func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, er
 // been left out, is not valid; such a value becomes 1.
 //
 // Pixels are read with RGBA64At, which all types of the image package have, and which does not allocate; those of an
-// image.YCbCr or image.NRGBA directly. An image without it is read with At, which may allocate for each pixel.
+// image.YCbCr or image.NRGBA directly. An image without RGBA64At is read with At, which may allocate for each pixel.
 //
 // PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
 func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {

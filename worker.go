@@ -407,7 +407,7 @@ func rescue(err *error) {
 //   - the user's code
 //   - the function of this package that rescues it
 //
-// The search ends at that function: if OrderFunc panics, no frame is the user's.
+// The search ends at that function: if OrderFunc itself panics, no frame is the user's.
 func placeOfPanic() string {
 	pcs := make([]uintptr, 100)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
@@ -450,8 +450,9 @@ func try[T any](f func() (T, error)) (value T, err error) {
 //
 // Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. Its numbers differ from those of a
 // loader at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map
-// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position,
-// and so do two ranks if a stage after Shard counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own there.
+// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and
+// so do two ranks if a stage after Shard, such as Shuffle, counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own
+// there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
