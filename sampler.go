@@ -1209,8 +1209,8 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //
 // Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put
 // one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank,
-// and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle would
-// make cursors that fit only one rank.
+// and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle and
+// Unbatch would make cursors that fit only one rank: near the end of an epoch others may accept them, and lose samples.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
