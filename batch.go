@@ -191,7 +191,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // cursor after it differs, the cursor is refused. The elements are not compared.
 //
 // A failed batch is one item. So if a batch fails for a moment before a checkpoint, a Shuffle behind Unbatch counts other items
-// at each resume, and refuses the cursor for ever; see Stream.OnError.
+// at each resume that reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {

@@ -452,8 +452,8 @@ import (
 // Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in
 // the loop's own goroutine.
 type Options struct {
-	// BatchSize is the number of samples in a batch; 0 means 1. It may change at a checkpoint, unless Unordered is set: the same
-	// samples follow, divided otherwise. PyTorch: batch_size.
+	// BatchSize is the number of samples in a batch; 0 means 1. It may change at a checkpoint, unless Unordered is set, or
+	// Shuffle or Unbatch follow StreamOf the loader: the same samples follow, divided otherwise. PyTorch: batch_size.
 	BatchSize int
 	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
 	Shuffle bool
@@ -867,7 +867,7 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 		State      *json.RawMessage
 	}
 	switch err := decodeStrictly(data, &f); {
-	case errors.As(err, new(*json.UnmarshalTypeError)):
+	case errors.As(err, new(*json.UnmarshalTypeError)), errors.As(err, new(*json.SyntaxError)):
 		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
 	case err != nil:
 		return fmt.Errorf("dataloader: this JSON is no %w: %w; keep the cursor in a field of its own, and do not embed it",
@@ -890,7 +890,7 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 func decodeStrictly(data []byte, value any) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
-	return decoder.Decode(value)
+	return cmp.Or(json.Unmarshal(data, new(json.RawMessage)), decoder.Decode(value)) // Decode does not look behind the value
 }
 
 // Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result,
@@ -1062,8 +1062,10 @@ type loaderState struct {
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"shard,omitempty"`
 	Size int    `json:"size,omitempty"`
-	// Ranks is the number of ranks in the cursors of StreamOf, or 0 for one. No loader compares it: it is there for stages that do.
+	// These are set in the cursors of StreamOf, for stages that compare cursors; no loader does. Ranks is the number of ranks, or 0
+	// for one. Batch is the batch size if the last step of an epoch is not full, whose Pos would not tell it, and otherwise 0.
 	Ranks int `json:"ranks,omitempty"`
+	Batch int `json:"batch,omitempty"`
 }
 
 // span{a, b} is the steps a <= k < b.
@@ -1278,9 +1280,8 @@ type Timing struct {
 // at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
 // nil.
 //
-// With Options.Rank the cursors of the stream say of how many ranks they are. Any number of ranks resumes them, as those of the
-// loader. Behind Shuffle and Unbatch, which read items again, only the same number of ranks does, because another number would
-// read other items.
+// Any number of ranks, with any batch size, resumes the cursors of the stream, as those of the loader. Behind Shuffle and Unbatch,
+// which read items again, only the same number of ranks with the same batch size does, because others would read other items.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
@@ -1289,10 +1290,8 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"use its Run, or leave Unordered unset")
 		})
 	}
-	state := *l.state
-	if count := l.deal.rank.Count; count > 1 {
-		state.Ranks = count
-	}
+	state, d, count := *l.state, &l.deal, l.deal.rank.Count
+	state.Ranks, state.Batch = count*min(1, count-1), d.size*min(1, d.n%count+d.rows%d.size)
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, &state) }
 }
 

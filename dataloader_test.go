@@ -2987,7 +2987,8 @@ func (m mixture) Order(epoch int) func(pos int) int {
 }
 
 // Many data sets, mixed by weight: a draw takes the same time for 1,000 data sets as for two. The order is a function of the
-// position, so it resumes anywhere, is dealt out to ranks, and has a cursor of one line. Samples are drawn with replacement.
+// position, so it resumes anywhere, is dealt out to ranks, and has a cursor of one line. Samples are drawn with replacement. The
+// seed that draws the data set is not the one that draws the sample: equal seeds would draw both with one random number.
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is
@@ -2996,14 +2997,14 @@ func ExampleSampler_mixture() {
 		size := 5 + s%7
 		parts = append(parts, Func(size, func(context.Context, int) (int, error) { return s, nil }))
 		weights[s] = 1 + float64(s%2)
-		m.samplers, m.begins = append(m.samplers, RandomWithReplacement(size, n, seed)), append(m.begins, end)
+		m.samplers, m.begins = append(m.samplers, RandomWithReplacement(size, n, seed+1)), append(m.begins, end)
 		end += size
 	}
 	choose, err := Weighted(weights, n, true, seed)
 	if err != nil {
 		log.Fatal(err)
 	}
-	m.name = fmt.Sprintf("mixture(%v of %d)", choose, end)
+	m.name = fmt.Sprintf("mixture(%v, begins #%x)", choose, crc32.ChecksumIEEE(fmt.Append(nil, m.begins, end)))
 	m.pick = func(epoch int) func(pos int) (set, at int) {
 		set := choose.Order(epoch)
 		return func(pos int) (int, int) { return set(pos), pos }
@@ -3040,7 +3041,7 @@ func ExampleBatches_quota() {
 		for j := range perBatch[s] {
 			places = append(places, [2]int{s, j})
 		}
-		shuffled := Resize(Random(part.Len(), seed), steps*perBatch[s])
+		shuffled := Resize(Random(part.Len(), seed+uint64(s)), steps*perBatch[s])
 		m.samplers, m.begins = append(m.samplers, shuffled), append(m.begins, end)
 		end += part.Len()
 	}
@@ -3062,10 +3063,10 @@ func ExampleBatches_quota() {
 		fmt.Println(batch)
 	}
 	// Output:
-	// [a f d X Y 2]
-	// [b g e Z Z 1]
-	// [c b g X Y 1]
-	// [d c f X Z 2]
+	// [a f d Y X 1]
+	// [b g e Z Z 2]
+	// [c b g Y X 2]
+	// [d c f Z X 1]
 }
 
 // Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
@@ -7797,6 +7798,7 @@ func TestCursorJSON(t *testing.T) {
 	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
 	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
 	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
+	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), "this JSON is no cursor")
 	odd := Cursor{State: func() {}}
 	equal(t, "a cursor that cannot be saved", odd.String(), errorOf(json.Marshal(odd)).Error())
 	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
@@ -8649,8 +8651,8 @@ func TestRefusedCursors(t *testing.T) {
 	with := func(fields string) Cursor {
 		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields + `}}`)
 	}
-	const shard, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
-	done := func(spans string) Cursor { return with(`"done":` + spans + "," + shard + "," + size) } // steps done ahead
+	const ofRank, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
+	done := func(spans string) Cursor { return with(`"done":` + spans + "," + ofRank + "," + size) } // steps done ahead
 	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
@@ -8667,6 +8669,14 @@ func TestRefusedCursors(t *testing.T) {
 	}
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
+	again := func(version int) ints {                                           // another one, which has a field of the package's stages in its State
+		return passOn(s, func(item *Item[int]) bool {
+			item.Next.State = map[string]any{"by": "mine", "again": 1, "source": Cursor{0, version, map[string]int{}}}
+			return true
+		})
+	}
+	sizes := func(size int) Options { return Options{BatchSize: size} } // 20 samples in three batches
+	shard := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
 	fits, want := throughJSON(t, after(1, batches(mine(1)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
 	equal(t, "mine, of the same version", outcomes(batches(mine(1)).Run(t.Context(), &fits)), want)
 	names, shards := tenShards()
@@ -8704,7 +8714,7 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(base), done("[[5,4]]"), "damaged … [5 4]"},
 		{loader(base), with(`"done":[[1,2]]`), isDamaged},
 		{loader(base), with(`"done":[[1,2]],` + size), isDamaged},
-		{loader(base), with(shard), isDamaged},
+		{loader(base), with(ofRank), isDamaged},
 		{loader(base), with(size), isDamaged},
 
 		{s.Take(4), after(1, s.Take(3)), "made by Take(3), this is Take(4)"},
@@ -8725,6 +8735,9 @@ func TestRefusedCursors(t *testing.T) {
 		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
 		{mine(2).Shuffle(4, 1), after(1, mine(1).Shuffle(4, 1)), "the source has changed … of mine … of mine"},
 		{batches(mine(2)), after(1, batches(mine(1))), "the source has changed … of mine … of mine"},
+		{again(1).Shuffle(4, 1), after(1, again(2).Shuffle(4, 1)), "the source has changed"},
+		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
+		{shard(0, 3).Shuffle(2, 1), after(1, shard(1, 2).Shuffle(2, 1)), "the source has changed"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
 		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
@@ -9543,6 +9556,8 @@ func TestMixIsEven(t *testing.T) {
 	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, 1}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
 	}
+	equally := MixOptions{Weights: []float64{least, least}, Stop: StopAtFirst}
+	equal(t, "more than one source is drawn", len(collect(t, Mix(equally, three[:2]...).Epoch(t.Context(), 0))) > 4, true)
 }
 
 // TestNestedCursors: a stage adds a constant to the size of a cursor, however many are nested.
@@ -11473,6 +11488,8 @@ func TestImageTensor(t *testing.T) {
 
 // TestImageTensorColors: alpha is left out, and the plain colors stay.
 func TestImageTensorColors(t *testing.T) {
+	empty := &image.NRGBA{Stride: 4, Rect: image.Rect(0, 0, 0, 3)}
+	equal(t, "no columns", ImageTensor(Tensor[float32]{}, empty).Shape, []int{3, 3, 0})
 	type rgb [3]float32
 	one := image.Rect(0, 0, 1, 1)
 	pixel := func(c color.Color) image.Image { // somewhere else, and with At only

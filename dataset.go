@@ -636,7 +636,7 @@ type stageState struct {
 	Sources     []Cursor    `json:"sources,omitempty"` // if the stage reads several sources at once
 	Ended       []bool      `json:"ended,omitempty"`   // which of Sources have ended
 	Again       int         `json:"again,omitempty"`   // how many items a resume reads again
-	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items; MarshalJSON makes it of afterCursor
+	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items, made of afterCursor; or see Shard
 	afterCursor Cursor
 	moved       *move // the last of the sources that have moved since Sources was made
 }
@@ -649,16 +649,13 @@ type move struct {
 	to     Cursor
 }
 
-// sourcesNow returns a copy of Sources as they are after the moves.
-func (s *stageState) sourcesNow() []Cursor {
-	var moves []*move
-	for m := s.moved; m != nil; m = m.before {
-		moves = append(moves, m)
+// apply returns a copy of sources as they are after the moves up to m, the oldest first.
+func (m *move) apply(sources []Cursor) []Cursor {
+	if m == nil {
+		return slices.Clone(sources)
 	}
-	sources := slices.Clone(s.Sources)
-	for _, m := range slices.Backward(moves) {
-		sources[m.source] = m.to
-	}
+	sources = m.before.apply(sources)
+	sources[m.source] = m.to
 	return sources
 }
 
@@ -726,7 +723,8 @@ func fingerprintOf(c Cursor) fingerprint {
 	s, fresh := c.State.(*stageState)
 	if !fresh {
 		data, _ := json.Marshal(c.State)
-		if s = new(stageState); cmp.Or(c.Load(s), decodeStrictly(data, new(stageState))) != nil {
+		s = new(stageState)
+		if cmp.Or(c.Load(s), decodeStrictly(data, new(stageState))) != nil || s.Again > 0 != (s.After.Digest != "") {
 			s = &stageState{By: s.By}
 		}
 	}
@@ -738,7 +736,7 @@ func fingerprintOf(c Cursor) fingerprint {
 	} else if s.Source.State != nil {
 		parts = append(parts, fingerprintOf(s.Source))
 	}
-	for _, source := range s.sourcesNow() {
+	for _, source := range s.moved.apply(s.Sources) {
 		parts = append(parts, fingerprintOf(source))
 	}
 	h := fnv.New64a()
@@ -749,7 +747,7 @@ func fingerprintOf(c Cursor) fingerprint {
 		io.WriteString(h, c.String())
 		return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), s.By}
 	}
-	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
+	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, cmp.Or(s.Again, -s.After.Pos), s.Ended, parts)
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
 }
 
@@ -759,7 +757,7 @@ func (s stageState) MarshalJSON() ([]byte, error) {
 	if s.Again > 0 {
 		s.After = fingerprintOf(s.afterCursor)
 	}
-	s.Sources = s.sourcesNow()
+	s.Sources = s.moved.apply(s.Sources)
 	return json.Marshal(fields(s))
 }
 

@@ -221,7 +221,8 @@ func below(n, seed, i uint64) int {
 func unit(x uint64) float64 { return float64(x>>11) * 0x1p-53 }
 
 // RandomWithReplacement draws the index at each of the count positions of an epoch from 0 … n-1, independently of the
-// others. It panics if n is negative or count is not positive. As the one exception, count may be 0 if n is 0. PyTorch:
+// others. It panics if n is negative or count is not positive. As the one exception, count may be 0 if n is 0. Samplers that are
+// combined need different seeds: with one seed and n, this and Weighted draw with the same random numbers. PyTorch:
 // RandomSampler with replacement=True and num_samples=count.
 func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
@@ -1016,7 +1017,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	}
 	for i, w := range opts.Weights {
 		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
-		opts.Weights[i] = math.Ldexp(w, -bits.Len(uint(len(srcs)))) // so that no sum is infinite
+		opts.Weights[i] = max(math.Ldexp(w, -bits.Len(uint(len(srcs)))), math.SmallestNonzeroFloat64) // so no sum is infinite
 	}
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -1052,7 +1053,7 @@ type mixer[T any] struct {
 
 	state stageState // of the next item; N counts the draws
 	moves int        // the number of moves in state
-	at    []Cursor   // where the sources stand: what state.sourcesNow would return
+	at    []Cursor   // where the sources stand: state.Sources after the moves
 
 	// noteEnds makes these of state.Ended.
 	over bool      // whether so many sources have ended that the mix has
@@ -1064,7 +1065,7 @@ type mixer[T any] struct {
 func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState) *mixer[T] {
 	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], len(srcs)),
 		state: stageState{N: from.N, Sources: from.Sources, Ended: from.Ended}}
-	m.at = m.state.sourcesNow()
+	m.at = slices.Clone(from.Sources)
 	m.noteEnds()
 	return m
 }
@@ -1210,7 +1211,7 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 // Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put
 // one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank,
 // and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle and
-// Unbatch would make cursors that fit only one rank: near the end of an epoch others may accept them, and lose samples.
+// Unbatch would make cursors that fit only one rank.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
@@ -1227,6 +1228,8 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //	yielded    rank 0   rank 1   rank 2
 //	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
 //	N               2        1        0      how many items of the row come after; Pos + N is where row 1 begins, for all ranks
+//
+// In a last row that is not full, Pos and N do not tell Count, so After.Pos holds it.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	rank, bad := rank.withCount()
@@ -1241,7 +1244,9 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		var own Item[T]                   // this rank's item of the row
 		last := state.Source              // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
-			return yield(own, row+rank.Index+1, stageState{N: max(0, width-rank.Index-1), Source: last})
+			next := stageState{N: max(0, width-rank.Index-1), Source: last}
+			next.After.Pos = rank.Count * min(1, rank.Count-width) // so that stages that compare cursors tell the ends of rows apart
+			return yield(own, row+rank.Index+1, next)
 		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {

@@ -1737,7 +1737,7 @@ func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 	w, h := b.Dx(), b.Dy()
 	dst.Shape = append(dst.Shape[:0], 3, h, w)
 	dst.Data = slices.Grow(dst.Data[:0], 3*h*w)[:3*h*w]
-	for y := range h {
+	for y := range min(h, h*w) { // no rows without columns
 		red, green, blue := dst.Data[y*w:], dst.Data[(h+y)*w:], dst.Data[(2*h+y)*w:]
 		imageRow(red[:w], green[:w], blue[:w], img, b.Min.X, b.Min.Y+y)
 	}
