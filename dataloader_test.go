@@ -8669,7 +8669,7 @@ func TestRefusedCursors(t *testing.T) {
 	}
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
-	again := func(version int) ints {                                           // another one, which has a field of the package's stages in its State
+	again := func(version int) ints {                                           // another one, whose State has a field of the package's stages
 		return passOn(s, func(item *Item[int]) bool {
 			item.Next.State = map[string]any{"by": "mine", "again": 1, "source": Cursor{0, version, map[string]int{}}}
 			return true
