@@ -8656,29 +8656,19 @@ func TestRefusedCursors(t *testing.T) {
 	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
-	mine := func(version int) ints { // a stage of the user's, whose State has a field of its own
-		type state struct {
-			By      string `json:"by"`
-			Source  Cursor `json:"source"`
-			Version int    `json:"version"`
-		}
+	mine := func(field string, value, pos int) ints { // a stage of the user's, whose State has one field more
 		return passOn(s, func(item *Item[int]) bool {
-			item.Next.State = state{"mine", item.Next, version}
+			source := Cursor{0, pos, item.Next.State}
+			item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
 			return true
 		})
 	}
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
-	again := func(version int) ints {                                           // another one, whose State has a field of the package's stages
-		return passOn(s, func(item *Item[int]) bool {
-			item.Next.State = map[string]any{"by": "mine", "again": 1, "source": Cursor{0, version, map[string]int{}}}
-			return true
-		})
-	}
-	sizes := func(size int) Options { return Options{BatchSize: size} } // 20 samples in three batches
+	sizes := func(size int) Options { return Options{BatchSize: size} }         // 20 samples in three batches
 	shard := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
-	fits, want := throughJSON(t, after(1, batches(mine(1)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
-	equal(t, "mine, of the same version", outcomes(batches(mine(1)).Run(t.Context(), &fits)), want)
+	fits, want := throughJSON(t, after(1, batches(mine("version", 1, 7)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
+	equal(t, "mine, of the same version", outcomes(batches(mine("version", 1, 7)).Run(t.Context(), &fits)), want)
 	names, shards := tenShards()
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	tars := func(opts TarOptions, names ...string) ints {
@@ -8733,9 +8723,8 @@ func TestRefusedCursors(t *testing.T) {
 		{counting(22).Shuffle(40, 1), ends, "the source has changed: it has"},
 		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)), "it has 4 items up to pos 8 … the 6 up to pos 10"},
 		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
-		{mine(2).Shuffle(4, 1), after(1, mine(1).Shuffle(4, 1)), "the source has changed … of mine … of mine"},
-		{batches(mine(2)), after(1, batches(mine(1))), "the source has changed … of mine … of mine"},
-		{again(1).Shuffle(4, 1), after(1, again(2).Shuffle(4, 1)), "the source has changed"},
+		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)), "has changed … of mine … of mine"},
+		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))), "has changed … of mine … of mine"},
 		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
 		{shard(0, 3).Shuffle(2, 1), after(1, shard(1, 2).Shuffle(2, 1)), "the source has changed"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
