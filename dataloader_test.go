@@ -6656,7 +6656,7 @@ func TestResize(t *testing.T) {
 		border(6 + pos%2)
 	}
 	equal(t, "orders that are made", made, 2)
-	equal(t, "of nothing", Resize(Sequential(0), 0).Len(), 0)
+	equal(t, "of nothing", Resize(OrderFunc(0, func(int) []int { return nil }), 0).Len(), 0)
 	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
 	saysAll(t, far, "Resize: ", "too far")
 	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
