@@ -8666,7 +8666,7 @@ func TestRefusedCursors(t *testing.T) {
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
 	sizes := func(size int) Options { return Options{BatchSize: size} }         // 20 samples in three batches
-	shard := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
+	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
 	fits, want := throughJSON(t, after(1, batches(mine("version", 1, 7)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
 	equal(t, "mine, of the same version", outcomes(batches(mine("version", 1, 7)).Run(t.Context(), &fits)), want)
 	names, shards := tenShards()
@@ -8726,7 +8726,7 @@ func TestRefusedCursors(t *testing.T) {
 		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)), "has changed … of mine … of mine"},
 		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))), "has changed … of mine … of mine"},
 		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
-		{shard(0, 3).Shuffle(2, 1), after(1, shard(1, 2).Shuffle(2, 1)), "the source has changed"},
+		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(1, 2).Shuffle(2, 1)), "the source has changed"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
 		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
