@@ -1291,7 +1291,7 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"use its Run, or leave Unordered unset")
 		})
 	}
-	state, d, count := *l.state, &l.deal, l.deal.rank.Count
+	state, d, count := *l.state, &l.deal, l.deal.rank.Count // the factors below make 0 of one rank, and of a last step that is full
 	state.Ranks, state.Batch = count*min(1, count-1), d.size*min(1, d.n%count+d.rows%d.size)
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, &state) }
 }

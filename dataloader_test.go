@@ -6688,6 +6688,8 @@ func TestReplacement(t *testing.T) {
 	}
 	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
 	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)), 3)), []int{0, 2, 3})
+	step := uint64(golden) // with the seed -2 × step random number 1 is 0
+	equal(t, "the first, with a waiting time of 0", drawShortest([]float64{1, 1, 1}, 1, 3)(-step-step)(0), 1)
 	for n, spread := range map[int]float64{1: 0, 300: 1e-13, 2000: 30, 3000: 1e-12, 5000: 1400} {
 		weights, sums, times, order, sum := make([]float64, n), make([]float64, n), make([]float64, n), upTo(n), 0.0
 		for i := range n {

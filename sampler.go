@@ -352,7 +352,7 @@ func drawShortest(weights []float64, largest float64, count int) func(seed uint6
 				slices.Sort(keys)
 				keys, limit = keys[:count], keys[count-1]
 			}
-			time := -math.Log(1-unit(counter(seed, uint64(j)))) / (w / largest)
+			time := math.Abs(math.Log(1-unit(counter(seed, uint64(j))))) / (w / largest) // Abs, because -Log(1) is -0
 			if key := math.Float64bits(time)&^mask | uint64(j); w > 0 && key < limit {
 				keys = append(keys, key)
 			}
