@@ -210,10 +210,11 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
 				state.N, batch.Value = 0, make([]T, 1)
 			}
+			again := &reread{len(batch.Value), batch.Next}
 			for n := state.N; n < len(batch.Value); n++ {
-				next := stageState{N: n + 1, Source: state.Source, Again: len(batch.Value), afterCursor: batch.Next}
+				next := freshState{n: n + 1, source: state.Source, again: again}
 				if n+1 == len(batch.Value) {
-					next = stageState{Source: batch.Next}
+					next = freshState{source: batch.Next}
 				}
 				if pos++; !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
 					return nil

@@ -379,7 +379,7 @@
 //   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
 //   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState, ExampleCursor_stream (what its fields mean),
 //     readAhead, readItems and endOfSource
-//   - Break: in Stream.Take replace "Source: item.Next" by "Source: state.Source", and run go test -run TestStreams/Take
+//   - Break: in Stream.Take replace "source: item.Next" by "source: state.Source", and run go test -run TestStreams/Take
 //   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. A resume
 //     needs the item before, but a cursor holds places, not items. So State is the source's cursor before the last item kept.
 //     The test, in a _test.go file here: with order := OrderFunc(6, func(int) []int { return []int{0, 0, 1, 0, 2, 2} })
@@ -1060,10 +1060,10 @@ type loaderState struct {
 	// what a step is. Loaders with Options.Unordered always set Rank and Size: each rank has handed over other batches, so
 	// another rank's cursor does not fit.
 	Done []span `json:"done,omitempty"`
-	Rank *Rank  `json:"shard,omitempty"`
+	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
-	// These are set in the cursors of StreamOf, for stages that compare cursors; no loader does. Ranks is the number of ranks, or 0
-	// for one. Batch is the batch size if the last step of an epoch is not full, whose Pos would not tell it, and otherwise 0.
+	// The cursors of StreamOf have these, the number of ranks and the batch
+	// size, for stages that compare cursors. No loader looks at them.
 	Ranks int `json:"ranks,omitempty"`
 	Batch int `json:"batch,omitempty"`
 }
@@ -1291,8 +1291,8 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"use its Run, or leave Unordered unset")
 		})
 	}
-	state, d, count := *l.state, &l.deal, l.deal.rank.Count // the factors below make 0 of one rank, and of a last step that is full
-	state.Ranks, state.Batch = count*min(1, count-1), d.size*min(1, d.n%count+d.rows%d.size)
+	state := *l.state
+	state.Ranks, state.Batch = l.deal.rank.Count, l.deal.size
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, &state) }
 }
 

@@ -7730,7 +7730,7 @@ func TestUnorderedResume(t *testing.T) {
 
 // FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or repeat a batch.
 func FuzzCursor(f *testing.F) {
-	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"shard":{"Index":0,"Count":1},"size":2,"done":`
+	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
 	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}", "4," + state + "[[1,9223372036854775807]]}", "1e99"} {
 		f.Add([]byte(`{"epoch":1,"pos":` + rest + "}"))
 	}
@@ -8653,7 +8653,7 @@ func TestRefusedCursors(t *testing.T) {
 	with := func(fields string) Cursor {
 		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields + `}}`)
 	}
-	const ofRank, size = `"shard":{"Index":0,"Count":1}`, `"size":2`
+	const ofRank, size = `"rank":{"Index":0,"Count":1}`, `"size":2`
 	done := func(spans string) Cursor { return with(`"done":` + spans + "," + ofRank + "," + size) } // steps done ahead
 	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
@@ -8668,6 +8668,9 @@ func TestRefusedCursors(t *testing.T) {
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
 	sizes := func(size int) Options { return Options{BatchSize: size} }         // 20 samples in three batches
+	shuffled := func(size int) ints { // 36 samples
+		return Map(StreamOf(newLoader(t, numbers(36), sizes(size))), 0, head).Shuffle(2, 1)
+	}
 	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
 	fits, want := throughJSON(t, after(1, batches(mine("version", 1, 7)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
 	equal(t, "mine, of the same version", outcomes(batches(mine("version", 1, 7)).Run(t.Context(), &fits)), want)
@@ -8728,6 +8731,7 @@ func TestRefusedCursors(t *testing.T) {
 		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)), "has changed … of mine … of mine"},
 		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))), "has changed … of mine … of mine"},
 		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
+		{shuffled(4), after(11, shuffled(3)), "the source has changed"}, // both sizes divide 36
 		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(1, 2).Shuffle(2, 1)), "the source has changed"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
@@ -8758,7 +8762,7 @@ func TestRefusedCursors(t *testing.T) {
 		{tars(TarOptions{Shuffle: true}, names...), tar, otherTar},
 		{tars(TarOptions{}, "a", "bc"), after(1, tars(TarOptions{}, "ab", "c")), otherTar},
 		{tars(TarOptions{Rank: Rank{2, 4}}, names...), lastAt,
-			"shard 1 of 4), this is Tar( … shard 2 of 4): each rank needs the cursor that it saved itself, of as many ranks; Example"},
+			"rank 1 of 4), this is Tar( … rank 2 of 4): each rank needs the cursor that it saved itself, of as many ranks; Example"},
 		{tars(rank, names...), damaged(4, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(-1, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(2, -1), "damaged … 3 shards"},
@@ -9510,7 +9514,7 @@ func TestMixCost(t *testing.T) {
 		}
 	})
 	moves := 0
-	for m := last.State.(*stageState).moved; m != nil; m = m.before {
+	for m := last.State.(*freshState).moved; m != nil; m = m.before {
 		moves++
 	}
 	equal(t, "at most a move for each source", moves <= 1000, true)
@@ -9529,11 +9533,11 @@ func TestMixIsEven(t *testing.T) {
 		}
 		opts := MixOptions{Weights: weights, Seed: uint64(round)}
 		m := newMixer(t.Context(), &opts, make([]ints, 4), 0, stageState{Sources: make([]Cursor, 4), Ended: ended})
-		for m.state.N < 100_000 {
+		for m.draws < 100_000 {
 			counts[m.choose()]++
 			for i, n := range counts {
-				if off := float64(n) - float64(m.state.N)*weights[i]/total; !ended[i] && math.Abs(off) >= 5 {
-					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.state.N, weights, i, off)
+				if off := float64(n) - float64(m.draws)*weights[i]/total; !ended[i] && math.Abs(off) >= 5 {
+					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.draws, weights, i, off)
 				}
 			}
 		}
@@ -9544,6 +9548,7 @@ func TestMixIsEven(t *testing.T) {
 		return collect(t, Mix(MixOptions{Weights: weights}, three...).Take(99).Epoch(t.Context(), 0))
 	}
 	equal(t, "by large weights", by(most, most, most), by(1, 1, 1))
+	equal(t, "by small weights", by(least, least, least), by(1, 1, 1))
 	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, 1}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
 	}

@@ -621,42 +621,86 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 	}
 }
 
-// A stageState is the State in the cursors that staged makes. What N counts depends on the stage:
+// A stageState is the State in a cursor of a stage, as it is saved. What N
+// counts depends on the stage:
 //
-//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place in the next one
+//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place
+//	               in the next one
 //	Unbatch        the elements of the batch after Source that have been yielded
 //	Shuffle        the items after Source that have been yielded
 //	Mix            the draws
 //	Shard          the items of the row that follow; see Stream.Shard
 //	FromSeq        1 if the item before the cursor has failed
 type stageState struct {
-	By          string      `json:"by"`                // describes the stage; a cursor of another stage is refused
-	N           int         `json:"n,omitempty"`       // see above
-	Source      Cursor      `json:"source,omitzero"`   // if the stage has one source
-	Sources     []Cursor    `json:"sources,omitempty"` // if the stage reads several sources at once
-	Ended       []bool      `json:"ended,omitempty"`   // which of Sources have ended
-	Again       int         `json:"again,omitempty"`   // how many items a resume reads again
-	After       fingerprint `json:"after,omitzero"`    // the source's cursor after these items, made of afterCursor; or see Shard
-	afterCursor Cursor
-	moved       *move // the last of the sources that have moved since Sources was made
+	By     string `json:"by"`              // describes the stage; a cursor of another stage is refused
+	N      int    `json:"n,omitempty"`     // see above
+	Count  int    `json:"count,omitempty"` // of Shard: the number of ranks
+	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
+
+	// Zip and Mix, which read several sources at once.
+	Sources []Cursor `json:"sources,omitempty"`
+	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
+
+	// Unbatch and Shuffle, whose resume reads items again.
+	Again int         `json:"again,omitempty"` // how many
+	After fingerprint `json:"after,omitzero"`  // of the source's cursor after these items
 }
 
-// A move says where one source of a Mix stands, and what moved before it. The cursors of consecutive items share Sources and most
-// of the moves, so an item costs one move, however many sources there are.
+// A freshState is the State in a cursor that a stage has just made. Each item
+// of a stage allocates one, so it is small, and what several items have in
+// common they share. Its JSON is that of a stageState.
+type freshState struct {
+	by       string
+	n, count int
+	source   Cursor
+	again    *reread // the items that a resume reads again; nil for none
+	moved    *move   // the last move of one of several sources; nil if there is one source
+}
+
+// A reread is the items that a resume reads again: their number, and the
+// source's cursor after the last one.
+type reread struct {
+	count int
+	last  Cursor
+}
+
+// A move says where one of several sources stands, whether it has ended, and
+// what moved before it. The cursors of consecutive items share base and most of
+// the moves, so an item of a Mix costs one move, however many sources there are.
 type move struct {
 	before *move
+	base   *stageState // its Sources and Ended are those before the first move
 	source int
 	to     Cursor
+	ended  bool
 }
 
-// apply returns a copy of sources as they are after the moves up to m, the oldest first.
-func (m *move) apply(sources []Cursor) []Cursor {
-	if m == nil {
-		return slices.Clone(sources)
+// saved returns the state as it is saved. It makes the digest, and applies the
+// moves, which would take too long for each item.
+func (f *freshState) saved() *stageState {
+	s := &stageState{By: f.by, N: f.n, Count: f.count, Source: f.source}
+	if f.again != nil {
+		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
-	sources = m.before.apply(sources)
-	sources[m.source] = m.to
-	return sources
+	if f.moved != nil {
+		s.Sources, s.Ended = f.moved.apply()
+	}
+	return s
+}
+
+// MarshalJSON encodes the state as it is saved.
+func (f *freshState) MarshalJSON() ([]byte, error) { return json.Marshal(f.saved()) }
+
+// apply returns where the sources stand after the moves up to m, and which of
+// them have ended.
+func (m *move) apply() (sources []Cursor, ended []bool) {
+	if m.before == nil {
+		sources, ended = slices.Clone(m.base.Sources), slices.Clone(m.base.Ended)
+	} else {
+		sources, ended = m.before.apply()
+	}
+	sources[m.source], ended[m.source] = m.to, m.ended
+	return sources, ended
 }
 
 // oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
@@ -672,11 +716,11 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	if from.atStart() {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
-	outside := min(s.N, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
+	outside := min(s.N, s.Count, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
 	tooMany := s.Again > 0 && s.N > s.Again                                // more have been yielded than read
 	if outside || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
-		return s, from.refused("its state is damaged: n is %d, again %d, and it has %d of %d sources",
-			s.N, s.Again, len(s.Sources), sources)
+		return s, from.refused("its state is damaged: n is %d, count %d, again %d, and it has %d of %d sources",
+			s.N, s.Count, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }
@@ -715,50 +759,46 @@ type fingerprint struct {
 	By     string `json:"by"` // the first source of all, which names a shard or a data set
 }
 
-// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's cursor is made of the fingerprints of its sources'
-// cursors. If the stage reads items again, only the source's cursor after these items counts: with the one before them, the time
-// would double with each such stage. A State that is not a stageState is digested whole: a source's, or that of a stage
-// of the user's with fields of its own.
+// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
+// cursor is made of the fingerprints of its sources' cursors. If the stage reads
+// items again, only the source's cursor after these items counts. To include the
+// cursor before them would double the time with each such stage. A State that is
+// not a stageState is digested whole: a source's, or that of a stage of the
+// user's with fields of its own.
 func fingerprintOf(c Cursor) fingerprint {
-	s, fresh := c.State.(*stageState)
-	if !fresh {
+	s := new(stageState)
+	if fresh, ok := c.State.(*freshState); ok {
+		s = fresh.saved()
+	} else {
 		data, _ := json.Marshal(c.State)
-		s = new(stageState)
-		if cmp.Or(c.Load(s), decodeStrictly(data, new(stageState))) != nil || s.Again > 0 != (s.After.Digest != "") {
+		err := cmp.Or(c.Load(s), decodeStrictly(data, new(stageState)))
+		if err != nil || s.Again > 0 != (s.After.Digest != "") {
 			s = &stageState{By: s.By}
 		}
 	}
 	var parts []fingerprint
-	if s.Again > 0 && fresh {
-		parts = append(parts, fingerprintOf(s.afterCursor))
-	} else if s.Again > 0 {
+	if s.Again > 0 {
 		parts = append(parts, s.After)
 	} else if s.Source.State != nil {
 		parts = append(parts, fingerprintOf(s.Source))
 	}
-	for _, source := range s.moved.apply(s.Sources) {
+	for _, source := range s.Sources {
 		parts = append(parts, fingerprintOf(source))
 	}
-	h := fnv.New64a()
-	if s.By == fromSeq { // whether its last item has failed does not count
-		c.State = stageState{By: fromSeq}
-	}
-	if len(parts) == 0 {
+	first, h := s.By, fnv.New64a()
+	if len(parts) > 0 {
+		first = parts[0].By
+		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
+		if s.Count > 0 {
+			fmt.Fprintf(h, " of %d", s.Count)
+		}
+	} else {
+		if s.By == fromSeq { // whether its last item has failed does not count
+			c.State = stageState{By: fromSeq}
+		}
 		io.WriteString(h, c.String())
-		return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), s.By}
 	}
-	fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, cmp.Or(s.Again, -s.After.Pos), s.Ended, parts)
-	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), parts[0].By}
-}
-
-// MarshalJSON makes After, and brings Sources up to date. Both take too long to be done for each item.
-func (s stageState) MarshalJSON() ([]byte, error) {
-	type fields stageState // without this method
-	if s.Again > 0 {
-		s.After = fingerprintOf(s.afterCursor)
-	}
-	s.Sources = s.moved.apply(s.Sources)
-	return json.Marshal(fields(s))
+	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
 }
 
 // staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
@@ -772,8 +812,8 @@ func staged[T any](name string, sources int,
 		if err != nil {
 			return err
 		}
-		return produce(ctx, from, state, func(item Item[T], pos int, next stageState) bool {
-			next.By = name
+		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
+			next.by = name
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
 	})
@@ -781,7 +821,7 @@ func staged[T any](name string, sources int,
 
 // A yieldAt yields an item of a stage that makes its own cursors: pos and next become the Pos and the State of the item's
 // Next.
-type yieldAt[T any] func(item Item[T], pos int, next stageState) bool
+type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // fromSeq describes FromSeq in cursors: nothing is known about the sequence.
 const fromSeq = "FromSeq"
@@ -926,7 +966,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if pos++; !yield(item, pos, stageState{Source: item.Next}) || pos == n {
+			if pos++; !yield(item, pos, freshState{source: item.Next}) || pos == n {
 				return nil
 			}
 		}
@@ -976,7 +1016,7 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 				if err != nil {
 					return err
 				}
-				if pos++; !yield(item, pos, stageState{N: n, Source: item.Next}) {
+				if pos++; !yield(item, pos, freshState{n: n, source: item.Next}) {
 					return nil
 				}
 			}
@@ -1018,7 +1058,8 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 			} else if pair.Err == nil {
 				pair.Value = Pair[A, B]{x.Value, y.Value}
 			}
-			if pos++; !yield(pair, pos, stageState{Sources: []Cursor{x.Next, y.Next}, Ended: state.Ended}) {
+			second := &move{base: &state, source: 1, to: y.Next}
+			if pos++; !yield(pair, pos, freshState{moved: &move{before: second, base: &state, to: x.Next}}) {
 				return nil
 			}
 		}

@@ -900,14 +900,18 @@ func (x *shuffler[T]) yieldDue(due int) bool {
 		x.begin, x.kept = x.begin+x.step, slices.Delete(x.kept, 0, 1)
 	}
 	items := x.waiting[due]
+	if len(items) == 0 {
+		return true
+	}
 	delete(x.waiting, due)
+	again := &reread{x.read - x.begin, x.last}
 	for k, item := range items {
 		items[k] = Pair[T, error]{} // which must not keep the item while the body has it
 		x.pos++
 		if x.pos == x.from.Pos { // all that left before the cursor
 			x.changed = x.sourceChanged()
 		}
-		next := stageState{N: x.pos - x.begin, Source: x.kept[0], Again: x.read - x.begin, afterCursor: x.last}
+		next := freshState{n: x.pos - x.begin, source: x.kept[0], again: again}
 		if x.changed != nil || x.pos > x.from.Pos && !x.yield(Item[T]{Value: item.First, Err: item.Second}, x.pos, next) {
 			return false
 		}
@@ -1017,8 +1021,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	}
 	for i, w := range opts.Weights {
 		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
-		opts.Weights[i] = max(math.Ldexp(w, -bits.Len(uint(len(srcs)))), math.SmallestNonzeroFloat64) // so no sum is infinite
 	}
+	opts.Weights = scaleWeights(opts.Weights)
 	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
@@ -1034,12 +1038,28 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 				continue
 			}
 			m.move(i, item.Next)
-			if pos++; !yield(item, pos, m.state) {
+			if pos++; !yield(item, pos, freshState{n: m.draws, moved: m.moved}) {
 				return nil
 			}
 		}
 		return nil
 	})
+}
+
+// scaleWeights multiplies the weights by one power of two, which changes no
+// ratio: by the largest one for which no sum of them can be infinite. So the
+// smallest weights keep as many bits as there is room for, and none becomes 0.
+func scaleWeights(weights []float64) []float64 {
+	if len(weights) == 0 {
+		return nil
+	}
+	_, exponent := math.Frexp(slices.Max(weights)) // the largest is below 2^exponent
+	room := 1024 - bits.Len(uint(len(weights)))    // below 2^room the sum is below 2^1024
+	scaled := make([]float64, len(weights))
+	for i, w := range weights {
+		scaled[i] = max(math.Ldexp(w, room-exponent), math.SmallestNonzeroFloat64)
+	}
+	return scaled
 }
 
 // A mixer is one way through an epoch of a Mix. Only the loop uses it, except for the slots of a reading.
@@ -1051,11 +1071,14 @@ type mixer[T any] struct {
 	readings []*reading[T] // one for each source that has been started
 	running  sync.WaitGroup
 
-	state stageState // of the next item; N counts the draws
-	moves int        // the number of moves in state
-	at    []Cursor   // where the sources stand: state.Sources after the moves
+	draws int         // how many there were, with those of sources that were stepped over
+	at    []Cursor    // where the sources stand
+	ended []bool      // which of them have ended
+	base  *stageState // at and ended as they were before the moves; shared with cursors
+	moved *move       // the last of the moves since base; nil before the first
+	moves int         // their number
 
-	// noteEnds makes these of state.Ended.
+	// noteEnds makes these of ended.
 	over bool      // whether so many sources have ended that the mix has
 	live []int     // the sources that can be drawn, in their order
 	sums []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j]
@@ -1063,20 +1086,20 @@ type mixer[T any] struct {
 
 // newMixer returns a mixer that begins at a state.
 func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState) *mixer[T] {
-	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)), readings: make([]*reading[T], len(srcs)),
-		state: stageState{N: from.N, Sources: from.Sources, Ended: from.Ended}}
-	m.at = slices.Clone(from.Sources)
+	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)),
+		readings: make([]*reading[T], len(srcs)), draws: from.N, base: &from}
+	m.at, m.ended = slices.Clone(from.Sources), slices.Clone(from.Ended)
 	m.noteEnds()
 	return m
 }
 
 // noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source has ended, and not for each draw.
 func (m *mixer[T]) noteEnds() {
-	some, all := slices.Contains(m.state.Ended, true), !slices.Contains(m.state.Ended, false)
+	some, all := slices.Contains(m.ended, true), !slices.Contains(m.ended, false)
 	m.over = [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
 	m.live, m.sums = m.live[:0], m.sums[:0]
 	sum := 0.0
-	for i, ended := range m.state.Ended {
+	for i, ended := range m.ended {
 		if ended && m.opts.Stop == StopAtLast {
 			continue
 		}
@@ -1103,7 +1126,7 @@ type reading[T any] struct {
 
 // startFirst starts the sources whose turn comes first, at most mixFirst.
 func (m *mixer[T]) startFirst() {
-	first, _ := slices.BinarySearch(m.live, m.state.N%len(m.srcs))
+	first, _ := slices.BinarySearch(m.live, m.draws%len(m.srcs))
 	for k := range min(len(m.live), mixFirst) {
 		m.start(m.live[(first+k)%len(m.live)])
 	}
@@ -1133,8 +1156,8 @@ func (m *mixer[T]) start(i int) {
 // random draws it differs by some hundred. Sources that are left out have no share. In turn, a source that is stepped over
 // counts as a draw.
 func (m *mixer[T]) choose() int {
-	n, count := m.state.N, len(m.srcs)
-	m.state.N++
+	n, count := m.draws, len(m.srcs)
+	m.draws++
 	if m.opts.Weights != nil {
 		last := len(m.sums) - 1 // which has what rounding leaves over
 		x := unit(m.seed+uint64(n)*golden) * m.sums[last]
@@ -1142,7 +1165,7 @@ func (m *mixer[T]) choose() int {
 	}
 	j, _ := slices.BinarySearch(m.live, n%count)
 	i := m.live[j%len(m.live)]
-	m.state.N += (i - n%count + count) % count
+	m.draws += (i - n%count + count) % count
 	return i
 }
 
@@ -1158,15 +1181,17 @@ func (m *mixer[T]) next(i int) Item[T] {
 	return item
 }
 
-// move notes where source i stands from the next item on. After as many moves as there are sources, Sources is made anew, so that
-// a cursor that is kept holds at most two cursors for each source.
+// move notes where source i stands from the next item on. After as many moves as
+// there are sources base is made anew, so that a cursor that is kept holds at
+// most two cursors for each source.
 func (m *mixer[T]) move(i int, to Cursor) {
-	m.at[i] = to
-	if m.moves++; m.moves <= len(m.at) {
-		m.state.moved = &move{m.state.moved, i, to}
-		return
+	if m.moves == len(m.at) {
+		m.moves, m.moved = 0, nil
+		m.base = &stageState{Sources: slices.Clone(m.at), Ended: slices.Clone(m.ended)}
 	}
-	m.moves, m.state.Sources, m.state.moved = 0, slices.Clone(m.at), nil
+	m.at[i] = to
+	m.moves++
+	m.moved = &move{m.moved, m.base, i, to, m.ended[i]}
 }
 
 // endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
@@ -1179,14 +1204,13 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	case err != nil && m.ctx.Err() == nil: // otherwise err is the cause of the context
 		err = fmt.Errorf("Mix: source %d: %w", i, err)
 	}
-	if !m.state.Ended[i] {
-		m.state.Ended = slices.Clone(m.state.Ended) // the cursors handed out before share the old one
-		m.state.Ended[i] = true
+	if !m.ended[i] {
+		m.ended[i] = true
 		m.noteEnds()
 	}
 	if cycle {
 		m.readings[i], at = nil, Cursor{Epoch: at.Epoch + 1}
-		m.state.N--
+		m.draws--
 	}
 	m.move(i, at)
 	return err
@@ -1229,7 +1253,8 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 //	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
 //	N               2        1        0      how many items of the row come after; Pos + N is where row 1 begins, for all ranks
 //
-// In a last row that is not full, Pos and N do not tell Count, so After.Pos holds it.
+// In a last row that is not full, Pos and N do not tell how many ranks there
+// are, so Count does, for the stages that compare cursors.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	rank, bad := rank.withCount()
@@ -1244,9 +1269,8 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		var own Item[T]                   // this rank's item of the row
 		last := state.Source              // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
-			next := stageState{N: max(0, width-rank.Index-1), Source: last}
-			next.After.Pos = rank.Count * min(1, rank.Count-width) // so that stages that compare cursors tell the ends of rows apart
-			return yield(own, row+rank.Index+1, next)
+			follow := max(0, width-rank.Index-1)
+			return yield(own, row+rank.Index+1, freshState{n: follow, count: rank.Count, source: last})
 		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {

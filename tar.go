@@ -258,7 +258,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, shard ", len(shards), digest(shards), describe(order))
+	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ", len(shards), digest(shards), describe(order))
 	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
