@@ -1280,9 +1280,11 @@ type Timing struct {
 // at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
 // nil.
 //
-// Any number of ranks, with any batch size, resumes the cursors of the stream, as those of the loader. Behind Shuffle and
-// Unbatch, which read items again, only the same number of ranks with the same batch size does, because others would read other
-// items.
+// Any number of ranks, with any batch size, resumes the cursors of the stream,
+// as those of the loader. Behind Shuffle and Unbatch, which read items again,
+// only the same number of ranks with the same batch size does. Others would read
+// other items, and refuse the cursor, except between two batches of Unbatch:
+// nothing is read again there, and they go on exactly.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {

@@ -699,7 +699,10 @@ const (
 	PadTail Tail = iota
 	// DropTail leaves out the last samples, at most Count-1 of them, so that all ranks have the same number.
 	DropTail
-	// UnevenTail gives the first ranks one sample more. Every sample comes exactly once, as an evaluation needs it.
+	// UnevenTail gives the first ranks one sample more. Every sample comes
+	// exactly once, as an evaluation needs it. If Repeat, Chain, Mix, Batch or
+	// Unbatch follow Stream.Shard or StreamOf, save one cursor for each rank: the
+	// same number of steps is not the same place on all ranks then.
 	UnevenTail
 )
 
@@ -1182,10 +1185,10 @@ func (m *mixer[T]) next(i int) Item[T] {
 }
 
 // move notes where source i stands from the next item on. After as many moves as
-// there are sources base is made anew, so that a cursor that is kept holds at
-// most two cursors for each source.
+// there are sources, but at least 16, base is made anew. So a cursor that is kept
+// holds at most two cursors for each source, and few sources cost no base an item.
 func (m *mixer[T]) move(i int, to Cursor) {
-	if m.moves == len(m.at) {
+	if m.moves == max(len(m.at), 16) {
 		m.moves, m.moved = 0, nil
 		m.base = &stageState{Sources: slices.Clone(m.at), Ended: slices.Clone(m.ended)}
 	}
@@ -1232,10 +1235,15 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 // has other items from there on, and its loop may get no error. An Opener that opens again prevents that
 // (ExampleOpener_reopen). An OnError before Shard may do no more than cancel the context, if TarError.Rest is true.
 //
-// Put stages that drop or reorder items before Shard: Filter, Shuffle, and an OnError that drops the same items on all ranks. Put
-// one-for-one stages and Batch after it. Then the cursor of any rank, taken after the same number of steps, resumes every rank,
-// and any number of ranks. After Shard, Filter and OnError would leave the ranks different numbers of items, and Shuffle and
-// Unbatch would make cursors that fit only one rank.
+// Put stages that drop or reorder items before Shard: Filter, Shuffle, and an
+// OnError that drops the same items on all ranks. Put one-for-one stages and
+// Batch after it. Then the cursor of any rank, taken after the same number of
+// steps, resumes every rank, and any number of ranks. After Shard, Filter and
+// OnError would leave the ranks different numbers of items. With Shuffle or
+// Unbatch after Shard, save one cursor for each rank: another rank may accept
+// it, and lose items, because Unbatch has nothing to compare between two
+// batches. UnevenTail needs one cursor for each rank in more pipelines; see
+// there.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
 // dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
