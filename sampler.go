@@ -700,9 +700,9 @@ const (
 	// DropTail leaves out the last samples, at most Count-1 of them, so that all ranks have the same number.
 	DropTail
 	// UnevenTail gives the first ranks one sample more. Every sample comes
-	// exactly once, as an evaluation needs it. If Repeat, Chain, Mix, Batch or
-	// Unbatch follow Stream.Shard or StreamOf, save one cursor for each rank: the
-	// same number of steps is not the same place on all ranks then.
+	// exactly once, as an evaluation needs it. If Repeat, Chain, Mix, Batch,
+	// Shuffle or Unbatch follow Stream.Shard or StreamOf, save one cursor for each
+	// rank: the same number of steps is not always the same place on all ranks.
 	UnevenTail
 )
 
