@@ -9,30 +9,39 @@ import (
 	"slices"
 )
 
-// In what shape does a batch come? The first half of this file has the functions that make a batch from the samples of a
-// loader: as a slice (List), as a tensor (Stack), as a padded matrix (Pad), as a pair of two of these (CollatePair). The
-// second half makes batches from the items of a stream, and items from batches.
+// In what shape does a batch come? The first half of this file has the
+// functions that make a batch from the samples of a loader: as a slice (List),
+// as a tensor (Stack), as a padded matrix (Pad), as a pair of two of these
+// (CollatePair). The second half makes batches from the items of a stream, and
+// items from batches.
 
-// A Collate makes a batch from samples. It may build the batch in the memory of dst, as append does: dst is a batch that
-// the caller has given back with DataLoader.Recycle, or the zero value. The batch may contain the samples, but not the
-// slice that holds them, which the loader clears and reuses. With workers a Collate runs in several goroutines at once,
-// on different batches. PyTorch: collate_fn.
+// A Collate makes a batch from samples. It may build the batch in the memory of
+// dst, as append does: dst is a batch that the caller has given back with
+// DataLoader.Recycle, or the zero value. The batch may contain the samples, but
+// not the slice that holds them, which the loader clears and reuses. With
+// workers a Collate runs in several goroutines at once, on different batches.
+// PyTorch: collate_fn.
 type Collate[T, B any] func(dst B, samples []T) (B, error)
 
-// A Tensor is a dense array in row-major order. Shape is the length of each dimension, and Data holds as many elements
-// as their product. The last dimension varies fastest: in a tensor of the shape [2 3], element (i, j) is Data[3*i+j].
+// A Tensor is a dense array in row-major order. Shape is the length of each
+// dimension, and Data holds as many elements as their product. The last
+// dimension varies fastest: in a tensor of the shape [2 3], element (i, j) is
+// Data[3*i+j].
 //
 //	Data   0 1 2 3 4 5        row 0   0 1 2
 //	Shape  [2 3]              row 1   3 4 5
 //
-// A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is that of a single number. GoMLX, Gorgonia and
-// ONNX Runtime take Data and Shape as they are. The package has no operations on tensors, only this layout of a batch.
+// A batch of 64 images of 28 by 28 has the shape [64 28 28]. The shape [] is
+// that of a single number. GoMLX, Gorgonia and ONNX Runtime take Data and Shape
+// as they are. The package has no operations on tensors, only this layout of a
+// batch.
 type Tensor[E any] struct {
 	Data  []E
 	Shape []int
 }
 
-// elements returns the number of elements of a shape, or -1 if a dimension is negative or the product overflows.
+// elements returns the number of elements of a shape, or -1 if a dimension is
+// negative or the product overflows.
 func elements(shape []int) int {
 	n := 1
 	for _, d := range shape {
@@ -44,18 +53,20 @@ func elements(shape []int) int {
 	return n
 }
 
-// List is the Collate whose batch is a slice of the samples, as they are: texts, records, labels. It reuses the memory of
-// dst.
+// List is the Collate whose batch is a slice of the samples, as they are:
+// texts, records, labels. It reuses the memory of dst.
 func List[T any](dst []T, samples []T) ([]T, error) {
 	return append(dst[:0], samples...), nil
 }
 
-// Stack is the Collate that copies tensors of one shape into a tensor with one more dimension, the first, whose length
-// is the number of samples. Samples of the shape [] are numbers, and their batch is a vector. A sample whose shape
+// Stack is the Collate that copies tensors of one shape into a tensor with one
+// more dimension, the first, whose length is the number of samples. Samples of
+// the shape [] are numbers, and their batch is a vector. A sample whose shape
 // differs from that of the first is an error. PyTorch: default_collate.
 //
-// Stack reuses the memory of dst if it is large enough. So a loop that calls Recycle after each step allocates nothing in a
-// steady state, and each sample is copied once, into its place in the batch.
+// Stack reuses the memory of dst if it is large enough. So a loop that calls
+// Recycle after each step allocates nothing in a steady state, and each sample
+// is copied once, into its place in the batch.
 func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	if len(samples) == 0 {
 		return dst, errors.New("Stack: no samples")
@@ -78,9 +89,10 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	return dst, nil
 }
 
-// A Ragged is a batch of sequences of different lengths, each padded to the longest. Its shape is
-// [number of sequences, longest length]. Lengths holds the length of each sequence before padding. The sequences 1 2 3,
-// 4 and 5 6, padded with 0:
+// A Ragged is a batch of sequences of different lengths, each padded to the
+// longest. Its shape is [number of sequences, longest length]. Lengths holds
+// the length of each sequence before padding. The sequences 1 2 3, 4 and 5 6,
+// padded with 0:
 //
 //	1 2 3     Shape    [3 3]
 //	4 0 0     Lengths  [3 1 2]
@@ -90,9 +102,11 @@ type Ragged[E any] struct {
 	Lengths []int
 }
 
-// Pad returns the Collate that makes a matrix of sequences, each padded with fill to the longest. If a sample is a flat slice of
-// vectors, divide Shape[1] and all Lengths by the width of a vector, and read Data as a tensor
-// of the shape [number of sequences, Shape[1], width]. PyTorch: pad_sequence with batch_first.
+// Pad returns the Collate that makes a matrix of sequences, each padded with
+// fill to the longest. If a sample is a flat slice of vectors, divide Shape[1]
+// and all Lengths by the width of a vector, and read Data as a tensor of the
+// shape [number of sequences, Shape[1], width]. PyTorch: pad_sequence with
+// batch_first.
 func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	return func(dst Ragged[E], samples [][]E) (Ragged[E], error) {
 		dst.Lengths = dst.Lengths[:0]
@@ -113,9 +127,10 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 	}
 }
 
-// CollatePair returns the Collate that makes a pair of batches from a batch of pairs: with Stack and List, images and
-// their labels become a tensor of images and a slice of labels. Pairs may be nested, for more than two fields. It panics
-// if first or second is nil.
+// CollatePair returns the Collate that makes a pair of batches from a batch of
+// pairs: with Stack and List, images and their labels become a tensor of images
+// and a slice of labels. Pairs may be nested, for more than two fields. It
+// panics if first or second is nil.
 func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
 	return func(dst Pair[A, B], samples []Pair[T, U]) (_ Pair[A, B], err error) {
@@ -135,16 +150,19 @@ func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Coll
 
 // Second reading: batches of a stream.
 
-// Batch makes batches of size consecutive items. The last batch of an epoch may be smaller; Filter drops it:
+// Batch makes batches of size consecutive items. The last batch of an epoch may
+// be smaller; Filter drops it:
 //
 //	full := Batch(items, size, List[int]).Filter(func(b []int) bool { return len(b) == size })
 //
-// If an item failed, its batch fails, with the first such error; Stream.OnError drops such items before. If the
-// source ends with an error, the unfinished batch is dropped. Batch panics if an argument is nil or size is not positive.
+// If an item failed, its batch fails, with the first such error; Stream.OnError
+// drops such items before. If the source ends with an error, the unfinished
+// batch is dropped. Batch panics if an argument is nil or size is not positive.
 //
-// The cursors are those of src, so their Pos counts items and not batches. Unlike a loader's, each batch has memory of its
-// own: dst is always zero. The slice of samples is reused, as by a loader.
-// torchdata: Batcher, with drop_last=False.
+// The cursors are those of src, so their Pos counts items and not batches.
+// Unlike a loader's, each batch has memory of its own: dst is always zero. The
+// slice of samples is reused, as by a loader. torchdata: Batcher, with
+// drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	panicIf(src == nil, "Batch: the stream is nil")
 	panicIf(collate == nil, "Batch: the Collate is nil")
@@ -182,16 +200,20 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 	})
 }
 
-// Unbatch yields the elements of each batch one by one. An empty batch yields no item, a failed batch one failed item.
-// Unbatch panics if src is nil. torchdata: Unbatcher.
+// Unbatch yields the elements of each batch one by one. An empty batch yields
+// no item, a failed batch one failed item. Unbatch panics if src is nil.
+// torchdata: Unbatcher.
 //
-// In the middle of a batch, a cursor of Unbatch holds the source's cursor before that batch, and the number of elements
-// already yielded. So a resume reads the batch again, and skips that number of its elements. If the batch fails at the
-// resume, the rest of it is one failed item. If the batch has another length now, or the source's
-// cursor after it differs, the cursor is refused. The elements are not compared.
+// In the middle of a batch, a cursor of Unbatch holds the source's cursor
+// before that batch, and the number of elements already yielded. So a resume
+// reads the batch again, and skips that number of its elements. If the batch
+// fails at the resume, the rest of it is one failed item. If the batch has
+// another length now, or the source's cursor after it differs, the cursor is
+// refused. The elements are not compared.
 //
-// A failed batch is one item. So if a batch fails for a moment before a checkpoint, a Shuffle behind Unbatch counts other items
-// at each resume that reads the batch again, and refuses the cursor; see Stream.OnError.
+// A failed batch is one item. So if a batch fails for a moment before a
+// checkpoint, a Shuffle behind Unbatch counts other items at each resume that
+// reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
 	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {

@@ -8668,7 +8668,7 @@ func TestRefusedCursors(t *testing.T) {
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
 	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
 	sizes := func(size int) Options { return Options{BatchSize: size} }         // 20 samples in three batches
-	shuffled := func(size int) ints { // 36 samples
+	shuffled := func(size int) ints {                                           // 36 samples
 		return Map(StreamOf(newLoader(t, numbers(36), sizes(size))), 0, head).Shuffle(2, 1)
 	}
 	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }

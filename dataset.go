@@ -27,17 +27,22 @@ import (
 //	Cache                                          how often a sample is fetched; ExampleFunc_retry tries again
 //	Rand, WithSeed, Worker                         what a Get is told
 //
-// The second half begins with Files and Folder, data sets from a file system. Then it answers for streams, where the next item
-// takes the place of sample i.
+// The second half begins with Files and Folder, data sets from a file system.
+// Then it answers for streams, where the next item takes the place of sample i.
 
-// A Dataset is a map-style data set: Len samples, any of which Get fetches by its index, 0 <= i < Len().
+// A Dataset is a map-style data set: Len samples, any of which Get fetches by
+// its index, 0 <= i < Len().
 //
-// A loader with workers calls Get from several goroutines at once, so Get must be safe for concurrent use. ReadAt on a
-// shared file is safe; Read is not, because the goroutines would share the file's offset. A Get that waits should return
-// when ctx ends. An error of Get fails the batch, or OnError is asked; io.EOF has no special meaning.
+// A loader with workers calls Get from several goroutines at once, so Get must
+// be safe for concurrent use. ReadAt on a shared file is safe; Read is not,
+// because the goroutines would share the file's offset. A Get that waits should
+// return when ctx ends. An error of Get fails the batch, or OnError is asked;
+// io.EOF has no special meaning.
 //
-// A sample must stay valid until its batch is made. A Get that returns one buffer again and again makes batches in which
-// all samples are the last one. To test a data set of your own, call checkDataset in a test file in this folder.
+// A sample must stay valid until its batch is made. A Get that returns one
+// buffer again and again makes batches in which all samples are the last one.
+// To test a data set of your own, call checkDataset in a test file in this
+// folder.
 //
 // PyTorch: torch.utils.data.Dataset, with Get for __getitem__.
 type Dataset[T any] interface {
@@ -59,27 +64,31 @@ func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	return s[i], nil
 }
 
-// errOutside is the error of an index that a data set of n samples does not have.
+// errOutside is the error of an index that a data set of n samples does not
+// have.
 func errOutside(i, n int) error {
 	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
 }
 
-// Func makes a Dataset of n samples from a function, which must be safe for concurrent use. The function is called
-// only with indices from 0 to n-1. Func panics if n is negative or get is nil.
+// Func makes a Dataset of n samples from a function, which must be safe for
+// concurrent use. The function is called only with indices from 0 to n-1. Func
+// panics if n is negative or get is nil.
 func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset[T] {
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
 	return funcDataset[T]{n, get}
 }
 
-// panicIf panics if an argument can never be right. Arguments that may come from data, flags or files are errors.
+// panicIf panics if an argument can never be right. Arguments that may come
+// from data, flags or files are errors.
 func panicIf(bad bool, format string, args ...any) {
 	if bad {
 		panic(fmt.Sprintf("dataloader: "+format, args...))
 	}
 }
 
-// errorIf returns an error if an argument is wrong that may come from data, flags or files.
+// errorIf returns an error if an argument is wrong that may come from data,
+// flags or files.
 func errorIf(bad bool, format string, args ...any) error {
 	if bad {
 		return fmt.Errorf(format, args...)
@@ -87,7 +96,8 @@ func errorIf(bad bool, format string, args ...any) error {
 	return nil
 }
 
-// A funcDataset is the Dataset that Func makes. The adapters below are such data sets, so that an index is checked in one place.
+// A funcDataset is the Dataset that Func makes. The adapters below are such
+// data sets, so that an index is checked in one place.
 type funcDataset[T any] struct {
 	n   int
 	get func(ctx context.Context, i int) (T, error)
@@ -104,8 +114,9 @@ func (f funcDataset[T]) Get(ctx context.Context, i int) (sample T, err error) {
 	return f.get(ctx, i)
 }
 
-// Rows is the Dataset of a tensor's rows. Sample i is row i, as a tensor of the shape t.Shape[1:] that shares the memory
-// of t. It is an error if t has no dimension, or Data does not fit Shape. PyTorch: TensorDataset.
+// Rows is the Dataset of a tensor's rows. Sample i is row i, as a tensor of the
+// shape t.Shape[1:] that shares the memory of t. It is an error if t has no
+// dimension, or Data does not fit Shape. PyTorch: TensorDataset.
 func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	if len(t.Shape) == 0 {
 		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
@@ -127,8 +138,9 @@ type Pair[A, B any] struct {
 	Second B
 }
 
-// Pairs joins two data sets of the same length, sample by sample: images and their labels. Data sets of different
-// lengths, and a nil data set, are errors. PyTorch: StackDataset, TensorDataset.
+// Pairs joins two data sets of the same length, sample by sample: images and
+// their labels. Data sets of different lengths, and a nil data set, are errors.
+// PyTorch: StackDataset, TensorDataset.
 func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	if a == nil || b == nil {
 		return nil, errors.New("dataloader: Pairs: a data set is nil")
@@ -146,8 +158,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 	}), nil
 }
 
-// Concat puts data sets one after the other. A part may be empty. Concat calls Len of each part once. It panics if a part
-// is nil. PyTorch: ConcatDataset.
+// Concat puts data sets one after the other. A part may be empty. Concat calls
+// Len of each part once. It panics if a part is nil. PyTorch: ConcatDataset.
 func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	parts = slices.Clone(parts)
 	bounds := make([]int, 1, len(parts)+1) // part p has the indices bounds[p] to bounds[p+1]-1
@@ -162,8 +174,9 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	})
 }
 
-// Subset is the data set of the samples with the given indices, in their order. An index may occur more than once. An
-// index outside data, or a nil data set, is an error. The indices are copied.
+// Subset is the data set of the samples with the given indices, in their order.
+// An index may occur more than once. An index outside data, or a nil data set,
+// is an error. The indices are copied.
 //
 // PyTorch: Subset; with Options.Shuffle, what SubsetRandomSampler does.
 func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
@@ -179,9 +192,11 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 	return Func(len(indices), func(ctx context.Context, i int) (T, error) { return data.Get(ctx, indices[i]) }), nil
 }
 
-// Split divides data at random into data sets of the given lengths, such as training, validation and test sets. Each
-// sample is in exactly one of them. No length may be negative, and their sum must be data.Len(). The same seed gives
-// the same split: that of torch's random_split with a generator of this seed, element for element.
+// Split divides data at random into data sets of the given lengths, such as
+// training, validation and test sets. Each sample is in exactly one of them. No
+// length may be negative, and their sum must be data.Len(). The same seed gives
+// the same split: that of torch's random_split with a generator of this seed,
+// element for element.
 func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
@@ -207,10 +222,13 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	return parts, nil
 }
 
-// Transform applies f to every sample as it is fetched: decode, crop, augment. f runs in the goroutine that fetches the
-// sample, so it must be safe for concurrent use. Random numbers in f come from Rand(ctx). An error of f fails the sample;
-// it should name what could not be transformed, such as a file. f does not get the index; if it needs one, use Func, and
-// call data.Get(ctx, i) in its function. Transform panics if an argument is nil. PyTorch: the transform of a Dataset.
+// Transform applies f to every sample as it is fetched: decode, crop, augment.
+// f runs in the goroutine that fetches the sample, so it must be safe for
+// concurrent use. Random numbers in f come from Rand(ctx). An error of f fails
+// the sample; it should name what could not be transformed, such as a file. f
+// does not get the index; if it needs one, use Func, and call data.Get(ctx, i)
+// in its function. Transform panics if an argument is nil. PyTorch: the
+// transform of a Dataset.
 func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error)) Dataset[U] {
 	panicIf(data == nil, "Transform: the data set is nil")
 	panicIf(f == nil, "Transform: the function is nil")
@@ -223,18 +241,23 @@ func Transform[T, U any](data Dataset[T], f func(context.Context, T) (U, error))
 	})
 }
 
-// Cache keeps every sample in memory once it has been fetched. Each sample is fetched once, even if several goroutines
-// ask for it at the same time. An error is not kept: the next Get fetches again. Cache panics if data is nil.
+// Cache keeps every sample in memory once it has been fetched. Each sample is
+// fetched once, even if several goroutines ask for it at the same time. An
+// error is not kept: the next Get fetches again. Cache panics if data is nil.
 //
-// Put decoding inside the Cache and random augmentation outside. One fetch serves all epochs, so Rand(ctx) inside depends
-// only on the seed and the sample's index. Augmentation must copy what it changes, since the kept sample is returned again.
+// Put decoding inside the Cache and random augmentation outside. One fetch
+// serves all epochs, so Rand(ctx) inside depends only on the seed and the
+// sample's index. Augmentation must copy what it changes, since the kept sample
+// is returned again.
 //
 // The memory is that of the samples and some 150 bytes for each.
 func Cache[T any](data Dataset[T]) Dataset[T] {
 	panicIf(data == nil, "Cache: the data set is nil")
 	var mu sync.Mutex
-	// Each sample has a channel with room for one value: the sample, or nil while it has not been fetched. The channel is a
-	// lock: the goroutine that has received the value may fetch the sample, and sends the value back. The others wait.
+	// Each sample has a channel with room for one value: the sample, or nil
+	// while it has not been fetched. The channel is a lock: the goroutine that
+	// has received the value may fetch the sample, and sends the value back.
+	// The others wait.
 	locks := map[int]chan *T{} // guarded by mu
 	return Func(data.Len(), func(ctx context.Context, i int) (sample T, err error) {
 		mu.Lock()
@@ -263,7 +286,8 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 	})
 }
 
-// insideCache returns the context for what is inside a Cache: one fetch serves all epochs, so Rand must not depend on the epoch.
+// insideCache returns the context for what is inside a Cache: one fetch serves
+// all epochs, so Rand must not depend on the epoch.
 func insideCache(ctx context.Context, i int) context.Context {
 	s := scopeOf(ctx)
 	ctx, inside := withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
@@ -271,22 +295,28 @@ func insideCache(ctx context.Context, i int) context.Context {
 	return ctx
 }
 
-// cacheSalt tells the seed of what is inside a Cache from that of what is outside.
+// cacheSalt tells the seed of what is inside a Cache from that of what is
+// outside.
 const cacheSalt = 0x6361636865
 
-// Rand returns the random generator of the sample that is being fetched or transformed, for augmentation. Its numbers
-// depend only on the seed, the epoch, and the sample's position in the epoch. So they are the same for any number of
-// workers or ranks, in or out of order, before and after a resume. A sample that PadTail repeats has another position.
+// Rand returns the random generator of the sample that is being fetched or
+// transformed, for augmentation. Its numbers depend only on the seed, the
+// epoch, and the sample's position in the epoch. So they are the same for any
+// number of workers or ranks, in or out of order, before and after a resume. A
+// sample that PadTail repeats has another position.
 //
-// In the load of NewFunc the whole batch has one generator, which depends on the batch's first position. Its numbers therefore
-// depend on how the epoch is divided into batches.
+// In the load of NewFunc the whole batch has one generator, which depends on
+// the batch's first position. Its numbers therefore depend on how the epoch is
+// divided into batches.
 //
-// The generator is valid until the function that was given ctx returns. It is not safe for concurrent use. Rand needs the
-// context that a function of yours was given by a loader or a Map, or one of WithSeed. With any other context it panics,
-// because every sample would draw the same numbers.
+// The generator is valid until the function that was given ctx returns. It is
+// not safe for concurrent use. Rand needs the context that a function of yours
+// was given by a loader or a Map, or one of WithSeed. With any other context it
+// panics, because every sample would draw the same numbers.
 //
-// In PyTorch each worker has generators and a queue of its own, and gets the same batches in every run, unless in_order is False.
-// So the numbers are the same too, until the number of workers changes.
+// In PyTorch each worker has generators and a queue of its own, and gets the
+// same batches in every run, unless in_order is False. So the numbers are the
+// same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s := scopeOf(ctx) // see worker.go
 	panicIf(s.idle,
@@ -301,14 +331,18 @@ func Rand(ctx context.Context) *rand.Rand {
 	return s.rand
 }
 
-// WithSeed returns a context in which Rand uses another seed; epoch and position stay those of ctx. In a Get, in the function of
-// a Map, and wherever else Rand works, the seed is hashed with that of ctx. So Rand(WithSeed(ctx, 1)) is a second generator of
-// the sample, which is independent of the first and changes with Options.Seed. Two calls with one seed for one sample give equal
-// generators, as a retry needs, and so do two loaders of one seed at the same position. For several Maps see Map.
+// WithSeed returns a context in which Rand uses another seed; epoch and
+// position stay those of ctx. In a Get, in the function of a Map, and wherever
+// else Rand works, the seed is hashed with that of ctx. So Rand(WithSeed(ctx,
+// 1)) is a second generator of the sample, which is independent of the first
+// and changes with Options.Seed. Two calls with one seed for one sample give
+// equal generators, as a retry needs, and so do two loaders of one seed at the
+// same position. For several Maps see Map.
 //
-// In any other context the seed is taken as it is: use WithSeed around a stream's loop to set the seed of its Maps.
-// A loader has Options.Seed instead. Outside of loaders and streams repeated calls of Rand with this context continue one
-// sequence.
+// In any other context the seed is taken as it is: use WithSeed around a
+// stream's loop to set the seed of its Maps. A loader has Options.Seed instead.
+// Outside of loaders and streams repeated calls of Rand with this context
+// continue one sequence.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
 	s := scopeOf(ctx)
 	if !s.idle {
@@ -321,29 +355,35 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 // seedSalt tells the seeds of WithSeed from that of the context.
 const seedSalt = 0x73656564
 
-// Worker returns the number of the worker in which the function that was given ctx runs, from 0 to Workers-1, or -1 in
-// the loop's goroutine. Each loop, and each Map, counts its own workers. PyTorch: get_worker_info().id.
+// Worker returns the number of the worker in which the function that was given
+// ctx runs, from 0 to Workers-1, or -1 in the loop's goroutine. Each loop, and
+// each Map, counts its own workers. PyTorch: get_worker_info().id.
 func Worker(ctx context.Context) int { return scopeOf(ctx).worker }
 
 // Second reading: files and folders; streams, for data without indices.
 
 // Files and folders.
 
-// A File is a file's name, which is a slash-separated path inside its file system, and the file's content.
+// A File is a file's name, which is a slash-separated path inside its file
+// system, and the file's content.
 type File struct {
 	Name string
 	Data []byte
 }
 
-// Files is the data set of the files of fsys whose names match at least one pattern, or of all files if there is no
-// pattern. The names are listed once, and sorted. A file is read when Get asks for it, so the data may be larger than
-// memory. fsys is a directory (os.DirFS), an embedded tree (embed.FS), a zip archive (zip.Reader), ….
+// Files is the data set of the files of fsys whose names match at least one
+// pattern, or of all files if there is no pattern. The names are listed once,
+// and sorted. A file is read when Get asks for it, so the data may be larger
+// than memory. fsys is a directory (os.DirFS), an embedded tree (embed.FS), a
+// zip archive (zip.Reader), ….
 //
-// A pattern is matched against the whole name, element by element as path.Match does, and the element "**" stands for
-// any number of folders: "*.png" is a file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
-// anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A pattern that matches no file is an error, and
-// so are no files at all, and a folder that cannot be read. Links to files are followed. Links to folders are followed
-// only where the pattern spells out their names.
+// A pattern is matched against the whole name, element by element as path.Match
+// does, and the element "**" stands for any number of folders: "*.png" is a
+// file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
+// anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A
+// pattern that matches no file is an error, and so are no files at all, and a
+// folder that cannot be read. Links to files are followed. Links to folders are
+// followed only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
 	if err == nil && len(names) == 0 {
@@ -366,7 +406,8 @@ func root(fsys fs.FS) string {
 	return fmt.Sprintf("%T", fsys)
 }
 
-// list returns the sorted names of the files that match at least one pattern, or of all files if there is no pattern.
+// list returns the sorted names of the files that match at least one pattern,
+// or of all files if there is no pattern.
 func list(fsys fs.FS, patterns []string) (names []string, err error) {
 	if fsys == nil {
 		return nil, errors.New("the file system is nil")
@@ -395,8 +436,9 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// glob lists the files below dir that match the elements of a pattern. The first element is matched against the entries
-// of dir, the others against what lies below:
+// glob lists the files below dir that match the elements of a pattern. The
+// first element is matched against the entries of dir, the others against what
+// lies below:
 //
 //	"train", …  is a name spelled out: the others are matched below the folder train, if there is one
 //	"**", …     stands for no folder: the others are matched against the entries of dir; and for any folder: the whole
@@ -449,7 +491,8 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 	return names, nil
 }
 
-// isFile reports whether name, whose entry in its folder has the given type, is a regular file or a link to one.
+// isFile reports whether name, whose entry in its folder has the given type, is
+// a regular file or a link to one.
 func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 	if mode&fs.ModeSymlink != 0 {
 		info, err := fs.Stat(fsys, name)
@@ -461,16 +504,21 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 	return mode.IsRegular(), nil
 }
 
-// Folder lists a tree that keeps each class in a top-level folder of its own, at any depth in it: "cat/1.png",
-// "dog/old/2.png". A sample is a file's name and its label: label i means the folder classes[i]. classes is sorted, and so
-// are the samples of each class. Nothing is read, so labels cost nothing; fsys.Open in a Transform reads a file.
+// Folder lists a tree that keeps each class in a top-level folder of its own,
+// at any depth in it: "cat/1.png", "dog/old/2.png". A sample is a file's name
+// and its label: label i means the folder classes[i]. classes is sorted, and so
+// are the samples of each class. Nothing is read, so labels cost nothing;
+// fsys.Open in a Transform reads a file.
 //
-// Patterns are those of Files, and are matched against the whole name, class included: "*/*.png" or "**/*.png". Without
-// patterns Folder lists all files. In any case it leaves out files at the top and names that begin with a dot. Unlike
-// Files, it follows links to folders at the top. It is an error if there is no folder at the top, a folder at the top has
-// no file that matches, or a pattern matches no file.
+// Patterns are those of Files, and are matched against the whole name, class
+// included: "*/*.png" or "**/*.png". Without patterns Folder lists all files.
+// In any case it leaves out files at the top and names that begin with a dot.
+// Unlike Files, it follows links to folders at the top. It is an error if there
+// is no folder at the top, a folder at the top has no file that matches, or a
+// pattern matches no file.
 //
-// PyTorch: torchvision's ImageFolder, with its samples and classes; below a class the order of folders and files may differ.
+// PyTorch: torchvision's ImageFolder, with its samples and classes; below a
+// class the order of folders and files may differ.
 func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], classes []string, err error) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
@@ -501,8 +549,8 @@ func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], c
 	return samples, classes, nil
 }
 
-// A classTree is a file system as Folder lists it: without names that begin with a dot, and with folders in place of the
-// links to folders at the top.
+// A classTree is a file system as Folder lists it: without names that begin
+// with a dot, and with folders in place of the links to folders at the top.
 type classTree struct{ fs.FS }
 
 // ReadDir lists a folder.
@@ -528,48 +576,62 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 
 // Streams. Cursor and Item are in dataloader.go.
 
-// A Stream is a pure function from a Cursor to the items that follow the cursor, up to the end of its epoch. A Stream is
-// a definition, not an iterator: range over it twice, or twice at once, and its source is read twice. Before the range
-// nothing is opened and no goroutine is started. After the range everything is closed and all goroutines have ended.
+// A Stream is a pure function from a Cursor to the items that follow the
+// cursor, up to the end of its epoch. A Stream is a definition, not an
+// iterator: range over it twice, or twice at once, and its source is read
+// twice. Before the range nothing is opened and no goroutine is started. After
+// the range everything is closed and all goroutines have ended.
 //
-// A failed item is an item like any other: it has an Err, a zero Value, and a Next. The error of the sequence means that
-// the sequence cannot be continued, and belongs to its last pair: the context has ended (then it is context.Cause), the
-// cursor does not fit, or the source itself broke. A sequence with such an error has not reached the end of the epoch.
+// A failed item is an item like any other: it has an Err, a zero Value, and a
+// Next. The error of the sequence means that the sequence cannot be continued,
+// and belongs to its last pair: the context has ended (then it is
+// context.Cause), the cursor does not fit, or the source itself broke. A
+// sequence with such an error has not reached the end of the epoch.
 //
-// A stream of your own is a function of this type. ExampleStream and ExampleStream_stage show a source and a stage. To test
-// your own, copy it into a test file in this folder and call checkStream, in which time is fake: a client that keeps a connection
-// open would hang or time out there. These are the rules:
+// A stream of your own is a function of this type. ExampleStream and
+// ExampleStream_stage show a source and a stage. To test your own, copy it into
+// a test file in this folder and call checkStream, in which time is fake: a
+// client that keeps a connection open would hang or time out there. These are
+// the rules:
 //
-//   - A cursor with Pos 0 and a nil State is the start of an epoch, and the stream begins there. Any other cursor must be one
-//     of its own: the stream writes a description of itself into State, and if Load finds another one, it yields one error,
-//     which wraps ErrCursor, and ends.
-//   - State is any value that encoding/json writes and reads. It must not change after the item has been yielded. Stages
-//     behind copy it into their own, and each checkpoint has it. So it holds places, not items, and a digest of what is only
-//     compared.
-//   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and the State from which the item after it can be
-//     read.
-//   - A stream looks at ctx when an item is ready. If ctx has ended, it does not yield the item, and its last pair has
-//     context.Cause(ctx). At the end of its data it just returns, and the epoch is complete.
-//   - A source that skips items without yielding one looks at ctx meanwhile. A stage need not: its source has looked before each
-//     item. A stage that reorders items keeps their Value and Err, but not their Next: the cursor of a Mix of many sources is
-//     larger than most items.
+//   - A cursor with Pos 0 and a nil State is the start of an epoch, and the
+//     stream begins there. Any other cursor must be one of its own: the stream
+//     writes a description of itself into State, and if Load finds another one,
+//     it yields one error, which wraps ErrCursor, and ends.
+//   - State is any value that encoding/json writes and reads. It must not
+//     change after the item has been yielded. Stages behind copy it into their
+//     own, and each checkpoint has it. So it holds places, not items, and a
+//     digest of what is only compared.
+//   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and
+//     the State from which the item after it can be read.
+//   - A stream looks at ctx when an item is ready. If ctx has ended, it does
+//     not yield the item, and its last pair has context.Cause(ctx). At the end
+//     of its data it just returns, and the epoch is complete.
+//   - A source that skips items without yielding one looks at ctx meanwhile. A
+//     stage need not: its source has looked before each item. A stage that
+//     reorders items keeps their Value and Err, but not their Next: the cursor
+//     of a Mix of many sources is larger than most items.
 //
-// Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are methods.
+// Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are
+// methods.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
 type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
 
-// Epoch returns the values of one epoch, from its start. The same epoch yields the same values again. Errors are those
-// of Run.
+// Epoch returns the values of one epoch, from its start. The same epoch yields
+// the same values again. Errors are those of Run.
 func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) { s.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
-// Run returns the values from *at to the end of its epoch, and keeps *at current as DataLoader.Run does. A failed item
-// is a *SampleError, after which the loop may go on. Any other error is the last. When the last item has been handed over
-// the epoch is complete, even if the context ends then. Some stages cannot know that an item is the last before they have asked
-// their source for another one: FromSeq, Filter, OnError, Shard, Zip, Chain, Repeat and Unbatch. If the context ends at that
-// item, they may end with its cause; a resume then only ends the epoch.
+// Run returns the values from *at to the end of its epoch, and keeps *at
+// current as DataLoader.Run does. A failed item is a *SampleError, after which
+// the loop may go on. Any other error is the last. When the last item has been
+// handed over the epoch is complete, even if the context ends then. Some stages
+// cannot know that an item is the last before they have asked their source for
+// another one: FromSeq, Filter, OnError, Shard, Zip, Chain, Repeat and Unbatch.
+// If the context ends at that item, they may end with its cause; a resume then
+// only ends the epoch.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 	panicIf(s == nil, "Run: the stream is nil; look at the error of the function that should have made it")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
@@ -577,16 +639,18 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 
 // Stages are streams made of other streams. There are two kinds.
 //
-// A stage that decides about each item alone, and yields it or drops it, passes the source's cursors on: Filter, OnError, Map,
-// Prefetch, and Batch. It is made with streamOf. A stage that counts, joins or reorders makes cursors of its own, which contain
-// those of its sources: Take, Repeat, Chain, Zip, Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
+// A stage that decides about each item alone, and yields it or drops it, passes
+// the source's cursors on: Filter, OnError, Map, Prefetch, and Batch. It is
+// made with streamOf. A stage that counts, joins or reorders makes cursors of
+// its own, which contain those of its sources: Take, Repeat, Chain, Zip,
+// Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
 // Indices(Random(9, 1)).Take(5), after two items, is
 //
 //	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
 //		{"epoch": 0, "pos": 2, "state": {"by": "Indices(Random(9, seed 1))"}}}}
 //
-// Every stage reads its source in the same way: an error of the source's sequence ends the stage's own, and a failed
-// item is an item.
+// Every stage reads its source in the same way: an error of the source's
+// sequence ends the stage's own, and a failed item is an item.
 //
 //	for item, err := range source(ctx, from) {
 //		if err != nil {
@@ -595,12 +659,15 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //		…
 //	}
 
-// streamOf makes a stream of produce, which yields items until yield returns false or the epoch has ended, or returns why
-// the sequence cannot be continued. An item that is ready when ctx has ended is not yielded: the cause of ctx is the
-// last pair. If there is no further item the epoch has ended, whatever has become of ctx.
+// streamOf makes a stream of produce, which yields items until yield returns
+// false or the epoch has ended, or returns why the sequence cannot be
+// continued. An item that is ready when ctx has ended is not yielded: the cause
+// of ctx is the last pair. If there is no further item the epoch has ended,
+// whatever has become of ctx.
 //
-// streamOf and staged are not inlined: each stage would have a copy of their closures, for each type of items, and a program
-// would compile for half as long again.
+// streamOf and staged are not inlined: each stage would have a copy of their
+// closures, for each type of items, and a program would compile for half as
+// long again.
 //
 //go:noinline
 func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
@@ -666,7 +733,8 @@ type reread struct {
 
 // A move says where one of several sources stands, whether it has ended, and
 // what moved before it. The cursors of consecutive items share base and most of
-// the moves, so an item of a Mix costs one move, however many sources there are.
+// the moves, so an item of a Mix costs one move, however many sources there
+// are.
 type move struct {
 	before *move
 	base   *stageState // its Sources and Ended are those before the first move
@@ -703,11 +771,13 @@ func (m *move) apply() (sources []Cursor, ended []bool) {
 	return sources, ended
 }
 
-// oneSource is the number of sources of a stage whose source is in Source, and not in Sources.
+// oneSource is the number of sources of a stage whose source is in Source, and
+// not in Sources.
 const oneSource = 0
 
-// stateOf returns the State of a cursor that the stage of the given name has made, or says why the cursor does not fit. At
-// the start of an epoch each source is at the start of its epoch of the same number.
+// stateOf returns the State of a cursor that the stage of the given name has
+// made, or says why the cursor does not fit. At the start of an epoch each
+// source is at the start of its epoch of the same number.
 func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	var s stageState
 	if err := from.fit(name, &s.By, &s); err != nil {
@@ -717,7 +787,7 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
 	}
 	outside := min(s.N, s.Count, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
-	tooMany := s.Again > 0 && s.N > s.Again                                // more have been yielded than read
+	tooMany := s.Again > 0 && s.N > s.Again                                         // more have been yielded than read
 	if outside || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
 		return s, from.refused("its state is damaged: n is %d, count %d, again %d, and it has %d of %d sources",
 			s.N, s.Count, s.Again, len(s.Sources), sources)
@@ -725,11 +795,14 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	return s, nil
 }
 
-// changed says that a source has changed, if the items that a stage has read again are not those that it had read before the
-// cursor. There are n now, and after them the source stands at last. If the cursor reads nothing again, changed returns nil.
+// changed says that a source has changed, if the items that a stage has read
+// again are not those that it had read before the cursor. There are n now, and
+// after them the source stands at last. If the cursor reads nothing again,
+// changed returns nil.
 //
-// If one of them has failed, perhaps only for a moment, its error is returned, and the cursor is not refused: a program that
-// began the epoch again would repeat what was yielded.
+// If one of them has failed, perhaps only for a moment, its error is returned,
+// and the cursor is not refused: a program that began the epoch again would
+// repeat what was yielded.
 func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) error {
 	if s.N == 0 {
 		return nil
@@ -745,14 +818,16 @@ func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) erro
 		"that it had, or Options.DataVersion is another", n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
 }
 
-// readAgain is the last error of a stage whose source has other items before the cursor than it had, one of which has failed.
+// readAgain is the last error of a stage whose source has other items before
+// the cursor than it had, one of which has failed.
 func readAgain(failed error) error {
 	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, or the source has changed: %w", failed)
 }
 
-// A fingerprint stands for a source's cursor that a resume only compares. It has a digest in place of the cursor's State: a
-// stage that saved two whole cursors of its source would double the size of its own, and twelve such stages would make half a
-// megabyte.
+// A fingerprint stands for a source's cursor that a resume only compares. It
+// has a digest in place of the cursor's State: a stage that saved two whole
+// cursors of its source would double the size of its own, and twelve such
+// stages would make half a megabyte.
 type fingerprint struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
@@ -760,11 +835,11 @@ type fingerprint struct {
 }
 
 // fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
-// cursor is made of the fingerprints of its sources' cursors. If the stage reads
-// items again, only the source's cursor after these items counts. To include the
-// cursor before them would double the time with each such stage. A State that is
-// not a stageState is digested whole: a source's, or that of a stage of the
-// user's with fields of its own.
+// cursor is made of the fingerprints of its sources' cursors. If the stage
+// reads items again, only the source's cursor after these items counts. To
+// include the cursor before them would double the time with each such stage. A
+// State that is not a stageState is digested whole: a source's, or that of a
+// stage of the user's with fields of its own.
 func fingerprintOf(c Cursor) fingerprint {
 	s := new(stageState)
 	if fresh, ok := c.State.(*freshState); ok {
@@ -801,8 +876,9 @@ func fingerprintOf(c Cursor) fingerprint {
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
 }
 
-// staged makes a stage with cursors of its own. produce begins at the state of the cursor. sources is the number of
-// cursors in the state's Sources, or oneSource.
+// staged makes a stage with cursors of its own. produce begins at the state of
+// the cursor. sources is the number of cursors in the state's Sources, or
+// oneSource.
 //
 //go:noinline
 func staged[T any](name string, sources int,
@@ -819,25 +895,31 @@ func staged[T any](name string, sources int,
 	})
 }
 
-// A yieldAt yields an item of a stage that makes its own cursors: pos and next become the Pos and the State of the item's
-// Next.
+// A yieldAt yields an item of a stage that makes its own cursors: pos and next
+// become the Pos and the State of the item's Next.
 type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // fromSeq describes FromSeq in cursors: nothing is known about the sequence.
 const fromSeq = "FromSeq"
 
-// FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of an epoch, the same ones each time. Its
-// errors are failed items. A seq whose source has broken, so that no further item can come, panics with the error: it becomes
-// the last error of the loop, and the epoch is not complete. A source that cannot be read twice, such as standard input, cannot
-// be resumed, and has only one epoch.
+// FromSeq makes a stream from a sequence. seq(ctx, epoch) returns the items of
+// an epoch, the same ones each time. Its errors are failed items. A seq whose
+// source has broken, so that no further item can come, panics with the error:
+// it becomes the last error of the loop, and the epoch is not complete. A
+// source that cannot be read twice, such as standard input, cannot be resumed,
+// and has only one epoch.
 //
-// A seq that sees that ctx has ended may return before its last item. So if ctx has ended when seq returns, the epoch does not
-// count as complete, and its last pair has the cause of ctx. A resume calls seq again and skips the items before the cursor. If
-// seq ends there with an item that had not failed before, or too early after a failed one, the epoch is not taken for complete:
-// that item's error is the last of the loop, and the next try may succeed.
+// A seq that sees that ctx has ended may return before its last item. So if ctx
+// has ended when seq returns, the epoch does not count as complete, and its
+// last pair has the cause of ctx. A resume calls seq again and skips the items
+// before the cursor. If seq ends there with an item that had not failed before,
+// or too early after a failed one, the epoch is not taken for complete: that
+// item's error is the last of the loop, and the next try may succeed.
 //
-// The cursor of one FromSeq fits every other, because nothing is known about seq. So do not deal out inside seq: resumed on
-// another number of ranks, samples would be lost and others would come twice. Use Stream.Shard. torchdata: IterableWrapper.
+// The cursor of one FromSeq fits every other, because nothing is known about
+// seq. So do not deal out inside seq: resumed on another number of ranks,
+// samples would be lost and others would come twice. Use Stream.Shard.
+// torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	states := [2]*stageState{{By: fromSeq}, {By: fromSeq, N: 1}} // after an item, and after a failed one
@@ -877,9 +959,11 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 	})
 }
 
-// Filter keeps the items for which keep returns true, and all failed items. A panic in keep fails the item. keep looks at the
-// item alone. A filter that remembers items before it, such as one that drops an item equal to the last, would yield an item
-// again after a resume: it is a stage with a State (ExampleStream_stage). torchdata: Filter.
+// Filter keeps the items for which keep returns true, and all failed items. A
+// panic in keep fails the item. keep looks at the item alone. A filter that
+// remembers items before it, such as one that drops an item equal to the last,
+// would yield an item again after a resume: it is a stage with a State
+// (ExampleStream_stage). torchdata: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	panicIf(s == nil, "Stream.Filter: the stream is nil")
 	panicIf(keep == nil, "Stream.Filter: keep is nil")
@@ -895,21 +979,30 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	})
 }
 
-// OnError asks f about each failed item, as Options.OnError is asked about a sample. If f returns nil, the item is dropped.
-// If f returns an error, that is the item's error. The SampleError says where the item is in s. Without OnError one failed
-// item fails its whole Batch. f runs in the goroutine that reads the stream, once for each failed item, in their order. A
-// resume reads the items after the cursor again, so f may be asked again about one that was dropped there.
+// OnError asks f about each failed item, as Options.OnError is asked about a
+// sample. If f returns nil, the item is dropped. If f returns an error, that is
+// the item's error. The SampleError says where the item is in s. Without
+// OnError one failed item fails its whole Batch. f runs in the goroutine that
+// reads the stream, once for each failed item, in their order. A resume reads
+// the items after the cursor again, so f may be asked again about one that was
+// dropped there.
 //
-// Put OnError behind the last stage whose resume reads items again, which are Shuffle and Unbatch, and before Batch. These
-// stages count items. Suppose that an item fails for a moment, and is dropped before them. Then a resume counts another number,
-// and refuses the cursor: for that moment, or for ever if the item failed before the checkpoint. If another item fails in its
-// place when the items are read again, the numbers are equal, and the cursor is accepted: one sample comes twice, and one
-// never. Where OnError must stand before them, try a refused cursor again. A Filter before them has the same effect, since it
-// keeps failed items, and so have Batch and Unbatch before Shuffle, where one failed item stands for a batch.
+// Put OnError behind the last stage whose resume reads items again, which are
+// Shuffle and Unbatch, and before Batch. These stages count items. Suppose that
+// an item fails for a moment, and is dropped before them. Then a resume counts
+// another number, and refuses the cursor: for that moment, or for ever if the
+// item failed before the checkpoint. If another item fails in its place when
+// the items are read again, the numbers are equal, and the cursor is accepted:
+// one sample comes twice, and one never. Where OnError must stand before them,
+// try a refused cursor again. A Filter before them has the same effect, since
+// it keeps failed items, and so have Batch and Unbatch before Shuffle, where
+// one failed item stands for a batch.
 //
-// OnError may stand before Stream.Shard only if the same items fail on all ranks. The same holds of Filter, which keeps failed
-// items, and of Unbatch, which yields one failed item for a batch. If a connection breaks on one rank alone, its rows move:
-// samples come twice and others never, and nothing in the package notices, because no rank knows the rows of another.
+// OnError may stand before Stream.Shard only if the same items fail on all
+// ranks. The same holds of Filter, which keeps failed items, and of Unbatch,
+// which yields one failed item for a batch. If a connection breaks on one rank
+// alone, its rows move: samples come twice and others never, and nothing in the
+// package notices, because no rank knows the rows of another.
 // ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
@@ -927,7 +1020,8 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	})
 }
 
-// passOn makes a stage that yields the items of s for which keep returns true, with their cursors. keep may change an item.
+// passOn makes a stage that yields the items of s for which keep returns true,
+// with their cursors. keep may change an item.
 func passOn[T any](s Stream[T], keep func(item *Item[T]) bool) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		for item, err := range s(ctx, from) {
@@ -942,14 +1036,16 @@ func passOn[T any](s Stream[T], keep func(item *Item[T]) bool) Stream[T] {
 	})
 }
 
-// failedItem is the item before next, which failed in a function of the user's in the named stage. The error is wrapped, so
-// that the place of a loop in that function is not taken for the place of this one; see itemError.
+// failedItem is the item before next, which failed in a function of the user's
+// in the named stage. The error is wrapped, so that the place of a loop in that
+// function is not taken for the place of this one; see itemError.
 func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 	return Item[T]{Err: fmt.Errorf("%s: %w", stage, err), Next: next}
 }
 
-// Take ends each epoch after n items, and does not ask the source for more. n must not be negative. torchdata: Header. To skip
-// the first n items instead, leave a loop over s.Run after them: its cursor goes on from there.
+// Take ends each epoch after n items, and does not ask the source for more. n
+// must not be negative. torchdata: Header. To skip the first n items instead,
+// leave a loop over s.Run after them: its cursor goes on from there.
 func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Stream.Take: the stream is nil")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
@@ -974,8 +1070,10 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	})
 }
 
-// Repeat joins several epochs of s into one: epoch e covers the epochs e×times to e×times + times-1 of s. With times <= 0
-// the epoch never ends and covers the epochs from e on; an epoch of s without items is then an error. torchdata: Cycler.
+// Repeat joins several epochs of s into one: epoch e covers the epochs e×times
+// to e×times + times-1 of s. With times <= 0 the epoch never ends and covers
+// the epochs from e on; an epoch of s without items is then an error.
+// torchdata: Cycler.
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Stream.Repeat: the stream is nil")
 	times = max(times, 0)
@@ -984,7 +1082,8 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	})
 }
 
-// Chain puts streams one after the other, each with its epoch of the same number. PyTorch: ChainDataset.
+// Chain puts streams one after the other, each with its epoch of the same
+// number. PyTorch: ChainDataset.
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
 	for i, s := range srcs {
@@ -995,8 +1094,9 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// joinEpochs puts count epochs of streams one after the other, or endless ones: epochAt says which stream is number n of an
-// epoch, and where the stream starts. In the cursor, N is that number and Source the place in the stream.
+// joinEpochs puts count epochs of streams one after the other, or endless ones:
+// epochAt says which stream is number n of an epoch, and where the stream
+// starts. In the cursor, N is that number and Source the place in the stream.
 func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		if state.N > 0 && state.N >= count && !endless {
@@ -1031,12 +1131,16 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 	})
 }
 
-// Zip joins two streams item by item, and ends with the shorter one. If one of two items failed, the pair fails.
+// Zip joins two streams item by item, and ends with the shorter one. If one of
+// two items failed, the pair fails.
 //
-// Two Maps of one source draw the same random numbers: make both views of a sample in one Map, or join two Transforms by Pairs.
+// Two Maps of one source draw the same random numbers: make both views of a
+// sample in one Map, or join two Transforms by Pairs.
 //
-// Zip reads b as a coroutine (iter.Pull2), which ends the program if the loop's body or a source locks its goroutine to a thread
-// (runtime.LockOSThread) while the loop runs. Lock before the loop, or put Prefetch(1) behind a source that locks.
+// Zip reads b as a coroutine (iter.Pull2), which ends the program if the loop's
+// body or a source locks its goroutine to a thread (runtime.LockOSThread) while
+// the loop runs. Lock before the loop, or put Prefetch(1) behind a source that
+// locks.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")

@@ -17,27 +17,33 @@ import (
 	"sync/atomic"
 )
 
-// In which order do samples come, and which rank loads them? The first half of this file answers with functions of the
-// epoch: samplers for single samples, batch samplers for whole batches, and the deal that gives each rank its part. The
-// second half answers for streams, which are shuffled by delays, mixed, and dealt out item by item.
+// In which order do samples come, and which rank loads them? The first half of
+// this file answers with functions of the epoch: samplers for single samples,
+// batch samplers for whole batches, and the deal that gives each rank its part.
+// The second half answers for streams, which are shuffled by delays, mixed, and
+// dealt out item by item.
 
-// A Sampler is an order of the samples for each epoch: Order(epoch)(pos) is the index of the sample at position pos,
-// 0 <= pos < Len(). Order and the functions that it returns are pure, and safe for concurrent use. Nothing is carried from
-// epoch to epoch: no generator, and no set_epoch to forget. So a loader can begin at any position.
+// A Sampler is an order of the samples for each epoch: Order(epoch)(pos) is the
+// index of the sample at position pos, 0 <= pos < Len(). Order and the
+// functions that it returns are pure, and safe for concurrent use. Nothing is
+// carried from epoch to epoch: no generator, and no set_epoch to forget. So a
+// loader can begin at any position.
 //
-// If a Sampler has a String method, its result describes the order in cursors: samplers with equal descriptions are
-// taken for the same. Without a String method the description is the type and the length. PyTorch: Sampler.
+// If a Sampler has a String method, its result describes the order in cursors:
+// samplers with equal descriptions are taken for the same. Without a String
+// method the description is the type and the length. PyTorch: Sampler.
 //
-// Sequential, Random, TorchRandom and RandomWithReplacement have indices below n, and New refuses a data set of fewer than n
-// samples.
+// Sequential, Random, TorchRandom and RandomWithReplacement have indices below
+// n, and New refuses a data set of fewer than n samples.
 type Sampler interface {
 	Len() int
 	Order(epoch int) func(pos int) int
 }
 
-// A BatchSampler is an order of whole batches: Batches(epoch)(k) holds the indices of batch k, 0 <= k < Len(). Len is
-// the same in every epoch. Otherwise Sampler's rules apply. The loader does not change the slices.
-// PyTorch: batch_sampler.
+// A BatchSampler is an order of whole batches: Batches(epoch)(k) holds the
+// indices of batch k, 0 <= k < Len(). Len is the same in every epoch. Otherwise
+// Sampler's rules apply. The loader does not change the slices. PyTorch:
+// batch_sampler.
 type BatchSampler interface {
 	Len() int
 	Batches(epoch int) func(k int) []int
@@ -60,20 +66,23 @@ func (s sampler) Order(epoch int) func(pos int) int { return s.order(epoch) }
 // String describes the sampler, as in "Random(60000, seed 9)".
 func (s sampler) String() string { return s.name }
 
-// A need is the number of samples that an order needs in the data set: at least so many, or exactly so many.
+// A need is the number of samples that an order needs in the data set: at least
+// so many, or exactly so many.
 type need struct {
 	samples int
 	exactly bool
 }
 
-// needOf returns what an order needs, or the zero need if the order is not one of this package.
+// needOf returns what an order needs, or the zero need if the order is not one
+// of this package.
 func needOf(order any) need {
 	s, _ := order.(sampler)
 	b, _ := order.(batchSampler)
 	return cmp.Or(s.need, b.need)
 }
 
-// Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch: SequentialSampler.
+// Sequential is the order 0, 1, …, n-1. It panics if n is negative. PyTorch:
+// SequentialSampler.
 func Sequential(n int) Sampler {
 	panicIf(n < 0, "Sequential: n is %d, must not be negative", n)
 	return sampler{n, fmt.Sprintf("Sequential(%d)", n), func(int) func(int) int {
@@ -81,15 +90,16 @@ func Sequential(n int) Sampler {
 	}, need{samples: n}}
 }
 
-// Random is a new permutation of 0 … n-1 in every epoch. An epoch needs at most 8 KiB of memory, whatever n is, and any
-// position of any epoch takes the same time. Up to n = 4,096 the permutation of an epoch is a table; for larger n each index
-// is computed when it is asked for. Random panics if n is negative.
+// Random is a new permutation of 0 … n-1 in every epoch. An epoch needs at most
+// 8 KiB of memory, whatever n is, and any position of any epoch takes the same
+// time. Up to n = 4,096 the permutation of an epoch is a table; for larger n
+// each index is computed when it is asked for. Random panics if n is negative.
 //
-// At some lengths above 4,096 nearly all permutations are even, or nearly all are odd: at 60,000, 399 of 400. Training is not
-// affected.
+// At some lengths above 4,096 nearly all permutations are even, or nearly all
+// are odd: at 60,000, 399 of 400. Training is not affected.
 //
-// PyTorch: RandomSampler, with other numbers; TorchRandom has torch's. Random over a Subset is PyTorch's
-// SubsetRandomSampler.
+// PyTorch: RandomSampler, with other numbers; TorchRandom has torch's. Random
+// over a Subset is PyTorch's SubsetRandomSampler.
 func Random(n int, seed uint64) Sampler {
 	panicIf(n < 0, "Random: n is %d, must not be negative", n)
 	return sampler{n, fmt.Sprintf("Random(%d, seed %d)", n, seed), func(epoch int) func(int) int {
@@ -97,8 +107,9 @@ func Random(n int, seed uint64) Sampler {
 	}, need{samples: n}}
 }
 
-// maxTable is the greatest length of a permutation that is kept as a table, of 8 KiB. On a small domain a Feistel network
-// mixes badly: at n = 10 no number of rounds makes all pairs equally likely.
+// maxTable is the greatest length of a permutation that is kept as a table, of
+// 8 KiB. On a small domain a Feistel network mixes badly: at n = 10 no number
+// of rounds makes all pairs equally likely.
 const maxTable = 4096
 
 // permutation returns a permutation of 0 … n-1 as a function.
@@ -106,7 +117,8 @@ func permutation(n int, seed uint64) func(pos int) int {
 	if n > maxTable {
 		return newFeistel(uint64(n), seed).at
 	}
-	// The inside-out version of the Fisher–Yates shuffle: put i at a random place j <= i, and move what was at j to i.
+	// The inside-out version of the Fisher–Yates shuffle: put i at a random
+	// place j <= i, and move what was at j to i.
 	table := make([]uint16, n)
 	for i := range n {
 		j := below(uint64(i)+1, seed, uint64(i))
@@ -116,29 +128,36 @@ func permutation(n int, seed uint64) func(pos int) int {
 	return func(pos int) int { return int(table[pos]) }
 }
 
-// A feistel is a permutation of 0 … n-1 that is computed position by position. It is a Feistel network of four rounds: a
-// number is split into two halves, and a round changes the left half by a hash of the right, and then the right half by a
-// hash of the left. (In the literature a round changes one half, and this network has eight.) This is one round with n = 10,
-// where k = 2 and a = 3, and the number 7 = 1 × 2^k + 3 is split into 1 and 3:
+// A feistel is a permutation of 0 … n-1 that is computed position by position.
+// It is a Feistel network of four rounds: a number is split into two halves,
+// and a round changes the left half by a hash of the right, and then the right
+// half by a hash of the left. (In the literature a round changes one half, and
+// this network has eight.) This is one round with n = 10, where k = 2 and a =
+// 3, and the number 7 = 1 × 2^k + 3 is split into 1 and 3:
 //
 //	left  1 ──────(+2)──────┬──────── 0      left  = (left + hash(right)) mod a      hash(3) = 2, (1 + 2) mod 3 = 0
 //	                ^       v
 //	right 3 ────────┴────(xor 2)───── 1      right = right xor hash(left)            hash(0) = 2, 3 xor 2 = 1
 //
-// The right half has k bits, the left half counts from 0 to a-1 with a = ⌈n/2^k⌉. So the network permutes a domain of
-// a × 2^k numbers, which is hardly larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black and
-// Rogaway, Ciphers with Arbitrary Finite Domains, 2002); see at. That happens to at most about one result in √(n/2). For 10^12
-// samples the bound is one in 707,000; in fact it is one in 1.4 million.
+// The right half has k bits, the left half counts from 0 to a-1 with a =
+// ⌈n/2^k⌉. So the network permutes a domain of a × 2^k numbers, which is hardly
+// larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black
+// and Rogaway, Ciphers with Arbitrary Finite Domains, 2002); see at. That
+// happens to at most about one result in √(n/2). For 10^12 samples the bound is
+// one in 707,000; in fact it is one in 1.4 million.
 //
-// In newFeistel(10, 0) the domain has 12 numbers. Four rounds turn 7 into 11, which is outside, and four more turn 11 into 5.
-// So position 7 has the value 5, and the permutation's cycle skips 11. (So short a permutation is kept as a table
-// instead; the numbers are small so that they can be checked by hand.)
+// In newFeistel(10, 0) the domain has 12 numbers. Four rounds turn 7 into 11,
+// which is outside, and four more turn 11 into 5. So position 7 has the value
+// 5, and the permutation's cycle skips 11. (So short a permutation is kept as a
+// table instead; the numbers are small so that they can be checked by hand.)
 //
 //	 7 = 1,3 → 0,1 → 2,3 → 0,3 → 2,3 = 11      the network's cycle  7 → 11 → 5 → 1 → 7
 //	11 = 2,3 → 1,1 → 0,3 → 1,0 → 1,1 = 5       the permutation's    7 ─────→ 5 → 1 → 7
 //
-// Rejected: a balanced network, whose domain is a power of 4 and up to four times n, so that a position may take four
-// tries; a linear congruence, or fewer rounds, which are faster but leave neighbours visibly together in the batches.
+// Rejected: a balanced network, whose domain is a power of 4 and up to four
+// times n, so that a position may take four tries; a linear congruence, or
+// fewer rounds, which are faster but leave neighbours visibly together in the
+// batches.
 type feistel struct {
 	n, a uint64
 	k    uint
@@ -155,11 +174,13 @@ func newFeistel(n, seed uint64) *feistel {
 	return f
 }
 
-// at returns the value at position pos. In each round the left half adds a hash of the right half modulo a, and the right
-// half is xored with a hash of the left half. Subtraction inverts the addition, and xor inverts itself, so the network is
-// one-to-one on its domain. A result that is not below n goes in again. Repeated, a one-to-one function walks in a cycle; the
-// start is on the cycle and below n, so the walk ends. The walk can be done backwards, so two positions never have the same
-// value.
+// at returns the value at position pos. In each round the left half adds a hash
+// of the right half modulo a, and the right half is xored with a hash of the
+// left half. Subtraction inverts the addition, and xor inverts itself, so the
+// network is one-to-one on its domain. A result that is not below n goes in
+// again. Repeated, a one-to-one function walks in a cycle; the start is on the
+// cycle and below n, so the walk ends. The walk can be done backwards, so two
+// positions never have the same value.
 func (f *feistel) at(pos int) int {
 	x, mask := uint64(pos), uint64(1)<<f.k-1 // mask has the k bits of the right half
 	for {
@@ -178,30 +199,33 @@ func (f *feistel) at(pos int) int {
 	}
 }
 
-// scramble is the hash in a round. Two multiplications and a shift let every bit of x reach the high bits, which
-// are the ones used. One multiplication is too weak: at n up to 4000, pairs of positions then stay correlated.
+// scramble is the hash in a round. Two multiplications and a shift let every
+// bit of x reach the high bits, which are the ones used. One multiplication is
+// too weak: at n up to 4000, pairs of positions then stay correlated.
 func scramble(x uint64) uint64 {
 	x *= 0x9FB21C651E98DF25
 	x ^= x >> 32
 	return x * 0xD6E8FEB86659FD93
 }
 
-// counter returns output i of the generator SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
-// Generators, 2014): random numbers by position, without a generator to carry.
+// counter returns output i of the generator SplitMix64 (Steele, Lea and Flood,
+// Fast Splittable Pseudorandom Number Generators, 2014): random numbers by
+// position, without a generator to carry.
 func counter(seed, i uint64) uint64 { return mix(seed + (i+1)*golden) }
 
 // golden is 2^64 divided by the golden ratio, the step of SplitMix64.
 const golden = 0x9E3779B97F4A7C15
 
-// mix is the finalizer of SplitMix64: it is one-to-one, and every bit of its result depends on every bit of x.
+// mix is the finalizer of SplitMix64: it is one-to-one, and every bit of its
+// result depends on every bit of x.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
 	x = (x ^ x>>27) * 0x94D049BB133111EB
 	return x ^ x>>31
 }
 
-// hash makes one seed of several numbers. The numbers must not simply be added: with seed+epoch, epoch 1 of seed 7
-// would be epoch 0 of seed 8.
+// hash makes one seed of several numbers. The numbers must not simply be added:
+// with seed+epoch, epoch 1 of seed 7 would be epoch 0 of seed 8.
 func hash(parts ...uint64) uint64 {
 	h := uint64(0)
 	for _, part := range parts {
@@ -210,8 +234,8 @@ func hash(parts ...uint64) uint64 {
 	return h
 }
 
-// below returns random number i in 0 … n-1. Its deviation from uniformity is at most n/2^64 (Lemire, Fast Random
-// Integer Generation in an Interval, 2019).
+// below returns random number i in 0 … n-1. Its deviation from uniformity is at
+// most n/2^64 (Lemire, Fast Random Integer Generation in an Interval, 2019).
 func below(n, seed, i uint64) int {
 	high, _ := bits.Mul64(counter(seed, i), n)
 	return int(high)
@@ -220,10 +244,12 @@ func below(n, seed, i uint64) int {
 // unit turns 64 random bits into a number in [0, 1), a multiple of 2^-53.
 func unit(x uint64) float64 { return float64(x>>11) * 0x1p-53 }
 
-// RandomWithReplacement draws the index at each of the count positions of an epoch from 0 … n-1, independently of the
-// others. It panics if n is negative or count is not positive. As the one exception, count may be 0 if n is 0. Samplers that are
-// combined need different seeds: with one seed and n, this and Weighted draw with the same random numbers. PyTorch:
-// RandomSampler with replacement=True and num_samples=count.
+// RandomWithReplacement draws the index at each of the count positions of an
+// epoch from 0 … n-1, independently of the others. It panics if n is negative
+// or count is not positive. As the one exception, count may be 0 if n is 0.
+// Samplers that are combined need different seeds: with one seed and n, this
+// and Weighted draw with the same random numbers. PyTorch: RandomSampler with
+// replacement=True and num_samples=count.
 func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
 	checkCount("RandomWithReplacement", n, count)
@@ -234,27 +260,35 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	}, need{samples: n}}
 }
 
-// checkCount panics unless an epoch of count positions can be drawn from n samples.
+// checkCount panics unless an epoch of count positions can be drawn from n
+// samples.
 func checkCount(constructor string, n, count int) {
 	panicIf(count < 0 || count == 0 && n > 0, "%s: count is %d, must be positive", constructor, count)
 	panicIf(count > 0 && n == 0, "%s: count is %d, must be 0, as there are no samples", constructor, count)
 }
 
-// Weighted draws a sample for each position of an epoch, with a chance proportional to its weight: weights[i] for sample i.
-// A sample of weight 0 is never drawn. Weights must be finite and not negative. At least one must be positive, and
-// without replacement at least count of them. count must be positive. The weights are copied. New refuses a data set
-// with another number of samples.
+// Weighted draws a sample for each position of an epoch, with a chance
+// proportional to its weight: weights[i] for sample i. A sample of weight 0 is
+// never drawn. Weights must be finite and not negative. At least one must be
+// positive, and without replacement at least count of them. count must be
+// positive. The weights are copied. New refuses a data set with another number
+// of samples.
 //
-// With replacement a position is computed when it is asked for, by a search in the cumulative weights. On average the search
-// looks at one of them, however many there are. The sampler takes 16 bytes a weight, and an epoch nothing.
+// With replacement a position is computed when it is asked for, by a search in
+// the cumulative weights. On average the search looks at one of them, however
+// many there are. The sampler takes 16 bytes a weight, and an epoch nothing.
 //
-// Without replacement the order of an epoch is computed when the epoch starts: each sample gets an exponential waiting time
-// with its weight as the rate, and the samples with the count shortest times are taken, the shortest first. The first to
-// arrive is sample i with a chance proportional to its weight, and the rest race on as if it had never taken part
-// (Efraimidis and Spirakis, Weighted Random Sampling with a Reservoir, 2006). The sampler takes 8 bytes a weight, and an epoch 8
-// bytes a draw. While an epoch is computed, it takes 8 bytes more a weight, or 16 a draw if that is less.
+// Without replacement the order of an epoch is computed when the epoch starts:
+// each sample gets an exponential waiting time with its weight as the rate, and
+// the samples with the count shortest times are taken, the shortest first. The
+// first to arrive is sample i with a chance proportional to its weight, and the
+// rest race on as if it had never taken part (Efraimidis and Spirakis, Weighted
+// Random Sampling with a Reservoir, 2006). The sampler takes 8 bytes a weight,
+// and an epoch 8 bytes a draw. While an epoch is computed, it takes 8 bytes
+// more a weight, or 16 a draw if that is less.
 //
-// PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws samples of weight 0 when it must.
+// PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws
+// samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
 	n, positive, largest := len(weights), 0, 0.0
 	digest := uint64(0) // of the weights, for the description
@@ -285,8 +319,9 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 	}, need{n, true}}, nil
 }
 
-// drawCumulative draws with replacement: sample j is drawn if a random number in [0, sum of all weights) falls into the
-// interval of length weights[j] that ends at sums[j].
+// drawCumulative draws with replacement: sample j is drawn if a random number
+// in [0, sum of all weights) falls into the interval of length weights[j] that
+// ends at sums[j].
 func drawCumulative(weights []float64, largest float64) func(seed uint64) func(pos int) int {
 	sums, sum := make([]float64, len(weights)), 0.0
 	for j, w := range weights {
@@ -299,22 +334,29 @@ func drawCumulative(weights []float64, largest float64) func(seed uint64) func(p
 	}
 }
 
-// newGuide returns a function that finds the first of the ascending sums that is above x, for 0 <= x < the last sum. The
-// interval from 0 to the last sum is divided into as many equal parts as there are sums, and a guide table says which sums are
-// in a part (Chen and Asau, On Generating Random Variates from an Empirical Distribution, 1974):
+// newGuide returns a function that finds the first of the ascending sums that
+// is above x, for 0 <= x < the last sum. The interval from 0 to the last sum is
+// divided into as many equal parts as there are sums, and a guide table says
+// which sums are in a part (Chen and Asau, On Generating Random Variates from
+// an Empirical Distribution, 1974):
 //
 //	guide[k] = the number of sums in the parts before part k
 //
-// A sum in an earlier part than x is below x, and a sum in a later part is above x. So the binary search is left with the sums
-// in the part of x, guide[k] <= j < guide[k+1]. On average there is one sum. A part with many sums costs their logarithm, where a
-// search one by one took 299 steps (of 300 weights).
+// A sum in an earlier part than x is below x, and a sum in a later part is
+// above x. So the binary search is left with the sums in the part of x,
+// guide[k] <= j < guide[k+1]. On average there is one sum. A part with many
+// sums costs their logarithm, where a search one by one took 299 steps (of 300
+// weights).
 //
-// The result is that of a binary search in all sums, to the bit. The product in part is rounded, so a number near the border of
-// two parts may be in the wrong one. But rounding never reverses an order: if part(a) < part(b), then a < b, and nothing more
-// is needed. The last sum may be rounded into part n, so guide has n + 2 entries.
+// The result is that of a binary search in all sums, to the bit. The product in
+// part is rounded, so a number near the border of two parts may be in the wrong
+// one. But rounding never reverses an order: if part(a) < part(b), then a < b,
+// and nothing more is needed. The last sum may be rounded into part n, so guide
+// has n + 2 entries.
 //
-// Rejected: an alias table (Walker, 1974), which draws in half the time. But from the same random numbers it draws other
-// samples, so that saved cursors would not fit, and it takes twice the lines, which are harder to explain.
+// Rejected: an alias table (Walker, 1974), which draws in half the time. But
+// from the same random numbers it draws other samples, so that saved cursors
+// would not fit, and it takes twice the lines, which are harder to explain.
 func newGuide(sums []float64) func(x float64) int {
 	scale := float64(len(sums)) / sums[len(sums)-1]
 	part := func(x float64) int { return int(x * scale) }
@@ -332,17 +374,22 @@ func newGuide(sums []float64) func(x float64) int {
 	}
 }
 
-// drawShortest draws count samples without replacement, in the order of their waiting times. The bits of a number that is not
-// negative, read as an integer, have the order of the numbers. In a sample's key the lowest bits of its waiting time, as many
-// as an index needs, give way to its index. So the keys are sorted as integers, which takes less than half the time of a sort
-// with a comparing function.
+// drawShortest draws count samples without replacement, in the order of their
+// waiting times. The bits of a number that is not negative, read as an integer,
+// have the order of the numbers. In a sample's key the lowest bits of its
+// waiting time, as many as an index needs, give way to its index. So the keys
+// are sorted as integers, which takes less than half the time of a sort with a
+// comparing function.
 //
-// If the other bits of two keys are equal, the smaller index comes first. Of 2^23 samples of equal weight, 0.3 % share these
-// bits with another, of 2^20 samples 0.005 %. A weight that is so small beside the largest that its time is infinite comes
-// last, by index.
+// If the other bits of two keys are equal, the smaller index comes first. Of
+// 2^23 samples of equal weight, 0.3 % share these bits with another, of 2^20
+// samples 0.005 %. A weight that is so small beside the largest that its time
+// is infinite comes last, by index.
 //
-// Whenever 2 × count + 1,000 keys have been collected, only the smallest count of them are kept, and no later key above these
-// is collected. So memory grows with count, and a few draws from many samples take hardly more time than the random numbers.
+// Whenever 2 × count + 1,000 keys have been collected, only the smallest count
+// of them are kept, and no later key above these is collected. So memory grows
+// with count, and a few draws from many samples take hardly more time than the
+// random numbers.
 func drawShortest(weights []float64, largest float64, count int) func(seed uint64) func(pos int) int {
 	mask := uint64(1)<<bits.Len(uint(len(weights)-1)) - 1 // has the bits of an index
 	return func(seed uint64) func(int) int {
@@ -363,18 +410,23 @@ func drawShortest(weights []float64, largest float64, count int) func(seed uint6
 	}
 }
 
-// TorchRandom is torch's own order, element for element: in epoch e it is randperm(n) of a generator seeded with seed+e,
-// as DistributedSampler has it. With Options.Rank and Tail each rank gets what DistributedSampler would give it, so
-// that a Go job and a Python job can share an epoch.
+// TorchRandom is torch's own order, element for element: in epoch e it is
+// randperm(n) of a generator seeded with seed+e, as DistributedSampler has it.
+// With Options.Rank and Tail each rank gets what DistributedSampler would give
+// it, so that a Go job and a Python job can share an epoch.
 //
-// Torch's other samplers (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) carry a generator from epoch to
-// epoch. Their orders depend on everything drawn from it before, even on how the last loop ended. An order that depends
-// on the epoch alone cannot have that history; only epoch 0 of RandomSampler with a fresh generator equals TorchRandom's.
-// DataLoader(data, shuffle=True, generator=g) has another order even then, because torch draws a seed for its workers from g
-// first; DataLoader(data, sampler=RandomSampler(data, generator=g)) has TorchRandom's.
+// Torch's other samplers (RandomSampler, SubsetRandomSampler,
+// WeightedRandomSampler) carry a generator from epoch to epoch. Their orders
+// depend on everything drawn from it before, even on how the last loop ended.
+// An order that depends on the epoch alone cannot have that history; only epoch
+// 0 of RandomSampler with a fresh generator equals TorchRandom's.
+// DataLoader(data, shuffle=True, generator=g) has another order even then,
+// because torch draws a seed for its workers from g first; DataLoader(data,
+// sampler=RandomSampler(data, generator=g)) has TorchRandom's.
 //
-// The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and epoch e of seed s is epoch 0 of seed
-// s+e. Use Random unless you need torch's numbers. TorchRandom panics if n is negative or not below 2^32/20, because
+// The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and
+// epoch e of seed s is epoch 0 of seed s+e. Use Random unless you need torch's
+// numbers. TorchRandom panics if n is negative or not below 2^32/20, because
 // torch uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
@@ -392,11 +444,13 @@ func TorchRandom(n int, seed uint64) Sampler {
 	}, need{samples: n}}
 }
 
-// maxTorch is the largest n for which torch draws its permutations as TorchRandom does.
+// maxTorch is the largest n for which torch draws its permutations as
+// TorchRandom does.
 const maxTorch = (1<<32)/20 - 1
 
-// newTwister returns the generator MT19937 (Matsumoto and Nishimura, Mersenne Twister, 1998) with the given seed: a
-// function that returns the next 32 random bits.
+// newTwister returns the generator MT19937 (Matsumoto and Nishimura, Mersenne
+// Twister, 1998) with the given seed: a function that returns the next 32
+// random bits.
 func newTwister(seed uint32) func() uint32 {
 	var state [624]uint32
 	for i := range state {
@@ -421,9 +475,11 @@ func newTwister(seed uint32) func() uint32 {
 	}
 }
 
-// OrderFunc is an order that the caller computes: order(epoch) returns the n indices of an epoch, the same ones whenever it is
-// asked for that epoch. The indices are copied. If their number is not n, that is the last error of the loop; under Resize it
-// fails each batch. A cursor cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n is negative or order is
+// OrderFunc is an order that the caller computes: order(epoch) returns the n
+// indices of an epoch, the same ones whenever it is asked for that epoch. The
+// indices are copied. If their number is not n, that is the last error of the
+// loop; under Resize it fails each batch. A cursor cannot distinguish two
+// OrderFuncs of the same length. OrderFunc panics if n is negative or order is
 // nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
@@ -437,9 +493,10 @@ func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	}}
 }
 
-// Resize makes epochs of count positions from a sampler of another length, by walking on through the sampler's epochs:
-// with count = 2·s.Len(), epoch 3 covers epochs 6 and 7 of s. It panics if s is nil or count is not positive. As the one
-// exception, count may be 0 if s is empty. PyTorch: num_samples.
+// Resize makes epochs of count positions from a sampler of another length, by
+// walking on through the sampler's epochs: with count = 2·s.Len(), epoch 3
+// covers epochs 6 and 7 of s. It panics if s is nil or count is not positive.
+// As the one exception, count may be 0 if s is empty. PyTorch: num_samples.
 func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
@@ -456,7 +513,8 @@ func Resize(s Sampler, count int) Sampler {
 	}, needOf(s)}
 }
 
-// describe says which sampler s is, for cursors and errors. The description is valid UTF-8, as it goes through JSON.
+// describe says which sampler s is, for cursors and errors. The description is
+// valid UTF-8, as it goes through JSON.
 func describe(s interface{ Len() int }) string {
 	if s, ok := s.(fmt.Stringer); ok {
 		return strings.ToValidUTF8(s.String(), "?")
@@ -464,9 +522,11 @@ func describe(s interface{ Len() int }) string {
 	return fmt.Sprintf("%T(%d)", s, s.Len())
 }
 
-// keepTwo returns orderOf with a memory for two epochs, the last even and the last odd one, because making an order may take
-// time proportional to its length. Two are kept because an epoch of Resize may span two epochs of its sampler, and then asks
-// for both in turn. The function is safe for concurrent use. It panics if the order of an epoch is nil.
+// keepTwo returns orderOf with a memory for two epochs, the last even and the
+// last odd one, because making an order may take time proportional to its
+// length. Two are kept because an epoch of Resize may span two epochs of its
+// sampler, and then asks for both in turn. The function is safe for concurrent
+// use. It panics if the order of an epoch is nil.
 func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
@@ -486,9 +546,11 @@ func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F)
 	}
 }
 
-// Batches divides the order of s into batches of size samples. The last batch of an epoch may be shorter; with dropLast
-// it is left out. A loader does the same with Options.Sampler and BatchSize; Batches is for batch samplers of your own
-// that build on it. It panics if s is nil or size is not positive. PyTorch: BatchSampler.
+// Batches divides the order of s into batches of size samples. The last batch
+// of an epoch may be shorter; with dropLast it is left out. A loader does the
+// same with Options.Sampler and BatchSize; Batches is for batch samplers of
+// your own that build on it. It panics if s is nil or size is not positive.
+// PyTorch: BatchSampler.
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
@@ -520,19 +582,23 @@ func (b batchSampler) Len() int { return b.n }
 // Batches returns the batches of an epoch.
 func (b batchSampler) Batches(epoch int) func(k int) []int { return b.batches(epoch) }
 
-// String describes the batch sampler, as in "Batches(Random(60000, seed 9), 64)".
+// String describes the batch sampler, as in "Batches(Random(60000, seed 9),
+// 64)".
 func (b batchSampler) String() string { return b.name }
 
-// ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could overflow.)
+// ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could
+// overflow.)
 func ceil(a, b int) int { return a/b + min(1, a%b) }
 
-// Buckets makes batches of samples of similar length, so that batches need little padding. lengths[i] is the length of sample
-// i. A batch's longest length times its number of samples is at most budget. The lengths in a bucket exceed its shortest by
-// at most an eighth. In every epoch each bucket is shuffled and divided into batches anew, and the batches of all buckets
-// come in a new order.
+// Buckets makes batches of samples of similar length, so that batches need
+// little padding. lengths[i] is the length of sample i. A batch's longest
+// length times its number of samples is at most budget. The lengths in a bucket
+// exceed its shortest by at most an eighth. In every epoch each bucket is
+// shuffled and divided into batches anew, and the batches of all buckets come
+// in a new order.
 //
-// A budget that is not positive, and a length that is negative or above the budget, are errors. New refuses a data set with
-// another number of samples.
+// A budget that is not positive, and a length that is negative or above the
+// budget, are errors. New refuses a data set with another number of samples.
 func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	if budget <= 0 {
 		return nil, fmt.Errorf("dataloader: Buckets: budget is %d, must be positive", budget)
@@ -581,11 +647,13 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	}, need{len(lengths), true}}, nil
 }
 
-// An order is used in two steps: epoch → pos → indices. An indicesAt appends to dst the indices at position pos of one epoch. A
-// position of a Sampler is one sample, a position of a BatchSampler a whole batch.
+// An order is used in two steps: epoch → pos → indices. An indicesAt appends to
+// dst the indices at position pos of one epoch. A position of a Sampler is one
+// sample, a position of a BatchSampler a whole batch.
 type indicesAt func(dst []int, pos int) []int
 
-// indicesOfSamples returns the function that makes the indicesAt of an epoch of a Sampler.
+// indicesOfSamples returns the function that makes the indicesAt of an epoch of
+// a Sampler.
 func indicesOfSamples(orderOf func(epoch int) func(pos int) int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
 		order := orderOf(epoch)
@@ -593,7 +661,8 @@ func indicesOfSamples(orderOf func(epoch int) func(pos int) int) func(epoch int)
 	}
 }
 
-// indicesOfBatches returns the function that makes the indicesAt of an epoch of a BatchSampler.
+// indicesOfBatches returns the function that makes the indicesAt of an epoch of
+// a BatchSampler.
 func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch int) indicesAt {
 	return func(epoch int) indicesAt {
 		batch := batchesOf(epoch)
@@ -601,11 +670,14 @@ func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch in
 	}
 }
 
-// A Rank says which part is read: part Index of Count. Usually each process of a training has a part, and Index is its rank; but
-// one process may read several parts. The zero value means the whole. PyTorch: rank and num_replicas.
+// A Rank says which part is read: part Index of Count. Usually each process of
+// a training has a part, and Index is its rank; but one process may read
+// several parts. The zero value means the whole. PyTorch: rank and
+// num_replicas.
 type Rank struct{ Index, Count int }
 
-// withCount returns the rank with its Count filled in, or says what is wrong with it.
+// withCount returns the rank with its Count filled in, or says what is wrong
+// with it.
 func (r Rank) withCount() (Rank, error) {
 	count := min(max(r.Count, 1), maxRanks)
 	return Rank{r.Index, count}, cmp.Or(
@@ -617,13 +689,16 @@ func (r Rank) withCount() (Rank, error) {
 // maxRanks bounds Rank.Count, so that no position overflows.
 const maxRanks = 1 << 20
 
-// nth returns the position of the rank's item i in a sequence that is dealt out: Index + i×Count.
+// nth returns the position of the rank's item i in a sequence that is dealt
+// out: Index + i×Count.
 func (r Rank) nth(i int) int { return r.Index + i*r.Count }
 
-// dealt returns how many of n items are dealt to the rank: the number of i with nth(i) < n.
+// dealt returns how many of n items are dealt to the rank: the number of i with
+// nth(i) < n.
 func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 
-// RankFromEnv returns the rank of this process, as its launcher describes it in the environment:
+// RankFromEnv returns the rank of this process, as its launcher describes it in
+// the environment:
 //
 //	torchrun                    RANK, WORLD_SIZE
 //	mpirun of Open MPI          OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
@@ -632,16 +707,22 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //	srun                        SLURM_PROCID, SLURM_STEP_NUM_TASKS
 //	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
 //
-// The first row whose rank variable is set decides. The launchers in the rows before srun also run inside Slurm jobs, and pass
-// Slurm's variables on. If no rank variable is set, the result is the zero Rank, which means a single process; its Count is 0.
+// The first row whose rank variable is set decides. The launchers in the rows
+// before srun also run inside Slurm jobs, and pass Slurm's variables on. If no
+// rank variable is set, the result is the zero Rank, which means a single
+// process; its Count is 0.
 //
-// RankFromEnv returns an error where a process would train on the wrong samples. There are four cases: a number is missing or
-// makes no sense; a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number of processes that srun has
-// started; a launcher that is not in the table has set a rank above 0 (PMIX_RANK, for example); or an sbatch script for several
-// tasks starts the process without srun, and Slurm calls the only process rank 0 of many.
+// RankFromEnv returns an error where a process would train on the wrong
+// samples. There are four cases: a number is missing or makes no sense; a
+// WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number
+// of processes that srun has started; a launcher that is not in the table has
+// set a rank above 0 (PMIX_RANK, for example); or an sbatch script for several
+// tasks starts the process without srun, and Slurm calls the only process rank
+// 0 of many.
 //
-// The index in a manifest is not always the rank. In a JobSet of several Jobs, and in a PyTorchJob with nprocPerNode but
-// without torchrun, several processes have the same index: set RANK and WORLD_SIZE yourself.
+// The index in a manifest is not always the rank. In a JobSet of several Jobs,
+// and in a PyTorchJob with nprocPerNode but without torchrun, several processes
+// have the same index: set RANK and WORLD_SIZE yourself.
 func RankFromEnv() (Rank, error) {
 	const step = "SLURM_STEP_NUM_TASKS"
 	launchers := [][4]string{ // the rank, the number of ranks, its lower bound, and what else to say if they make no sense
@@ -684,8 +765,8 @@ func RankFromEnv() (Rank, error) {
 	return Rank{}, nil
 }
 
-// A Tail, or remainder policy, says what happens when an epoch cannot be dealt out evenly. Ten samples on three ranks, in batches
-// of two:
+// A Tail, or remainder policy, says what happens when an epoch cannot be dealt
+// out evenly. Ten samples on three ranks, in batches of two:
 //
 //	            rank 0      rank 1      rank 2
 //	PadTail     0 3 | 6 9   1 4 | 7 0   2 5 | 8 1
@@ -694,26 +775,31 @@ func RankFromEnv() (Rank, error) {
 type Tail int
 
 const (
-	// PadTail repeats the epoch's first samples until all ranks have the same number. It is the default, and right for
-	// training in step. In an evaluation the repeated samples would count twice.
+	// PadTail repeats the epoch's first samples until all ranks have the same
+	// number. It is the default, and right for training in step. In an
+	// evaluation the repeated samples would count twice.
 	PadTail Tail = iota
-	// DropTail leaves out the last samples, at most Count-1 of them, so that all ranks have the same number.
+	// DropTail leaves out the last samples, at most Count-1 of them, so that
+	// all ranks have the same number.
 	DropTail
 	// UnevenTail gives the first ranks one sample more. Every sample comes
 	// exactly once, as an evaluation needs it. If Repeat, Chain, Mix, Batch,
-	// Shuffle or Unbatch follow Stream.Shard or StreamOf, save one cursor for each
-	// rank: the same number of steps is not always the same place on all ranks.
+	// Shuffle or Unbatch follow Stream.Shard or StreamOf, save one cursor for
+	// each rank: the same number of steps is not always the same place on all
+	// ranks.
 	UnevenTail
 )
 
-// A deal is a partition of the positions begin … n-1 of an epoch, which are dealt out to the ranks, one to each in turn. Rank r
-// of c gets
+// A deal is a partition of the positions begin … n-1 of an epoch, which are
+// dealt out to the ranks, one to each in turn. Rank r of c gets
 //
 //	begin+r, begin+r+c, begin+r+2c, …
 //
-// and divides them into batches of size positions. A step is one batch of each rank: step k takes size×c positions, from
-// begin+k×size×c on. So if size×c stays the same, another number of ranks goes on with the same samples in each step. Under a
-// BatchSampler a position is a batch, and size is 1. Ten positions, dealt to three ranks in batches of two:
+// and divides them into batches of size positions. A step is one batch of each
+// rank: step k takes size×c positions, from begin+k×size×c on. So if size×c
+// stays the same, another number of ranks goes on with the same samples in each
+// step. Under a BatchSampler a position is a batch, and size is 1. Ten
+// positions, dealt to three ranks in batches of two:
 //
 //	         rank 0   1   2
 //	step 0        0   1   2
@@ -721,7 +807,8 @@ const (
 //	step 1        6   7   8
 //	              9  10  11      PadTail takes 0 and 1 in place of 10 and 11, UnevenTail only 9, DropTail none of this row
 //
-// These numbers go with a batch. In engine, pass and deal they have these names:
+// These numbers go with a batch. In engine, pass and deal they have these
+// names:
 //
 //	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
 //	slot         where a task lies: 0 … window (worker.go)
@@ -731,8 +818,9 @@ const (
 //	part         the number of a sample within a position, under a BatchSampler; otherwise 0
 //	index        a sample of the data set
 //
-// Batch = firstBatch + step, where firstBatch is 0 in a pass from the start of an epoch. Task k is step k, unless the pass
-// resumes a loop that was out of order: then it leaves out the steps that are done.
+// Batch = firstBatch + step, where firstBatch is 0 in a pass from the start of
+// an epoch. Task k is step k, unless the pass resumes a loop that was out of
+// order: then it leaves out the steps that are done.
 type deal struct {
 	begin, n int
 	size     int  // at most n+1
@@ -767,14 +855,16 @@ func (d deal) steps() int {
 	return ceil(d.dealt, d.size)
 }
 
-// mostSteps returns the number of batches of the rank that has the most: the first.
+// mostSteps returns the number of batches of the rank that has the most: the
+// first.
 func (d deal) mostSteps() int {
 	d.rank.Index = 0
 	return d.start(d.begin).steps()
 }
 
-// positions appends the positions of this rank's batch at a step. Under PadTail positions from n on stand for the first ones:
-// n for position 0, n+1 for position 1.
+// positions appends the positions of this rank's batch at a step. Under PadTail
+// positions from n on stand for the first ones: n for position 0, n+1 for
+// position 1.
 func (d *deal) positions(dst []int, step int) []int {
 	for i := step * d.size; i < min((step+1)*d.size, d.dealt); i++ {
 		dst = append(dst, d.begin+d.rank.nth(i))
@@ -782,17 +872,20 @@ func (d *deal) positions(dst []int, step int) []int {
 	return dst
 }
 
-// after returns the position at which all ranks stand after some steps. It does not depend on the rank's Index, so the
-// cursor of any rank resumes every rank.
+// after returns the position at which all ranks stand after some steps. It does
+// not depend on the rank's Index, so the cursor of any rank resumes every rank.
 func (d *deal) after(steps int) int {
 	return min(d.n, d.begin+min(steps*d.size, d.rows)*d.rank.Count)
 }
 
-// Second reading: streams of indices, shuffles, mixes, and streams dealt out to ranks.
+// Second reading: streams of indices, shuffles, mixes, and streams dealt out to
+// ranks.
 
-// Indices is the stream of a sampler's indices. A pipeline of your own begins with it: Map fetches the samples, Batch
-// makes batches. A resume at any position takes no time. s.Len is called only when the stream is made. In a loop over Run
-// or Epoch a panic in the sampler is the last error. Indices panics if s is nil. torchdata: SamplerWrapper.
+// Indices is the stream of a sampler's indices. A pipeline of your own begins
+// with it: Map fetches the samples, Batch makes batches. A resume at any
+// position takes no time. s.Len is called only when the stream is made. In a
+// loop over Run or Epoch a panic in the sampler is the last error. Indices
+// panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
 	n, state := s.Len(), &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
@@ -817,20 +910,28 @@ func Indices(s Sampler) Stream[int] {
 	})
 }
 
-// Shuffle delays each item by a random number of items. One item is read for each that leaves; about size items wait in
-// memory, at most 3 × size. size must be at least 1, and 1 does not shuffle. The order depends on seed, epoch and size.
-// PyTorch: the shuffle of an IterableDataset. webdataset: shuffle(size).
+// Shuffle delays each item by a random number of items. One item is read for
+// each that leaves; about size items wait in memory, at most 3 × size. size
+// must be at least 1, and 1 does not shuffle. The order depends on seed, epoch
+// and size. PyTorch: the shuffle of an IterableDataset. webdataset:
+// shuffle(size).
 //
-// The greater size is, the better the items mix. Measured on 2,000 shards of 100 records, a batch of 64 holds records of 23
-// shards behind Shuffle(1000), and of 55 behind Shuffle(10000). The first batch of an epoch holds records of few shards, on
-// average of 4 and of 13, because nothing else has been read. Several readers cure that: of 32 Tar streams, joined by Mix
-// before Shuffle(1000), the first batch holds records of 27 shards, and later ones of 34.
+// The greater size is, the better the items mix. Measured on 2,000 shards of
+// 100 records, a batch of 64 holds records of 23 shards behind Shuffle(1000),
+// and of 55 behind Shuffle(10000). The first batch of an epoch holds records of
+// few shards, on average of 4 and of 13, because nothing else has been read.
+// Several readers cure that: of 32 Tar streams, joined by Mix before
+// Shuffle(1000), the first batch holds records of 27 shards, and later ones of
+// 34.
 //
-// Shuffle is not a full permutation. A source of size items keeps some of its order: the rank correlation is 0.38. For a small
-// source let size be ten times its length, where the correlation is 0.04; memory grows only with what has been read. For
-// data with indices use Random, which permutes a whole epoch in 8 KiB.
+// Shuffle is not a full permutation. A source of size items keeps some of its
+// order: the rank correlation is 0.38. For a small source let size be ten times
+// its length, where the correlation is 0.04; memory grows only with what has
+// been read. For data with indices use Random, which permutes a whole epoch in
+// 8 KiB.
 //
-// Failed items are delayed like others. Put OnError behind Shuffle all the same; Stream.OnError says why.
+// Failed items are delayed like others. Put OnError behind Shuffle all the
+// same; Stream.OnError says why.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -851,7 +952,8 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	})
 }
 
-// A shuffler is one way through an epoch of a Shuffle. Everything in it belongs to the loop.
+// A shuffler is one way through an epoch of a Shuffle. Everything in it belongs
+// to the loop.
 type shuffler[T any] struct {
 	bound, step int    // see dueOf
 	seed        uint64 // of the epoch
@@ -868,7 +970,8 @@ type shuffler[T any] struct {
 	changed   error                    // why the items that left before from are not those that are read again
 }
 
-// run reads the source from the item begin on, and yields the items in their new order.
+// run reads the source from the item begin on, and yields the items in their
+// new order.
 func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 	for item, err := range source {
 		if err != nil {
@@ -896,8 +999,9 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 	return nil
 }
 
-// yieldDue yields the items that are due, and drops those that left before the cursor. It returns false if no other item is to
-// leave: changed says why, or is nil if the loop was left.
+// yieldDue yields the items that are due, and drops those that left before the
+// cursor. It returns false if no other item is to leave: changed says why, or
+// is nil if the loop was left.
 func (x *shuffler[T]) yieldDue(due int) bool {
 	for x.begin+x.step <= due+1-x.bound { // item i is due by i+bound-1; below due it has left
 		x.begin, x.kept = x.begin+x.step, slices.Delete(x.kept, 0, 1)
@@ -922,14 +1026,17 @@ func (x *shuffler[T]) yieldDue(due int) bool {
 	return true
 }
 
-// sourceChanged says that the source has changed, if what was read so far is not what the cursor says.
+// sourceChanged says that the source has changed, if what was read so far is
+// not what the cursor says.
 func (x *shuffler[T]) sourceChanged() error {
 	return x.state.changed(x.from, x.read-(x.from.Pos-x.state.N), x.last, x.failed)
 }
 
-// dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The delay d(i) is the smaller of two random numbers
-// below bound, which is 3 × size. They depend on i and on h, a hash of the seed and the epoch. Items that leave at the same time
-// keep their order, and those that are left at the end of the source leave in the order in which they are due. Shuffle(2, 3) of
+// dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The
+// delay d(i) is the smaller of two random numbers below bound, which is 3 ×
+// size. They depend on i and on h, a hash of the seed and the epoch. Items that
+// leave at the same time keep their order, and those that are left at the end
+// of the source leave in the order in which they are due. Shuffle(2, 3) of
 // eight items:
 //
 //	item i         0   1   2   3   4   5   6   7
@@ -939,23 +1046,27 @@ func (x *shuffler[T]) sourceChanged() error {
 //	item read      0   1   2   3   4   5   6   7   end
 //	items leaving  0   1           4  2 5     3 7   6
 //
-// So the order from item j on does not depend on the items before j, once these have left. And when item r is read, all items
-// up to r - 3 × size have left. So a resume begins at an item j that is so far back, reads again, and drops the items that
-// left before the cursor. j is always a multiple of ⌈3 × size / 8⌉. Therefore at most nine of the source's cursors are kept,
-// and the same place has the same cursor, whatever was resumed before.
+// So the order from item j on does not depend on the items before j, once these
+// have left. And when item r is read, all items up to r - 3 × size have left.
+// So a resume begins at an item j that is so far back, reads again, and drops
+// the items that left before the cursor. j is always a multiple of ⌈3 × size /
+// 8⌉. Therefore at most nine of the source's cursors are kept, and the same
+// place has the same cursor, whatever was resumed before.
 //
-// The items wait in a map, so an item costs nearly the same whatever size is, where a heap takes longer for more items. Memory
-// grows with what is read.
+// The items wait in a map, so an item costs nearly the same whatever size is,
+// where a heap takes longer for more items. Memory grows with what is read.
 //
-// Rejected: a reservoir, from which a random item leaves when one is read. It mixes as well, but an item may stay in it for
-// the whole epoch, so a resume would have to read all of the epoch again. And windows, which are permuted one after the other:
-// they mix half as well, and the loop waits at every window until all of it has been read.
+// Rejected: a reservoir, from which a random item leaves when one is read. It
+// mixes as well, but an item may stay in it for the whole epoch, so a resume
+// would have to read all of the epoch again. And windows, which are permuted
+// one after the other: they mix half as well, and the loop waits at every
+// window until all of it has been read.
 func dueOf(h uint64, i, bound int) int {
 	return i + min(below(uint64(bound), h, 2*uint64(i)), below(uint64(bound), h, 2*uint64(i)+1))
 }
 
-// A Stop says when a Mix ends. A source has ended when it is its turn and it has no more items. The sources a, bB and cCc,
-// in turn:
+// A Stop says when a Mix ends. A source has ended when it is its turn and it
+// has no more items. The sources a, bB and cCc, in turn:
 //
 //	StopAtLast      a b c B C c
 //	StopAtFirst     a b c
@@ -964,49 +1075,63 @@ func dueOf(h uint64, i, bound int) int {
 type Stop int
 
 const (
-	// StopAtLast leaves out sources that have ended, and ends with the last one: every item comes exactly once. It is the
-	// default. With an endless source the mix never ends.
+	// StopAtLast leaves out sources that have ended, and ends with the last
+	// one: every item comes exactly once. It is the default. With an endless
+	// source the mix never ends.
 	StopAtLast Stop = iota
-	// StopAtFirst ends the mix when the first source has ended. The rest of the others does not come.
+	// StopAtFirst ends the mix when the first source has ended. The rest of the
+	// others does not come.
 	StopAtFirst
-	// CycleUntilLast continues an ended source with its next epoch, until all sources have ended once.
+	// CycleUntilLast continues an ended source with its next epoch, until all
+	// sources have ended once.
 	CycleUntilLast
-	// CycleForever continues an ended source with its next epoch, and never ends.
+	// CycleForever continues an ended source with its next epoch, and never
+	// ends.
 	CycleForever
 )
 
-// MixOptions say how a Mix draws. The zero value takes the sources in turn, and every item once.
+// MixOptions say how a Mix draws. The zero value takes the sources in turn, and
+// every item once.
 type MixOptions struct {
 	Weights []float64 // the share of each source, relative to the others; nil: in turn
 	Seed    uint64    // for Weights
 	Stop    Stop
 }
 
-// Mix takes items from several sources, in turn or by weight. In epoch e every source starts with its epoch e; a source that
-// is continued goes on with its epochs e+1, e+2, …. If an epoch of such a source has no items, the mix cannot be continued. With
-// StopAtLast the weights are those of the sources that are left. The cursor of a mix contains the cursors of all sources, the
-// number of draws, and which sources have ended. It has no items: those that were read ahead but not yielded are read again
-// at a resume.
+// Mix takes items from several sources, in turn or by weight. In epoch e every
+// source starts with its epoch e; a source that is continued goes on with its
+// epochs e+1, e+2, …. If an epoch of such a source has no items, the mix cannot
+// be continued. With StopAtLast the weights are those of the sources that are
+// left. The cursor of a mix contains the cursors of all sources, the number of
+// draws, and which sources have ended. It has no items: those that were read
+// ahead but not yielded are read again at a resume.
 //
-// Every source is read in a goroutine of its own, up to eight items ahead. At the start and at a resume the first 64 sources are
-// opened at the same time, and the others at their first draw; the loop waits only for the source that it draws. So the
-// sources run concurrently and must not share state: two FromSeq over one reader are wrong. A source's error comes, with the
-// source's number, when the source is drawn. When the loop is left, the context of the sources ends, and Mix waits for them to
-// return.
+// Every source is read in a goroutine of its own, up to eight items ahead. At
+// the start and at a resume the first 64 sources are opened at the same time,
+// and the others at their first draw; the loop waits only for the source that
+// it draws. So the sources run concurrently and must not share state: two
+// FromSeq over one reader are wrong. A source's error comes, with the source's
+// number, when the source is drawn. When the loop is left, the context of the
+// sources ends, and Mix waits for them to return.
 //
-// By weight, the draws are not random, but spread evenly: at any place of the epoch, the number of items from each source
-// is its share within a few items. Seed and epoch say where the pattern begins.
+// By weight, the draws are not random, but spread evenly: at any place of the
+// epoch, the number of items from each source is its share within a few items.
+// Seed and epoch say where the pattern begins.
 //
-// If the sources have indices, a sampler mixes them without goroutines, and its cursor is one line: ExampleSampler_mixture draws
-// at random from many data sets, ExampleBatches_quota puts exact numbers of each into every batch, and
+// If the sources have indices, a sampler mixes them without goroutines, and its
+// cursor is one line: ExampleSampler_mixture draws at random from many data
+// sets, ExampleBatches_quota puts exact numbers of each into every batch, and
 // ExampleOrderFunc_mixture changes the weights in the course of an epoch.
 //
-// On several ranks, Shard each source, and Mix the parts. Mixed first and dealt out afterwards, two sources in turn leave each
-// of two ranks with one source only, and draws by weight, which follow the golden ratio, leave 34 ranks, or another Fibonacci
-// number, long runs of one source. Only a Shuffle between Mix and Shard prevents that.
+// On several ranks, Shard each source, and Mix the parts. Mixed first and dealt
+// out afterwards, two sources in turn leave each of two ranks with one source
+// only, and draws by weight, which follow the golden ratio, leave 34 ranks, or
+// another Fibonacci number, long runs of one source. Only a Shuffle between Mix
+// and Shard prevents that.
 //
-// Mix panics if there is no source, a source is nil, the number of weights is not that of the sources, a weight is not
-// positive and finite, or Stop is none of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
+// Mix panics if there is no source, a source is nil, the number of weights is
+// not that of the sources, a weight is not positive and finite, or Stop is none
+// of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
 func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	srcs, opts.Weights = slices.Clone(srcs), slices.Clone(opts.Weights)
 	panicIf(len(srcs) == 0, "Mix: there is no source")
@@ -1065,7 +1190,8 @@ func scaleWeights(weights []float64) []float64 {
 	return scaled
 }
 
-// A mixer is one way through an epoch of a Mix. Only the loop uses it, except for the slots of a reading.
+// A mixer is one way through an epoch of a Mix. Only the loop uses it, except
+// for the slots of a reading.
 type mixer[T any] struct {
 	ctx      context.Context // of the sources; it ends when the loop is left
 	opts     *MixOptions
@@ -1096,7 +1222,8 @@ func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], ep
 	return m
 }
 
-// noteEnds finds the sources that can be drawn, and sums their weights. It runs when a source has ended, and not for each draw.
+// noteEnds finds the sources that can be drawn, and sums their weights. It runs
+// when a source has ended, and not for each draw.
 func (m *mixer[T]) noteEnds() {
 	some, all := slices.Contains(m.ended, true), !slices.Contains(m.ended, false)
 	m.over = [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
@@ -1114,14 +1241,18 @@ func (m *mixer[T]) noteEnds() {
 	}
 }
 
-// A reading is a source that is being read ahead, by readItems in a goroutine of its own. As in Prefetch, the loop sends
-// permits and receives tasks, both of them numbers of slots. With one slot the goroutines wait for each other at every item. With
-// mixAhead = 8 slots an item takes at most a quarter longer than with iter.Pull2. With 32 slots it takes no longer, but four
-// times as many items wait in memory.
+// A reading is a source that is being read ahead, by readItems in a goroutine
+// of its own. As in Prefetch, the loop sends permits and receives tasks, both
+// of them numbers of slots. With one slot the goroutines wait for each other at
+// every item. With mixAhead = 8 slots an item takes at most a quarter longer
+// than with iter.Pull2. With 32 slots it takes no longer, but four times as
+// many items wait in memory.
 //
-// Rejected: iter.Pull2, which is a coroutine and not a goroutine. Its first call opens the source, so it would have to be
-// called in another goroutine to open all sources at once. But if a goroutine is locked to its thread
-// (runtime.LockOSThread), a coroutine that another goroutine has begun ends the program there.
+// Rejected: iter.Pull2, which is a coroutine and not a goroutine. Its first
+// call opens the source, so it would have to be called in another goroutine to
+// open all sources at once. But if a goroutine is locked to its thread
+// (runtime.LockOSThread), a coroutine that another goroutine has begun ends the
+// program there.
 type reading[T any] struct {
 	items          []Item[T]
 	permits, tasks chan int
@@ -1135,7 +1266,8 @@ func (m *mixer[T]) startFirst() {
 	}
 }
 
-// mixFirst bounds how many sources are opened at the same time, mixAhead how many items of each are read ahead.
+// mixFirst bounds how many sources are opened at the same time, mixAhead how
+// many items of each are read ahead.
 const mixFirst, mixAhead = 64, 8
 
 // start begins to read source i.
@@ -1153,11 +1285,13 @@ func (m *mixer[T]) start(i int) {
 	}
 }
 
-// choose returns the number of the source whose turn it is. By weight, draw n takes the source into whose share of [0, 1) the
-// fractional part of offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated worst by fractions, so
-// these points are spread most evenly: over 100,000 draws, the count of a source differs from its share by less than 5. Of
-// random draws it differs by some hundred. Sources that are left out have no share. In turn, a source that is stepped over
-// counts as a draw.
+// choose returns the number of the source whose turn it is. By weight, draw n
+// takes the source into whose share of [0, 1) the fractional part of offset +
+// n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated
+// worst by fractions, so these points are spread most evenly: over 100,000
+// draws, the count of a source differs from its share by less than 5. Of random
+// draws it differs by some hundred. Sources that are left out have no share. In
+// turn, a source that is stepped over counts as a draw.
 func (m *mixer[T]) choose() int {
 	n, count := m.draws, len(m.srcs)
 	m.draws++
@@ -1172,7 +1306,8 @@ func (m *mixer[T]) choose() int {
 	return i
 }
 
-// next returns the next item of source i, or one whose Err is an endOfSource, and lets the source read another item.
+// next returns the next item of source i, or one whose Err is an endOfSource,
+// and lets the source read another item.
 func (m *mixer[T]) next(i int) Item[T] {
 	if m.readings[i] == nil {
 		m.start(i)
@@ -1184,9 +1319,10 @@ func (m *mixer[T]) next(i int) Item[T] {
 	return item
 }
 
-// move notes where source i stands from the next item on. After as many moves as
-// there are sources, but at least 16, base is made anew. So a cursor that is kept
-// holds at most two cursors for each source, and few sources cost no base an item.
+// move notes where source i stands from the next item on. After as many moves
+// as there are sources, but at least 16, base is made anew. So a cursor that is
+// kept holds at most two cursors for each source, and few sources cost no base
+// an item.
 func (m *mixer[T]) move(i int, to Cursor) {
 	if m.moves == max(len(m.at), 16) {
 		m.moves, m.moved = 0, nil
@@ -1197,8 +1333,10 @@ func (m *mixer[T]) move(i int, to Cursor) {
 	m.moved = &move{m.moved, m.base, i, to, m.ended[i]}
 }
 
-// endSource notes that source i has ended, and says why the mix cannot be continued, if so. A source that is cycled goes on
-// with its next epoch, and the draw that has found the end is taken back: it will find that epoch's first item.
+// endSource notes that source i has ended, and says why the mix cannot be
+// continued, if so. A source that is cycled goes on with its next epoch, and
+// the draw that has found the end is taken back: it will find that epoch's
+// first item.
 func (m *mixer[T]) endSource(i int, err error) error {
 	at, cycle := m.at[i], m.opts.Stop >= CycleUntilLast
 	switch {
@@ -1230,10 +1368,13 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 	m.running.Wait()
 }
 
-// Shard takes every Count-th item, from item Index on: this rank's part of a source that cannot deal itself out. All ranks must
-// read the same items in the same order. If one of them reads fewer, as when its connection breaks in the middle of a shard, it
-// has other items from there on, and its loop may get no error. An Opener that opens again prevents that
-// (ExampleOpener_reopen). An OnError before Shard may do no more than cancel the context, if TarError.Rest is true.
+// Shard takes every Count-th item, from item Index on: this rank's part of a
+// source that cannot deal itself out. All ranks must read the same items in the
+// same order. If one of them reads fewer, as when its connection breaks in the
+// middle of a shard, it has other items from there on, and its loop may get no
+// error. An Opener that opens again prevents that (ExampleOpener_reopen). An
+// OnError before Shard may do no more than cancel the context, if TarError.Rest
+// is true.
 //
 // Put stages that drop or reorder items before Shard: Filter, Shuffle, and an
 // OnError that drops the same items on all ranks. Put one-for-one stages and
@@ -1245,16 +1386,20 @@ func (m *mixer[T]) stopReadings(cancel func()) {
 // batches. UnevenTail needs one cursor for each rank in more pipelines; see
 // there.
 //
-// To mix several sources on several ranks, Shard each source, and Mix the parts; the same holds of these cursors. A Mix that is
-// dealt out by Shard keeps its pattern: of two sources in turn, each of two ranks gets only one.
+// To mix several sources on several ranks, Shard each source, and Mix the
+// parts; the same holds of these cursors. A Mix that is dealt out by Shard
+// keeps its pattern: of two sources in turn, each of two ranks gets only one.
 //
-// tail says what happens if the items cannot be dealt out evenly, as Options.Tail does for a loader: under PadTail and
-// DropTail all ranks have the same number of items, and therefore of batches. For PadTail the items that are repeated are
-// read once more from the start of the epoch. Shard panics if the rank or the tail makes no sense.
+// tail says what happens if the items cannot be dealt out evenly, as
+// Options.Tail does for a loader: under PadTail and DropTail all ranks have the
+// same number of items, and therefore of batches. For PadTail the items that
+// are repeated are read once more from the start of the epoch. Shard panics if
+// the rank or the tail makes no sense.
 //
-// Shard reads a row of Count items, one for each rank, and then yields the one of this rank. So its cursors stand between
-// two rows, where all ranks agree, and nothing has to be counted again at a resume. Three ranks, and the cursors after
-// their first items; the source's cursor is the same in all of them:
+// Shard reads a row of Count items, one for each rank, and then yields the one
+// of this rank. So its cursors stand between two rows, where all ranks agree,
+// and nothing has to be counted again at a resume. Three ranks, and the cursors
+// after their first items; the source's cursor is the same in all of them:
 //
 //	row 0      item 0   item 1   item 2
 //	yielded    rank 0   rank 1   rank 2

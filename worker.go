@@ -18,17 +18,21 @@ import (
 	"sync"
 )
 
-// By which goroutine is a batch made, and how? The first half of this file answers for loaders:
+// By which goroutine is a batch made, and how? The first half of this file
+// answers for loaders:
 //
 //	engine         which goroutine: queues between the loop and its workers, and the order of what comes back
 //	worker, task   how: a worker takes a task, chooses indices, fetches samples and collates them
 //	scope          what a context knows of the sample that is being loaded, for Rand and Worker
 //	PanicError     how a panic in user code becomes an error
 //
-// The second half runs the functions of streams in the same engine: Map and Prefetch.
+// The second half runs the functions of streams in the same engine: Map and
+// Prefetch.
 
-// An engine passes tasks to workers and hands over their results, in the order of the tasks or as the results arrive.
-// A task and its result lie in one slot of an array that belongs to the engine's user. The queues carry the numbers of slots:
+// An engine passes tasks to workers and hands over their results, in the order
+// of the tasks or as the results arrive. A task and its result lie in one slot
+// of an array that belongs to the engine's user. The queues carry the numbers
+// of slots:
 //
 //	          tasks               results
 //	loop ─────────────> workers ─────────────> loop ─────> body
@@ -37,57 +41,72 @@ import (
 //	 │                                     reorder cache     │
 //	 └───────────── the slot that is free again ─────────────┘
 //
-// The loop is the goroutine of the range; the body is the user's lines in it. Whoever receives the number of a slot owns the
-// slot. While the number lies in a queue, nobody touches the slot. All other slots are the loop's. No lock is needed: what is
-// written before a send is seen after its receive. There are window + 1 slots: at most window for tasks in flight, and one for
-// the result in the body.
+// The loop is the goroutine of the range; the body is the user's lines in it.
+// Whoever receives the number of a slot owns the slot. While the number lies in
+// a queue, nobody touches the slot. All other slots are the loop's. No lock is
+// needed: what is written before a send is seen after its receive. There are
+// window + 1 slots: at most window for tasks in flight, and one for the result
+// in the body.
 //
-// Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is the next task to be sent, recv the next
-// result to be handed to the body. At every moment
+// Tasks are numbered k = 0, 1, …. Two counters run through the numbers: send is
+// the next task to be sent, recv the next result to be handed to the body. At
+// every moment
 //
 //	recv <= send <= recv+window
 //
-// and each k with recv <= k < send is in exactly one place: in the queue tasks, in a worker, in the queue results, or in
-// the reorder cache, which holds the results that have come before their turn. (Out of order recv only counts the results,
-// and send - recv tasks are in these places. For streams the places of the reader come before the queue tasks; see readAhead.)
-// Each queue has a capacity of window. Therefore:
+// and each k with recv <= k < send is in exactly one place: in the queue tasks,
+// in a worker, in the queue results, or in the reorder cache, which holds the
+// results that have come before their turn. (Out of order recv only counts the
+// results, and send - recv tasks are in these places. For streams the places of
+// the reader come before the queue tasks; see readAhead.) Each queue has a
+// capacity of window. Therefore:
 //
-//   - No send ever blocks. A worker needs no select between its send and a signal to stop.
-//   - To stop, the engine cancels the workers' context, closes the queue that it sends to, and waits.
+//   - No send ever blocks. A worker needs no select between its send and a
+//     signal to stop.
+//   - To stop, the engine cancels the workers' context, closes the queue that
+//     it sends to, and waits.
 //   - Memory is bounded, even if task 0 never returns.
 //
-// In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0 to window, and each later task the slot that
-// the body had last, which is that of result k-window-1: with window 6, task 7 takes the slot of result 0. So the next result
-// to hand over is in slot recv % (window+1), and the reorder cache is one flag for each slot: ready. Out of order the loop
-// takes the slots as they come, and ready is not used. The bound is the same.
+// In order, task k lies in slot k % (window+1): tasks 0 to window take slots 0
+// to window, and each later task the slot that the body had last, which is that
+// of result k-window-1: with window 6, task 7 takes the slot of result 0. So
+// the next result to hand over is in slot recv % (window+1), and the reorder
+// cache is one flag for each slot: ready. Out of order the loop takes the slots
+// as they come, and ready is not used. The bound is the same.
 //
-// The fields of an engine are set before its goroutines start, and only read afterwards. The variables of loop belong to the
-// loop, those of startWorker to its worker.
+// The fields of an engine are set before its goroutines start, and only read
+// afterwards. The variables of loop belong to the loop, those of startWorker to
+// its worker.
 //
-// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info. It gives each worker a queue of its own. Here
-// the workers share one queue, so that the first free worker takes the next task, and a slow task delays the loading of no
-// other.
+// PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info.
+// It gives each worker a queue of its own. Here the workers share one queue, so
+// that the first free worker takes the next task, and a slow task delays the
+// loading of no other.
 type engine struct {
 	workers int    // if 0, the loop does the work
 	window  int    // the most tasks in flight, at least 1
 	ordered bool   // whether results are handed over in the order of their tasks
 	seed    uint64 // of Rand in a worker
 
-	// nextTask puts the next task into a slot, or reports that there is none, also if it is asked again. It runs in the loop.
+	// nextTask puts the next task into a slot, or reports that there is none,
+	// also if it is asked again. It runs in the loop.
 	nextTask func(slot int) bool
 
-	// work turns the task in a slot into its result. It leaves a result in the slot even if user code panics or calls
-	// runtime.Goexit.
+	// work turns the task in a slot into its result. It leaves a result in the
+	// slot even if user code panics or calls runtime.Goexit.
 	work func(w *worker, slot int)
 
-	// read is nil for loaders. For streams it runs in a goroutine of its own, between the loop and the queue tasks, and what
-	// the loop sends are permits for it; see readAhead.
+	// read is nil for loaders. For streams it runs in a goroutine of its own,
+	// between the loop and the queue tasks, and what the loop sends are permits
+	// for it; see readAhead.
 	read func(ctx context.Context, permits <-chan int, tasks chan<- int)
 }
 
-// run calls yield with the slot of one result after the other, until there are no more or yield returns false. If ctx
-// ends, the remaining tasks come back without having been worked on, and their slots hold no result. So yield looks at ctx
-// first. When run returns, also by a panic in yield, all its goroutines have ended.
+// run calls yield with the slot of one result after the other, until there are
+// no more or yield returns false. If ctx ends, the remaining tasks come back
+// without having been worked on, and their slots hold no result. So yield looks
+// at ctx first. When run returns, also by a panic in yield, all its goroutines
+// have ended.
 //
 // At the end the deferred calls run from the last to the first:
 //
@@ -120,8 +139,10 @@ func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 	e.loop(permits, results, yield)
 }
 
-// inline does the work of run without goroutines. It is the specification of run: with workers, the same results come
-// sooner. When ctx has ended it still calls yield, because only yield can tell the loop why there are no more results.
+// inline does the work of run without goroutines. It is the specification of
+// run: with workers, the same results come sooner. When ctx has ended it still
+// calls yield, because only yield can tell the loop why there are no more
+// results.
 func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
 	w := newWorker(ctx, -1, e.seed)
 	for e.nextTask(0) {
@@ -167,9 +188,10 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 	}
 }
 
-// startWorker starts the goroutine of a worker. If user code ends the goroutine by runtime.Goexit, only deferred functions
-// run, and working is still true. The deferred function then sends the slot on, since the loop would wait for it for ever, and
-// starts another goroutine in the place of this one.
+// startWorker starts the goroutine of a worker. If user code ends the goroutine
+// by runtime.Goexit, only deferred functions run, and working is still true.
+// The deferred function then sends the slot on, since the loop would wait for
+// it for ever, and starts another goroutine in the place of this one.
 func (e *engine) startWorker(ctx context.Context, number int, running *sync.WaitGroup, tasks <-chan int, results chan<- int) {
 	running.Go(func() {
 		slot, working := 0, false
@@ -191,16 +213,17 @@ func (e *engine) startWorker(ctx context.Context, number int, running *sync.Wait
 	})
 }
 
-// labelled sets the profiler label "dataloader" of the goroutine, and of the context that goes with it. Other labels
-// of ctx stay.
+// labelled sets the profiler label "dataloader" of the goroutine, and of the
+// context that goes with it. Other labels of ctx stay.
 func labelled(ctx context.Context, name string) context.Context {
 	ctx = pprof.WithLabels(ctx, pprof.Labels("dataloader", name))
 	pprof.SetGoroutineLabels(ctx)
 	return ctx
 }
 
-// A worker is what one goroutine has for itself: a context, and slices that it reuses from batch to batch. The engine
-// makes it. A Map uses only the first two fields.
+// A worker is what one goroutine has for itself: a context, and slices that it
+// reuses from batch to batch. The engine makes it. A Map uses only the first
+// two fields.
 type worker struct {
 	ctx   context.Context // with the scope, and the end of the loop
 	scope *scope
@@ -223,7 +246,8 @@ func newWorker(ctx context.Context, number int, seed uint64) *worker {
 	return w
 }
 
-// A task is one batch on its way through the engine: first what to make, then what was made.
+// A task is one batch on its way through the engine: first what to make, then
+// what was made.
 type task[B any] struct {
 	step   int            // which batch of the pass; set by the loop
 	batch  B              // first the memory to build the batch in, or zero; then the batch
@@ -232,8 +256,9 @@ type task[B any] struct {
 	timing Timing         // its times are zero without Trace
 }
 
-// makeBatch turns a task into its batch, or into the error of the batch. build makes the batch of the indices that the
-// worker has chosen; it is fetchAndCollate, or the load of NewFunc.
+// makeBatch turns a task into its batch, or into the error of the batch. build
+// makes the batch of the indices that the worker has chosen; it is
+// fetchAndCollate, or the load of NewFunc.
 func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst B) (B, error)) {
 	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
 	w.pass, w.step, w.index, w.loaded = p, t.step, -1, w.loaded[:0]
@@ -253,7 +278,8 @@ func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst 
 	t.err = err
 }
 
-// sampleError returns an error of the batch that w makes, or of the sample for which user code was called.
+// sampleError returns an error of the batch that w makes, or of the sample for
+// which user code was called.
 func (w *worker) sampleError(err error) *SampleError { return w.pass.sampleError(w.step, w.index, err) }
 
 // chooseIndices asks the order for the indices of the batch.
@@ -279,11 +305,13 @@ func (w *worker) chooseIndices() error {
 	return nil
 }
 
-// fetchAndCollate makes a batch as New does: it fetches the samples one by one, and collates them. If OnError may drop samples,
-// a batch of which none is left is not collated.
+// fetchAndCollate makes a batch as New does: it fetches the samples one by one,
+// and collates them. If OnError may drop samples, a batch of which none is left
+// is not collated.
 //
-// The worker keeps the slice of samples for its next batch, in an any, because a worker has no type parameter. The any holds a
-// pointer to the slice: to put the slice itself into an any would allocate for each batch.
+// The worker keeps the slice of samples for its next batch, in an any, because
+// a worker has no type parameter. The any holds a pointer to the slice: to put
+// the slice itself into an any would allocate for each batch.
 func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B], dst B) (B, error) {
 	memory, ok := w.samples.(*[]T)
 	if !ok {
@@ -304,7 +332,8 @@ func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B]
 	return batch, err
 }
 
-// fetch appends the samples of the batch. A sample that fails fails the batch, or is put aside for OnError.
+// fetch appends the samples of the batch. A sample that fails fails the batch,
+// or is put aside for OnError.
 func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 	defer trace.StartRegion(w.ctx, "fetch").End()
 	for j, i := range w.indices {
@@ -327,9 +356,10 @@ func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 	return samples, nil
 }
 
-// A scope is what a context knows about the call that it is passed to: which worker runs it, and for which sample. Each
-// worker has one scope and moves it from sample to sample, so that a call costs no allocation. A scope is not safe for
-// concurrent use, and therefore the generator of Rand is not.
+// A scope is what a context knows about the call that it is passed to: which
+// worker runs it, and for which sample. Each worker has one scope and moves it
+// from sample to sample, so that a call costs no allocation. A scope is not
+// safe for concurrent use, and therefore the generator of Rand is not.
 type scope struct {
 	worker int
 	seed   uint64
@@ -340,8 +370,9 @@ type scope struct {
 	rand   *rand.Rand // draws from pcg; nil until the first call of Rand
 }
 
-// A spot identifies a sample in a run: the epoch, the position in the epoch's order and, where a position is a whole
-// batch, the number of the sample in the batch.
+// A spot identifies a sample in a run: the epoch, the position in the epoch's
+// order and, where a position is a whole batch, the number of the sample in the
+// batch.
 type spot struct{ epoch, pos, part uint64 }
 
 // scopeKey is the key of a scope in a context.
@@ -355,7 +386,8 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{worker: -1, idle: true}
 }
 
-// withScope returns a context with a new scope, and the scope itself, to be moved.
+// withScope returns a context with a new scope, and the scope itself, to be
+// moved.
 func withScope(ctx context.Context, worker int, seed uint64, where spot) (context.Context, *scope) {
 	s := &scope{worker: worker, seed: seed, spot: where}
 	return context.WithValue(ctx, scopeKey{}, s), s
@@ -364,15 +396,18 @@ func withScope(ctx context.Context, worker int, seed uint64, where spot) (contex
 // move makes s the scope of another sample.
 func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
 
-// A PanicError is a panic in user code, as an error: the panic's value, and the stack where it happened.
+// A PanicError is a panic in user code, as an error: the panic's value, and the
+// stack where it happened.
 type PanicError struct {
 	Value any
 	Stack []byte
 	place string // as in " (file.go:12)", or ""
 }
 
-// Error returns the value and where it happened, in one line: "panic: boom (file.go:12)". That is the first frame in the
-// user's code. The frames of this package and of the standard library are passed over, with -trimpath only the runtime's.
+// Error returns the value and where it happened, in one line: "panic: boom
+// (file.go:12)". That is the first frame in the user's code. The frames of this
+// package and of the standard library are passed over, with -trimpath only the
+// runtime's.
 func (e *PanicError) Error() string {
 	return fmt.Sprintf("panic: %s%s", strings.ReplaceAll(fmt.Sprint(e.Value), "\n", "; "), e.place)
 }
@@ -383,31 +418,36 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// rescue turns a panic into a *PanicError in *err. It is deferred around calls of user code:
+// rescue turns a panic into a *PanicError in *err. It is deferred around calls
+// of user code:
 //
 //	err = errGoexit
 //	defer rescue(&err)
 //	err = userCode()
 //
-// After a normal return err is the result of userCode, after a panic a *PanicError. If userCode calls runtime.Goexit, no
-// line after the call runs, recover returns nil, and err is still errGoexit. The first line is only needed where a deferred
-// function reads err, as makeBatch's does; otherwise nobody sees err after a Goexit.
+// After a normal return err is the result of userCode, after a panic a
+// *PanicError. If userCode calls runtime.Goexit, no line after the call runs,
+// recover returns nil, and err is still errGoexit. The first line is only
+// needed where a deferred function reads err, as makeBatch's does; otherwise
+// nobody sees err after a Goexit.
 func rescue(err *error) {
 	if r := recover(); r != nil {
 		*err = &PanicError{r, debug.Stack(), placeOfPanic()}
 	}
 }
 
-// placeOfPanic returns the place of a panic that has just been recovered: the first frame of the user's code. The frames are, the
-// innermost first, those of
+// placeOfPanic returns the place of a panic that has just been recovered: the
+// first frame of the user's code. The frames are, the innermost first, those of
 //
 //   - the recovery
 //   - the panic
-//   - the standard library and this package, if the user's code has called them (Rand, for example)
+//   - the standard library and this package, if the user's code has called them
+//     (Rand, for example)
 //   - the user's code
 //   - the function of this package that rescues it
 //
-// The search ends at that function: if OrderFunc itself panics, no frame is the user's.
+// The search ends at that function: if OrderFunc itself panics, no frame is the
+// user's.
 func placeOfPanic() string {
 	pcs := make([]uintptr, 100)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
@@ -429,7 +469,8 @@ func placeOfPanic() string {
 	return ""
 }
 
-// errGoexit is the error of user code that ended its goroutine, as t.FailNow does.
+// errGoexit is the error of user code that ended its goroutine, as t.FailNow
+// does.
 var errGoexit = errors.New("runtime.Goexit was called")
 
 // try calls f and returns a panic in f as an error.
@@ -438,21 +479,28 @@ func try[T any](f func() (T, error)) (value T, err error) {
 	return f()
 }
 
-// Second reading: streams. Map is the engine with a reader and workers, Prefetch the engine with a reader alone.
+// Second reading: streams. Map is the engine with a reader and workers,
+// Prefetch the engine with a reader alone.
 
-// Map applies f to every item. With workers > 0, f runs in that many goroutines, and one more goroutine reads the
-// source, at most 8×workers items ahead of the loop. The results keep the order of the source: each is handed over when it
-// and all before it are ready. With 0 workers f runs when the loop asks for the item. workers must not be negative. For items of
-// many megabytes use StreamOf a loader, whose window you choose: Workers × Prefetch (ExampleUnbatch_rowGroups).
+// Map applies f to every item. With workers > 0, f runs in that many
+// goroutines, and one more goroutine reads the source, at most 8×workers items
+// ahead of the loop. The results keep the order of the source: each is handed
+// over when it and all before it are ready. With 0 workers f runs when the loop
+// asks for the item. workers must not be negative. For items of many megabytes
+// use StreamOf a loader, whose window you choose: Workers × Prefetch
+// (ExampleUnbatch_rowGroups).
 //
-// An error of f fails the item, and so does a panic. The error should name the item; Map adds only its position. A resume
-// does not call f again for items before the cursor.
+// An error of f fails the item, and so does a panic. The error should name the
+// item; Map adds only its position. A resume does not call f again for items
+// before the cursor.
 //
-// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and position. Its numbers differ from those of a
-// loader at the source. Of two Maps, one behind the other, each draws numbers of its own; to put another Map behind a Map
-// changes the numbers of the first. Two Maps side by side, as in Zip or Chain, draw the same numbers at the same position, and
-// so do two ranks if a stage after Shard, such as Shuffle, counts anew; let f use Rand(WithSeed(ctx, n)) with an n of its own
-// there.
+// Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and
+// position. Its numbers differ from those of a loader at the source. Of two
+// Maps, one behind the other, each draws numbers of its own; to put another Map
+// behind a Map changes the numbers of the first. Two Maps side by side, as in
+// Zip or Chain, draw the same numbers at the same position, and so do two ranks
+// if a stage after Shard, such as Shuffle, counts anew; let f use
+// Rand(WithSeed(ctx, n)) with an n of its own there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
@@ -461,7 +509,8 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	panicIf(workers < 0 || workers > math.MaxInt32/8, "Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[U]) bool) error {
 		seed := scopeOf(ctx).seed
-		// A Map before this one must not draw the same numbers. Outside f the context has a seed, but Rand panics.
+		// A Map before this one must not draw the same numbers. Outside f the
+		// context has a seed, but Rand panics.
 		between, s := withScope(ctx, -1, hash(seed, mapSalt), spot{})
 		s.idle = true
 		if workers > 0 {
@@ -486,14 +535,15 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	})
 }
 
-// mapSalt tells the seed of a Map from that of its source, and mapPart its random numbers from those of a loader, whose seed
-// may be the same.
+// mapSalt tells the seed of a Map from that of its source, and mapPart its
+// random numbers from those of a loader, whose seed may be the same.
 const (
 	mapSalt = 0x6d6170
 	mapPart = math.MaxUint64 - 1
 )
 
-// apply sets *result to f of *item, or to a failed item. *item keeps only its Err.
+// apply sets *result to f of *item, or to a failed item. *item keeps only its
+// Err.
 func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U]) {
 	value, next := item.Value, item.Next
 	*result = Item[U]{Err: item.Err, Next: next}
@@ -512,16 +562,19 @@ func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Ite
 	result.Value, result.Err = f(w.ctx, value)
 }
 
-// taken returns the item in a slot and empties the slot, which must not keep the item while the body has it.
+// taken returns the item in a slot and empties the slot, which must not keep
+// the item while the body has it.
 func taken[T any](slot *Item[T]) Item[T] {
 	item := *slot
 	*slot = Item[T]{}
 	return item
 }
 
-// Prefetch reads up to n items ahead of the loop, in a goroutine that lives as long as the range. It is a queue with one
-// writer, which waits only if the queue is full, and one reader, which waits only if it is empty. Order and delivery are
-// guaranteed, and no item comes twice. n must be at least 1. torchdata: Prefetcher.
+// Prefetch reads up to n items ahead of the loop, in a goroutine that lives as
+// long as the range. It is a queue with one writer, which waits only if the
+// queue is full, and one reader, which waits only if it is empty. Order and
+// delivery are guaranteed, and no item comes twice. n must be at least 1.
+// torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(s == nil, "Stream.Prefetch: the stream is nil")
 	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
@@ -531,18 +584,22 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 	})
 }
 
-// maxPrefetch bounds the items that Prefetch reads ahead, for which it has slots from the beginning.
+// maxPrefetch bounds the items that Prefetch reads ahead, for which it has
+// slots from the beginning.
 const maxPrefetch = 1 << 24
 
-// readAhead runs e with a reader, which puts the items of src into slots, and yields the slots that leave the engine. Only
-// one goroutine can read src, so the reader stands between the loop and the workers. What the loop sends are permits: the
-// numbers of empty slots. The reader puts the next item into the slot, and sends the number on as a task:
+// readAhead runs e with a reader, which puts the items of src into slots, and
+// yields the slots that leave the engine. Only one goroutine can read src, so
+// the reader stands between the loop and the workers. What the loop sends are
+// permits: the numbers of empty slots. The reader puts the next item into the
+// slot, and sends the number on as a task:
 //
 //	        permits            tasks              results
 //	loop ─────────────> reader ─────────> workers ─────────> loop ─────> body
 //
-// So the reader is at most window items ahead, and the loop never waits for src while a result is ready. Without workers
-// the reader sends to results: that is Prefetch.
+// So the reader is at most window items ahead, and the loop never waits for src
+// while a result is ready. Without workers the reader sends to results: that is
+// Prefetch.
 func readAhead[T any](
 	ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T], yield func(slot int) bool,
 ) (err error) {
@@ -561,12 +618,15 @@ func readAhead[T any](
 	return err
 }
 
-// An endOfSource is the Err of the slot after the last item. Like every failed item it passes the workers unchanged. It
-// holds why the source cannot be continued, and nil at the end of the epoch.
+// An endOfSource is the Err of the slot after the last item. Like every failed
+// item it passes the workers unchanged. It holds why the source cannot be
+// continued, and nil at the end of the epoch.
 type endOfSource struct{ error }
 
-// readItems puts the items of src into slots, and an endOfSource after the last, also if src panics or ends its goroutine.
-// When ctx has ended, the next item is not sent: the cause of ctx is the end, unless src has come to its own.
+// readItems puts the items of src into slots, and an endOfSource after the
+// last, also if src panics or ends its goroutine. When ctx has ended, the next
+// item is not sent: the cause of ctx is the end, unless src has come to its
+// own.
 func readItems[T any](ctx context.Context, src Stream[T], from Cursor, items []Item[T], permits <-chan int, tasks chan<- int) {
 	defer close(tasks)
 	slot, more := <-permits
