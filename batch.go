@@ -174,9 +174,12 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 		flush := func() bool {
 			batch := Item[B]{Err: failed, Next: last}
 			if failed == nil {
-				batch.Value, batch.Err = try(func() (B, error) { return collate(*new(B), samples) })
-				if batch.Err != nil {
-					batch = failedItem[B]("Batch", last, batch.Err)
+				err := try(func() (err error) {
+					batch.Value, err = collate(*new(B), samples)
+					return err
+				})
+				if err != nil {
+					batch = failedItem[B]("Batch", last, err)
 				}
 			}
 			clear(samples)

@@ -378,7 +378,7 @@
 //   - Run: go test -v -run TestPipelineIsLoader
 //   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
 //   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState, ExampleCursor_stream (what its fields mean),
-//     readAhead, readItems and endOfSource
+//     readAhead, fillSlots and endOfSource
 //   - Break: in Stream.Take replace "source: item.Next" by "source: state.Source", and run go test -run TestStreams/Take
 //   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. A resume
 //     needs the item before, but a cursor holds places, not items. So State is the source's cursor before the last item kept.
@@ -929,26 +929,26 @@ func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 // name. *by, a field of *state, then describes the cursor's maker.
 func (c Cursor) fit(name string, by *string, state any) error {
 	if c.Epoch < 0 || c.Epoch == math.MaxInt || c.Pos < 0 {
-		return c.refused("epoch and pos must not be negative, and epoch must be less than %d", math.MaxInt)
+		return c.refuse("epoch and pos must not be negative, and epoch must be less than %d", math.MaxInt)
 	}
 	if c.atStart() {
 		return nil
 	}
 	if c.State == nil {
-		return c.refused("it has no State; in the middle of an epoch use a cursor of Run, or for a DataLoader one of its At")
+		return c.refuse("it has no State; in the middle of an epoch use a cursor of Run, or for a DataLoader one of its At")
 	}
 	if err := c.Load(state); err != nil {
 		return err
 	}
 	if *by != name {
-		return c.refused("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}, or at "+
+		return c.refuse("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}, or at "+
 			"Cursor{Epoch: %d} if the epoch was complete", cmp.Or(*by, "another stream"), name, c.Epoch, c.Epoch+1)
 	}
 	return nil
 }
 
-// refused is the error of a cursor that does not fit.
-func (c Cursor) refused(format string, args ...any) error {
+// refuse returns the error of a cursor that does not fit.
+func (c Cursor) refuse(format string, args ...any) error {
 	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: "+format, append([]any{ErrCursor, c.Epoch, c.Pos}, args...)...)
 }
 
@@ -1110,7 +1110,10 @@ func (pl *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.indicesAt, err = try(func() (indicesAt, error) { return pl.indicesOf(p.epoch), nil })
+	err = try(func() error {
+		p.indicesAt = pl.indicesOf(p.epoch)
+		return nil
+	})
 	if err != nil && p.steps > 0 { // no steps need no order
 		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", p.epoch, err)
 	}
@@ -1122,20 +1125,20 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 	outOfOrder := s.Rank != nil && s.Size > 0 // such a cursor fits only its own rank and batch size
 	switch o := &p.plan.opts; {
 	case !from.atStart() && s.Seed != o.Seed:
-		return from.refused("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, o.Seed)
+		return from.refuse("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, o.Seed)
 	case s.Data != "" && o.DataVersion != "" && s.Data != o.DataVersion:
-		return from.refused("it was made with Options.DataVersion %q, this loader has %q", s.Data, o.DataVersion)
+		return from.refuse("it was made with Options.DataVersion %q, this loader has %q", s.Data, o.DataVersion)
 	case from.Pos > p.deal.n:
-		return from.refused("pos must be at most %d", p.deal.n)
+		return from.refuse("pos must be at most %d", p.deal.n)
 	case outOfOrder && (*s.Rank != p.deal.rank || s.Size != p.deal.size):
-		return from.refused("it was made out of order by rank %v with batches of %d, this loader is rank %v with batches of %d",
+		return from.refuse("it was made out of order by rank %v with batches of %d, this loader is rank %v with batches of %d",
 			*s.Rank, s.Size, p.deal.rank, p.deal.size)
 	case !outOfOrder && (s.Rank != nil || s.Size != 0 || len(s.Done) > 0):
-		return from.refused("its state is damaged: steps that are done need a rank and a size")
+		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	}
 	for i, d := range s.Done { // p.done[i] is the span before; a span that touches it, or has step 0, would be part of it
 		if d[0] <= p.done[i][1] || d[1] <= d[0] || d[1] > p.steps {
-			return from.refused("its state is damaged, or of another DropLast or Tail: %v are not steps of %d", s.Done, p.steps)
+			return from.refuse("its state is damaged, or of another DropLast or Tail: %v are not steps of %d", s.Done, p.steps)
 		}
 	}
 	return nil
@@ -1165,7 +1168,7 @@ func (p *pass) nextStep() int {
 // which fails the batch.
 func (p *pass) askOnError(step int, failed []*SampleError) error {
 	for _, bad := range failed {
-		_, err := try(func() (any, error) { return nil, p.plan.opts.OnError(bad) })
+		err := try(func() error { return p.plan.opts.OnError(bad) })
 		if err == bad { // what OnError was given needs no other place
 			return bad
 		} else if err != nil {

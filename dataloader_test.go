@@ -8162,7 +8162,11 @@ func checkDataset[T any](data Dataset[T]) error {
 			running.Go(func() {
 				for pos := g; pos < n; pos += goroutines {
 					ctx := WithSeed(context.Background(), uint64(order(pos)))
-					sample, err := try(func() (T, error) { return data.Get(ctx, order(pos)) })
+					var sample T
+					err := try(func() (err error) {
+						sample, err = data.Get(ctx, order(pos))
+						return err
+					})
 					all[pass*n+order(pos)] = fetched{sample, err, contents(sample, err)}
 				}
 			})

@@ -59,14 +59,14 @@ func (s Slice[T]) Len() int { return len(s) }
 // Get returns s[i].
 func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= len(s) {
-		return sample, errOutside(i, len(s))
+		return sample, refuseIndex(i, len(s))
 	}
 	return s[i], nil
 }
 
-// errOutside is the error of an index that a data set of n samples does not
+// refuseIndex returns the error of an index that a data set of n samples does not
 // have.
-func errOutside(i, n int) error {
+func refuseIndex(i, n int) error {
 	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
 }
 
@@ -109,7 +109,7 @@ func (f funcDataset[T]) Len() int { return f.n }
 // Get calls the function, if the data set has the index.
 func (f funcDataset[T]) Get(ctx context.Context, i int) (sample T, err error) {
 	if i < 0 || i >= f.n {
-		return sample, errOutside(i, f.n)
+		return sample, refuseIndex(i, f.n)
 	}
 	return f.get(ctx, i)
 }
@@ -119,12 +119,13 @@ func (f funcDataset[T]) Get(ctx context.Context, i int) (sample T, err error) {
 // dimension, or Data does not fit Shape. PyTorch: TensorDataset.
 func Rows[E any](t Tensor[E]) (Dataset[Tensor[E]], error) {
 	if len(t.Shape) == 0 {
-		return nil, errors.New("dataloader: Rows: the tensor has no dimension, must have at least 1")
+		return nil, errors.New(
+			"dataloader: Rows: the tensor has no dimension, must have at least 1")
 	}
 	n, size := t.Shape[0], elements(t.Shape[1:])
 	if elements(t.Shape) != len(t.Data) {
-		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, which is not the product of its shape %v",
-			len(t.Data), t.Shape)
+		return nil, fmt.Errorf("dataloader: Rows: the tensor has %d elements, "+
+			"which is not the product of its shape %v", len(t.Data), t.Shape)
 	}
 	shape := slices.Clone(t.Shape[1:])
 	return Func(n, func(_ context.Context, i int) (Tensor[E], error) {
@@ -146,8 +147,8 @@ func Pairs[A, B any](a Dataset[A], b Dataset[B]) (Dataset[Pair[A, B]], error) {
 		return nil, errors.New("dataloader: Pairs: a data set is nil")
 	}
 	if a.Len() != b.Len() {
-		return nil, fmt.Errorf("dataloader: Pairs: the first data set has %d samples, the second %d; they must be equal",
-			a.Len(), b.Len())
+		return nil, fmt.Errorf("dataloader: Pairs: the first data set has %d samples, "+
+			"the second %d; they must be equal", a.Len(), b.Len())
 	}
 	return Func(a.Len(), func(ctx context.Context, i int) (p Pair[A, B], err error) {
 		if p.First, err = a.Get(ctx, i); err != nil {
@@ -166,7 +167,8 @@ func Concat[T any](parts ...Dataset[T]) Dataset[T] {
 	for p, part := range parts {
 		panicIf(part == nil, "Concat: part %d is nil", p)
 		bounds = append(bounds, bounds[p]+part.Len())
-		panicIf(bounds[p+1] < bounds[p], "Concat: the length of part %d is negative, or the sum overflows", p)
+		panicIf(bounds[p+1] < bounds[p],
+			"Concat: the length of part %d is negative, or the sum overflows", p)
 	}
 	return Func(bounds[len(parts)], func(ctx context.Context, i int) (T, error) {
 		p, _ := slices.BinarySearch(bounds[1:], i+1) // the first part that ends after i
@@ -185,11 +187,14 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 	}
 	for p, i := range indices {
 		if i < 0 || i >= data.Len() {
-			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, errOutside(i, data.Len()))
+			err := refuseIndex(i, data.Len())
+			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, err)
 		}
 	}
 	indices = slices.Clone(indices)
-	return Func(len(indices), func(ctx context.Context, i int) (T, error) { return data.Get(ctx, indices[i]) }), nil
+	return Func(len(indices), func(ctx context.Context, i int) (T, error) {
+		return data.Get(ctx, indices[i])
+	}), nil
 }
 
 // Split divides data at random into data sets of the given lengths, such as
@@ -202,22 +207,26 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 		return nil, errors.New("dataloader: Split: the data set is nil")
 	}
 	if data.Len() > maxTorch { // see TorchRandom in sampler.go
-		return nil, fmt.Errorf("dataloader: Split: the data set has %d samples, may have at most %d; use Subset", data.Len(), maxTorch)
+		return nil, fmt.Errorf("dataloader: Split: the data set has %d samples, "+
+			"may have at most %d; use Subset", data.Len(), maxTorch)
 	}
 	order := TorchRandom(data.Len(), seed).Order(0) // order(pos) is the index at position pos
-	parts, left := make([]Dataset[T], len(lengths)), data.Len()
+	parts := make([]Dataset[T], len(lengths))
+	left := data.Len()
 	for p, n := range lengths {
 		if n < 0 || n > left {
-			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, must be 0 to %d, what is left of %d samples",
-				p, n, left, data.Len())
+			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, "+
+				"must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
 		}
 		begin := data.Len() - left // the position at which the part begins
-		parts[p] = Func(n, func(ctx context.Context, i int) (T, error) { return data.Get(ctx, order(begin+i)) })
+		parts[p] = Func(n, func(ctx context.Context, i int) (T, error) {
+			return data.Get(ctx, order(begin+i))
+		})
 		left -= n
 	}
 	if left > 0 {
-		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, must sum to %d, the number of samples",
-			lengths, data.Len()-left, data.Len())
+		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, "+
+			"must sum to %d, the number of samples", lengths, data.Len()-left, data.Len())
 	}
 	return parts, nil
 }
@@ -319,8 +328,8 @@ const cacheSalt = 0x6361636865
 // same too, until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s := scopeOf(ctx) // see worker.go
-	panicIf(s.idle,
-		"Rand: the context is from no loader of this package; pass on the context that Get was given, or make one with WithSeed")
+	panicIf(s.idle, "Rand: the context is from no loader of this package; "+
+		"pass on the context that Get was given, or make one with WithSeed")
 	if s.rand == nil {
 		s.rand = rand.New(&s.pcg)
 	}
@@ -424,8 +433,8 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 		if _, bad := path.Match(pattern, ""); bad != nil {
 			err = bad
 		} else if err == nil && len(found) == 0 && !all {
-			err = errors.New("it matches no file; a pattern is for the whole name, as \"**/*.png\" is, " +
-				"tells upper from lower case, and has no braces")
+			err = errors.New("it matches no file; a pattern is for the whole name, " +
+				"as \"**/*.png\" is, tells upper from lower case, and has no braces")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
@@ -449,11 +458,14 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 // A file may be listed more than once if "**" occurs more than once.
 func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
 	element, rest := pattern[0], pattern[1:]
-	if len(rest) > 0 && !strings.ContainsAny(element, `*?[\`) { // a name spelled out: dir is not listed
+	if len(rest) > 0 && !strings.ContainsAny(element, `*?[\`) {
+		// A name spelled out: dir is not listed.
 		name := path.Join(dir, element)
-		if names, err = glob(fsys, name, rest); err != nil {
+		names, err = glob(fsys, name, rest)
+		if err != nil {
 			info, missing := fs.Stat(fsys, name)
-			if errors.Is(err, fs.ErrNotExist) || missing == nil && !info.IsDir() { // a file has nothing below it
+			isFile := missing == nil && !info.IsDir() // nothing lies below it
+			if isFile || errors.Is(err, fs.ErrNotExist) {
 				err = nil
 			}
 		}
@@ -463,7 +475,8 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 	if element == "**" {
 		inFolders = pattern
 		if len(rest) > 0 { // "**" stands for no folder, too
-			if names, err = glob(fsys, dir, rest); err != nil {
+			names, err = glob(fsys, dir, rest)
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -480,7 +493,8 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 			found, err = glob(fsys, name, inFolders)
 			names = append(names, found...)
 		} else if matched && len(rest) == 0 {
-			if matched, err = isFile(fsys, name, entry.Type()); matched {
+			matched, err = isFile(fsys, name, entry.Type())
+			if matched {
 				names = append(names, name)
 			}
 		}
@@ -519,13 +533,19 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 //
 // PyTorch: torchvision's ImageFolder, with its samples and classes; below a
 // class the order of folders and files may differ.
-func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], classes []string, err error) {
+func Folder(fsys fs.FS, patterns ...string) (
+	samples Slice[Pair[string, int]], classes []string, err error,
+) {
 	if fsys == nil {
 		return nil, nil, errors.New("dataloader: Folder: the file system is nil")
 	}
-	names, err := list(classTree{fsys}, patterns)
-	entries, err2 := classTree{fsys}.ReadDir(".")
-	if err = cmp.Or(err2, err); err != nil {
+	tree := classTree{fsys}
+	var names []string
+	entries, err := tree.ReadDir(".")
+	if err == nil {
+		names, err = list(tree, patterns)
+	}
+	if err != nil {
 		return nil, nil, fmt.Errorf("dataloader: Folder: %s: %w", root(fsys), err)
 	}
 	for _, entry := range entries {
@@ -535,8 +555,8 @@ func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], c
 		begin, _ := slices.BinarySearch(names, entry.Name()+"/")
 		end, _ := slices.BinarySearch(names, entry.Name()+"0") // "0" follows "/"
 		if begin == end {
-			return nil, nil, fmt.Errorf("dataloader: Folder: %s: class %q has no file (patterns %q); add files, or remove the folder",
-				root(fsys), entry.Name(), patterns)
+			return nil, nil, fmt.Errorf("dataloader: Folder: %s: class %q has no file "+
+				"(patterns %q); add files, or remove the folder", root(fsys), entry.Name(), patterns)
 		}
 		for _, name := range names[begin:end] {
 			samples = append(samples, Pair[string, int]{name, len(classes)})
@@ -544,7 +564,8 @@ func Folder(fsys fs.FS, patterns ...string) (samples Slice[Pair[string, int]], c
 		classes = append(classes, entry.Name())
 	}
 	if len(classes) == 0 {
-		return nil, nil, fmt.Errorf("dataloader: Folder: %s: there is no folder at the top; each class needs one", root(fsys))
+		return nil, nil, fmt.Errorf("dataloader: Folder: %s: there is no folder at the top; "+
+			"each class needs one", root(fsys))
 	}
 	return samples, classes, nil
 }
@@ -633,7 +654,8 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 // If the context ends at that item, they may end with its cause; a resume then
 // only ends the epoch.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
-	panicIf(s == nil, "Run: the stream is nil; look at the error of the function that should have made it")
+	panicIf(s == nil, "Run: the stream is nil; "+
+		"look at the error of the function that should have made it")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
 }
 
@@ -670,7 +692,9 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // long again.
 //
 //go:noinline
-func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error) Stream[T] {
+func streamOf[T any](
+	produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error,
+) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
 			stopped := false
@@ -699,7 +723,7 @@ func streamOf[T any](produce func(ctx context.Context, from Cursor, yield func(I
 //	Shard          the items of the row that follow; see Stream.Shard
 //	FromSeq        1 if the item before the cursor has failed
 type stageState struct {
-	By     string `json:"by"`              // describes the stage; a cursor of another stage is refused
+	By     string `json:"by"`              // describes the stage; another one refuses the cursor
 	N      int    `json:"n,omitempty"`     // see above
 	Count  int    `json:"count,omitempty"` // of Shard: the number of ranks
 	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
@@ -784,13 +808,18 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 		return s, err
 	}
 	if from.atStart() {
-		return stageState{Source: from, Sources: slices.Repeat([]Cursor{from}, sources), Ended: make([]bool, sources)}, nil
+		s.Source = from
+		s.Sources = slices.Repeat([]Cursor{from}, sources)
+		s.Ended = make([]bool, sources)
+		return s, nil
 	}
-	outside := min(s.N, s.Count, s.Again) < 0 || max(s.N, from.Pos) > math.MaxInt/2 // where sums overflow
-	tooMany := s.Again > 0 && s.N > s.Again                                         // more have been yielded than read
-	if outside || tooMany || len(s.Sources) != sources || len(s.Ended) != sources {
-		return s, from.refused("its state is damaged: n is %d, count %d, again %d, and it has %d of %d sources",
-			s.N, s.Count, s.Again, len(s.Sources), sources)
+	negative := min(s.N, s.Count, s.Again) < 0
+	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
+	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
+	others := len(s.Sources) != sources || len(s.Ended) != sources
+	if negative || tooFar || tooMany || others {
+		return s, from.refuse("its state is damaged: n is %d, count %d, again %d, "+
+			"and it has %d of %d sources", s.N, s.Count, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }
@@ -812,16 +841,18 @@ func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) erro
 	case n == s.Again && now == s.After:
 		return nil
 	case failed != nil:
-		return readAgain(failed)
+		return wrapReread(failed)
 	}
-	return from.refused("the source has changed: it has %d items up to pos %d of %s now, which are not the %d up to pos %d of %s "+
-		"that it had, or Options.DataVersion is another", n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
+	return from.refuse("the source has changed: it has %d items up to pos %d of %s now, "+
+		"which are not the %d up to pos %d of %s that it had, or Options.DataVersion is another",
+		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
 }
 
-// readAgain is the last error of a stage whose source has other items before
+// wrapReread is the last error of a stage whose source has other items before
 // the cursor than it had, one of which has failed.
-func readAgain(failed error) error {
-	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, or the source has changed: %w", failed)
+func wrapReread(failed error) error {
+	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, "+
+		"or the source has changed: %w", failed)
 }
 
 // A fingerprint stands for a source's cursor that a resume only compares. It
@@ -881,8 +912,10 @@ func fingerprintOf(c Cursor) fingerprint {
 // oneSource.
 //
 //go:noinline
-func staged[T any](name string, sources int,
-	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error) Stream[T] {
+func staged[T any](
+	name string, sources int,
+	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
+) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		state, err := stateOf(from, name, sources)
 		if err != nil {
@@ -922,38 +955,48 @@ const fromSeq = "FromSeq"
 // torchdata: IterableWrapper.
 func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]) Stream[T] {
 	panicIf(seq == nil, "FromSeq: seq is nil")
-	states := [2]*stageState{{By: fromSeq}, {By: fromSeq, N: 1}} // after an item, and after a failed one
+	afterItem := &stageState{By: fromSeq}
+	afterFailed := &stageState{By: fromSeq, N: 1}
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		state, err := stateOf(from, fromSeq, oneSource)
 		if err != nil {
 			return err
 		}
-		pos, failed, failedAt := 0, error(nil), -1 // the last item before the cursor that failed now, and where it stands
+		pos := 0
+		var failed error // of the last item before the cursor that has failed now
+		failedAt := -1   // where that item stands
 		for value, err := range seq(ctx, from.Epoch) {
-			next := states[0]
-			if err != nil {
-				value, next = *new(T), states[1]
-			}
+			pos++
 			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
 				err = fmt.Errorf("FromSeq: %w", err)
 			}
-			if pos++; err != nil && pos <= from.Pos {
-				failed, failedAt = err, pos
+			if pos <= from.Pos { // it was yielded before
+				if err != nil {
+					failed, failedAt = err, pos
+				}
+				if ctx.Err() != nil {
+					break
+				}
+				continue
 			}
-			if pos > from.Pos && !yield(Item[T]{value, err, Cursor{from.Epoch, pos, next}}) {
+			next := afterItem
+			if err != nil {
+				value, next = *new(T), afterFailed
+			}
+			if !yield(Item[T]{value, err, Cursor{from.Epoch, pos, next}}) {
 				return nil
-			} else if pos <= from.Pos && ctx.Err() != nil {
-				break
 			}
 		}
 		if ctx.Err() != nil { // seq may have stopped early
 			return context.Cause(ctx)
 		}
-		if pos == failedAt && state.N == 0 || pos < from.Pos && failed != nil { // seq may have ended because of that
-			return readAgain(failed)
+		endsThere := pos == failedAt && state.N == 0
+		tooEarly := pos < from.Pos
+		if endsThere || tooEarly && failed != nil { // seq may have ended because of the failure
+			return wrapReread(failed)
 		}
-		if pos < from.Pos {
-			return from.refused("the sequence has only %d items", pos)
+		if tooEarly {
+			return from.refuse("the sequence has only %d items", pos)
 		}
 		return nil
 	})
@@ -971,11 +1014,16 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 		if item.Err != nil {
 			return true
 		}
-		kept, err := try(func() (bool, error) { return keep(item.Value), nil })
+		kept := false
+		err := try(func() error {
+			kept = keep(item.Value)
+			return nil
+		})
 		if err != nil {
 			*item = failedItem[T]("Stream.Filter", item.Next, err)
+			return true
 		}
-		return kept || err != nil
+		return kept
 	})
 }
 
@@ -1012,7 +1060,7 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 			return true
 		}
 		bad := itemError(item.Next, item.Err)
-		_, err := try(func() (any, error) { return nil, f(bad) })
+		err := try(func() error { return f(bad) })
 		if err != nil && err != bad { // otherwise item.Err stays
 			item.Err = fmt.Errorf("Stream.OnError: %w", err)
 		}
@@ -1053,7 +1101,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		pos := from.Pos
 		if pos > n {
-			return from.refused("pos must be at most %d", n)
+			return from.refuse("pos must be at most %d", n)
 		}
 		if pos == n {
 			return nil
@@ -1100,10 +1148,10 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		if state.N > 0 && state.N >= count && !endless {
-			return from.refused("its state is damaged: %d is not one of %d parts of %s", state.N, count, name)
+			return from.refuse("its state is damaged: %d is not one of %d parts of %s", state.N, count, name)
 		}
 		if from.Epoch >= math.MaxInt/max(count, 1) {
-			return from.refused("the epoch is too far for %s", name)
+			return from.refuse("the epoch is too far for %s", name)
 		}
 		pos := from.Pos
 		for n := state.N; endless || n < count; n++ {

@@ -895,9 +895,13 @@ func Indices(s Sampler) Stream[int] {
 			return err
 		}
 		if from.Pos > n {
-			return from.refused("pos must be at most %d", n)
+			return from.refuse("pos must be at most %d", n)
 		}
-		order, err := try(func() (func(int) int, error) { return orderOf(from.Epoch), nil })
+		var order func(pos int) int
+		err := try(func() error {
+			order = orderOf(from.Epoch)
+			return nil
+		})
 		if err != nil {
 			return fmt.Errorf("dataloader: Indices: epoch %d: %w", from.Epoch, err)
 		}
@@ -945,7 +949,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		first := from.Pos - state.N // the first item that is read
 		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
-			return from.refused("its state is damaged: n is %d", state.N)
+			return from.refuse("its state is damaged: n is %d", state.N)
 		}
 		return (&shuffler[T]{bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)), from: from, state: state, yield: yield,
 			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}).run(s(ctx, state.Source))
@@ -1241,7 +1245,7 @@ func (m *mixer[T]) noteEnds() {
 	}
 }
 
-// A reading is a source that is being read ahead, by readItems in a goroutine
+// A reading is a source that is being read ahead, by fillSlots in a goroutine
 // of its own. As in Prefetch, the loop sends permits and receives tasks, both
 // of them numbers of slots. With one slot the goroutines wait for each other at
 // every item. With mixAhead = 8 slots an item takes at most a quarter longer
@@ -1278,7 +1282,7 @@ func (m *mixer[T]) start(i int) {
 	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot) // no goroutines share a scope
 	own.idle = outer.idle
 	m.running.Go(func() {
-		readItems(labelled(ctx, "source "+strconv.Itoa(i)), src, from, r.items, r.permits, r.tasks)
+		fillSlots(labelled(ctx, "source "+strconv.Itoa(i)), src, from, r.items, r.permits, r.tasks)
 	})
 	for slot := range r.items {
 		r.permits <- slot
@@ -1416,7 +1420,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	const name = "Shard by steps"
 	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
 		if state.N >= maxRanks {
-			return from.refused("its state is damaged: n is %d, must be less than %d", state.N, maxRanks)
+			return from.refuse("its state is damaged: n is %d, must be less than %d", state.N, maxRanks)
 		}
 		row, width := from.Pos+state.N, 0 // where the row begins; how many of its items have been read
 		var own Item[T]                   // this rank's item of the row

@@ -264,7 +264,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
 		if state.By != by && strings.HasPrefix(state.By, allRanks) {
-			err = from.refused("it was made by %s, this is %s: each rank needs the cursor that it saved itself, of as many ranks; "+
+			err = from.refuse("it was made by %s, this is %s: each rank needs the cursor that it saved itself, of as many ranks; "+
 				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
 		}
 		if err != nil {
@@ -272,7 +272,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.dealt(len(shards))
 		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
-			return from.refused("its state is damaged: shard %d at offset %d, of %d shards", state.ShardNumber, state.Offset, count)
+			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards", state.ShardNumber, state.Offset, count)
 		}
 		for ; state.ShardNumber < count; state = (tarState{ShardNumber: state.ShardNumber + 1}) {
 			name := shards[shardAt(rank.nth(state.ShardNumber))]
@@ -313,17 +313,19 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
 		s.wanted = opts.Fields
-		_, err := try(func() (any, error) { return nil, s.enterShard(ctx, opts.Open, from) })
+		err := try(func() error { return s.enterShard(ctx, opts.Open, from) })
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
 		}
 		if from.Offset > 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)) {
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
-		readRecord := s.readRecord
 		for err == nil {
 			var item Item[Record]
-			item, err = try(readRecord)
+			err = try(func() (err error) {
+				item, err = s.readRecord()
+				return err
+			})
 			if err == nil && !yield(item, tarState{ShardNumber: from.ShardNumber, Offset: s.entry.head, Compressed: s.compressed}) {
 				return
 			}

@@ -294,7 +294,7 @@ func (w *worker) chooseIndices() error {
 		w.indices = p.indicesAt(w.indices, pos%p.deal.n) // PadTail begins again with the first positions
 		for part, i := range w.indices[len(w.spots):] {  // those of this position
 			if i < 0 || i >= p.plan.samples {
-				return fmt.Errorf("the sampler: %w", errOutside(i, p.plan.samples))
+				return fmt.Errorf("the sampler: %w", refuseIndex(i, p.plan.samples))
 			}
 			w.spots = append(w.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
@@ -342,7 +342,11 @@ func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 		}
 		w.index = i
 		w.scope.move(w.spots[j])
-		sample, err := try(func() (T, error) { return data.Get(w.ctx, i) })
+		var sample T
+		err := try(func() (err error) {
+			sample, err = data.Get(w.ctx, i)
+			return err
+		})
 		switch {
 		case err == nil:
 			samples, w.loaded = append(samples, sample), append(w.loaded, i)
@@ -462,7 +466,7 @@ func placeOfPanic() string {
 		case library == "" || strings.HasPrefix(f.File, library):
 		case !own || strings.HasSuffix(f.File, "_test.go"):
 			return fmt.Sprintf(" (%s:%d)", path.Base(f.File), f.Line)
-		case slices.Contains([]string{"makeBatch[...]", "try[...]", "apply[...]", "readItems[...]", "handOver[...]"}, name):
+		case slices.Contains([]string{"makeBatch[...]", "try", "apply[...]", "fillSlots[...]", "handOver[...]"}, name):
 			return ""
 		}
 	}
@@ -474,7 +478,7 @@ func placeOfPanic() string {
 var errGoexit = errors.New("runtime.Goexit was called")
 
 // try calls f and returns a panic in f as an error.
-func try[T any](f func() (T, error)) (value T, err error) {
+func try(f func() error) (err error) {
 	defer rescue(&err)
 	return f()
 }
@@ -606,7 +610,7 @@ func readAhead[T any](
 	e.ordered = true
 	e.nextTask = func(int) bool { return true } // a permit for the reader
 	e.read = func(ctx context.Context, permits <-chan int, tasks chan<- int) {
-		readItems(ctx, src, from, items, permits, tasks)
+		fillSlots(ctx, src, from, items, permits, tasks)
 	}
 	e.run(ctx, func(slot int) bool {
 		if end, ok := items[slot].Err.(endOfSource); ok { // The end counts, whatever has become of ctx meanwhile.
@@ -623,11 +627,11 @@ func readAhead[T any](
 // continued, and nil at the end of the epoch.
 type endOfSource struct{ error }
 
-// readItems puts the items of src into slots, and an endOfSource after the
+// fillSlots puts the items of src into slots, and an endOfSource after the
 // last, also if src panics or ends its goroutine. When ctx has ended, the next
 // item is not sent: the cause of ctx is the end, unless src has come to its
 // own.
-func readItems[T any](ctx context.Context, src Stream[T], from Cursor, items []Item[T], permits <-chan int, tasks chan<- int) {
+func fillSlots[T any](ctx context.Context, src Stream[T], from Cursor, items []Item[T], permits <-chan int, tasks chan<- int) {
 	defer close(tasks)
 	slot, more := <-permits
 	var end error     // what src ends with
