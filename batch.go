@@ -74,14 +74,16 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	first := samples[0]
 	size := len(first.Data)
 	if elements(first.Shape) != size {
-		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; set Shape to the length of each dimension",
-			first.Shape, size)
+		return dst, fmt.Errorf("Stack: sample 0 of the batch has shape %v, but %d elements; "+
+			"set Shape to the length of each dimension", first.Shape, size)
 	}
-	dst.Data = slices.Grow(dst.Data[:0], size*len(samples))[:size*len(samples)]
+	length := size * len(samples)
+	dst.Data = slices.Grow(dst.Data[:0], length)[:length]
 	for i, s := range samples {
 		if !slices.Equal(s.Shape, first.Shape) || len(s.Data) != size {
 			return dst, fmt.Errorf("Stack: sample %d of the batch has shape %v and %d elements, "+
-				"sample 0 has shape %v and %d elements; they must be equal", i, s.Shape, len(s.Data), first.Shape, size)
+				"sample 0 has shape %v and %d elements; they must be equal",
+				i, s.Shape, len(s.Data), first.Shape, size)
 		}
 		copy(dst.Data[i*size:], s.Data)
 	}
@@ -131,10 +133,13 @@ func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
 // pairs: with Stack and List, images and their labels become a tensor of images
 // and a slice of labels. Pairs may be nested, for more than two fields. It
 // panics if first or second is nil.
-func CollatePair[T, U, A, B any](first Collate[T, A], second Collate[U, B]) Collate[Pair[T, U], Pair[A, B]] {
+func CollatePair[T, U, A, B any](
+	first Collate[T, A], second Collate[U, B],
+) Collate[Pair[T, U], Pair[A, B]] {
 	panicIf(first == nil || second == nil, "CollatePair: a Collate is nil")
 	return func(dst Pair[A, B], samples []Pair[T, U]) (_ Pair[A, B], err error) {
-		firsts, seconds := make([]T, len(samples)), make([]U, len(samples))
+		firsts := make([]T, len(samples))
+		seconds := make([]U, len(samples))
 		for i, s := range samples {
 			firsts[i], seconds[i] = s.First, s.Second
 		}
@@ -191,7 +196,8 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 				return err
 			}
 			failed = cmp.Or(failed, item.Err)
-			samples, last = append(samples, item.Value), item.Next
+			samples = append(samples, item.Value)
+			last = item.Next
 			if len(samples) == size && !flush() {
 				return nil
 			}
@@ -219,7 +225,9 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
-	return staged("Unbatch", oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	return staged("Unbatch", oneSource, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		pos := from.Pos
 		for batch, err := range src(ctx, state.Source) {
 			if err != nil {
@@ -232,7 +240,8 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err := state.changed(from, n, batch.Next, batch.Err); err != nil {
 				return err
 			}
-			if batch.Err != nil { // one failed item, also if elements of the batch came before the cursor
+			if batch.Err != nil {
+				// One failed item, also if elements of the batch came before the cursor.
 				state.N, batch.Value = 0, make([]T, 1)
 			}
 			again := &reread{len(batch.Value), batch.Next}
@@ -241,7 +250,8 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 				if n+1 == len(batch.Value) {
 					next = freshState{source: batch.Next}
 				}
-				if pos++; !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
+				pos++
+				if !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
 					return nil
 				}
 			}

@@ -1098,7 +1098,9 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Stream.Take: the stream is nil")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	return staged(name, oneSource, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		pos := from.Pos
 		if pos > n {
 			return from.refuse("pos must be at most %d", n)
@@ -1110,7 +1112,9 @@ func (s Stream[T]) Take(n int) Stream[T] {
 			if err != nil {
 				return err
 			}
-			if pos++; !yield(item, pos, freshState{source: item.Next}) || pos == n {
+			pos++
+			more := yield(item, pos, freshState{source: item.Next})
+			if !more || pos == n {
 				return nil
 			}
 		}
@@ -1125,7 +1129,8 @@ func (s Stream[T]) Take(n int) Stream[T] {
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Stream.Repeat: the stream is nil")
 	times = max(times, 0)
-	return joinEpochs(fmt.Sprintf("Repeat(%d)", times), times == 0, times, func(epoch, n int) (Stream[T], Cursor) {
+	name, endless := fmt.Sprintf("Repeat(%d)", times), times == 0
+	return joinEpochs(name, endless, times, func(epoch, n int) (Stream[T], Cursor) {
 		return s, Cursor{Epoch: epoch*max(times, 1) + n}
 	})
 }
@@ -1137,7 +1142,8 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	for i, s := range srcs {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
-	return joinEpochs(fmt.Sprintf("Chain(%d)", len(srcs)), false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
+	name := fmt.Sprintf("Chain(%d)", len(srcs))
+	return joinEpochs(name, false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
 		return srcs[n], Cursor{Epoch: epoch}
 	})
 }
@@ -1145,10 +1151,16 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 // joinEpochs puts count epochs of streams one after the other, or endless ones:
 // epochAt says which stream is number n of an epoch, and where the stream
 // starts. In the cursor, N is that number and Source the place in the stream.
-func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch, n int) (Stream[T], Cursor)) Stream[T] {
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+func joinEpochs[T any](
+	name string, endless bool, count int,
+	epochAt func(epoch, n int) (Stream[T], Cursor),
+) Stream[T] {
+	return staged(name, oneSource, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		if state.N > 0 && state.N >= count && !endless {
-			return from.refuse("its state is damaged: %d is not one of %d parts of %s", state.N, count, name)
+			return from.refuse("its state is damaged: %d is not one of %d parts of %s",
+				state.N, count, name)
 		}
 		if from.Epoch >= math.MaxInt/max(count, 1) {
 			return from.refuse("the epoch is too far for %s", name)
@@ -1164,14 +1176,17 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 				if err != nil {
 					return err
 				}
-				if pos++; !yield(item, pos, freshState{n: n, source: item.Next}) {
+				pos++
+				if !yield(item, pos, freshState{n: n, source: item.Next}) {
 					return nil
 				}
 			}
 			if endless && pos == before && source.atStart() {
-				return fmt.Errorf("dataloader: Stream.%s: the stream has no items in epoch %d", name, source.Epoch)
+				return fmt.Errorf("dataloader: Stream.%s: the stream has no items in epoch %d",
+					name, source.Epoch)
 			}
-			if ctx.Err() != nil && (endless || n+1 < count) { // an empty stream does not notice
+			isLast := !endless && n+1 == count
+			if ctx.Err() != nil && !isLast { // an empty stream does not notice
 				return context.Cause(ctx)
 			}
 		}
@@ -1192,7 +1207,9 @@ func joinEpochs[T any](name string, endless bool, count int, epochAt func(epoch,
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")
-	return staged("Zip", 2, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]]) error {
+	return staged("Zip", 2, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]],
+	) error {
 		pos := from.Pos
 		next, stop := iter.Pull2(b(ctx, state.Sources[1]))
 		defer stop()
@@ -1204,14 +1221,19 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 			if !ok || err != nil {
 				return err
 			}
-			pair := Item[Pair[A, B]]{Err: cmp.Or(x.Err, y.Err)}
-			if x.Err != nil && y.Err != nil {
-				pair.Err = errors.Join(x.Err, y.Err)
-			} else if pair.Err == nil {
+			var pair Item[Pair[A, B]]
+			switch {
+			case x.Err == nil && y.Err == nil:
 				pair.Value = Pair[A, B]{x.Value, y.Value}
+			case x.Err != nil && y.Err != nil:
+				pair.Err = errors.Join(x.Err, y.Err)
+			default:
+				pair.Err = cmp.Or(x.Err, y.Err)
 			}
-			second := &move{base: &state, source: 1, to: y.Next}
-			if pos++; !yield(pair, pos, freshState{moved: &move{before: second, base: &state, to: x.Next}}) {
+			pos++
+			moveB := &move{base: &state, source: 1, to: y.Next}
+			moveA := &move{before: moveB, base: &state, source: 0, to: x.Next}
+			if !yield(pair, pos, freshState{moved: moveA}) {
 				return nil
 			}
 		}
