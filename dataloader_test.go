@@ -9538,7 +9538,7 @@ func TestMixIsEven(t *testing.T) {
 		opts := MixOptions{Weights: weights, Seed: uint64(round)}
 		m := newMixer(t.Context(), &opts, make([]ints, 4), 0, stageState{Sources: make([]Cursor, 4), Ended: ended})
 		for m.draws < 100_000 {
-			counts[m.choose()]++
+			counts[m.chooseSource()]++
 			for i, n := range counts {
 				if off := float64(n) - float64(m.draws)*weights[i]/total; !ended[i] && math.Abs(off) >= 5 {
 					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.draws, weights, i, off)

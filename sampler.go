@@ -263,8 +263,10 @@ func RandomWithReplacement(n, count int, seed uint64) Sampler {
 // checkCount panics unless an epoch of count positions can be drawn from n
 // samples.
 func checkCount(constructor string, n, count int) {
-	panicIf(count < 0 || count == 0 && n > 0, "%s: count is %d, must be positive", constructor, count)
-	panicIf(count > 0 && n == 0, "%s: count is %d, must be 0, as there are no samples", constructor, count)
+	panicIf(count < 0 || count == 0 && n > 0,
+		"%s: count is %d, must be positive", constructor, count)
+	panicIf(count > 0 && n == 0,
+		"%s: count is %d, must be 0, as there are no samples", constructor, count)
 }
 
 // Weighted draws a sample for each position of an epoch, with a chance
@@ -290,30 +292,39 @@ func checkCount(constructor string, n, count int) {
 // PyTorch: WeightedRandomSampler, which allows at most 2^24 samples and draws
 // samples of weight 0 when it must.
 func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler, error) {
-	n, positive, largest := len(weights), 0, 0.0
+	n := len(weights)
+	positive := 0 // the number of positive weights
+	largest := 0.0
 	digest := uint64(0) // of the weights, for the description
 	for i, w := range weights {
 		if w < 0 || math.IsNaN(w) || math.IsInf(w, 0) {
-			return nil, fmt.Errorf("dataloader: Weighted: weights[%d] is %v, must be finite and not negative", i, w)
+			return nil, fmt.Errorf("dataloader: Weighted: weights[%d] is %v, "+
+				"must be finite and not negative", i, w)
 		}
 		digest = hash(digest, math.Float64bits(w))
+		largest = max(largest, w)
 		if w > 0 {
-			positive, largest = positive+1, max(largest, w)
+			positive++
 		}
 	}
 	err := cmp.Or(
 		errorIf(count <= 0, "count is %d, must be positive", count),
 		errorIf(positive == 0, "none of the %d weights is positive", n),
 		errorIf(!replace && count > positive,
-			"count is %d without replacement, must be at most %d, the number of positive weights", count, positive))
+			"count is %d without replacement, must be at most %d, the number of positive weights",
+			count, positive))
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Weighted: %w", err)
 	}
-	draw, version := drawShortest(slices.Clone(weights), largest, count), ", version 2"
+	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)",
+		count, n, digest, replace, seed)
+	var draw func(seed uint64) func(pos int) int
 	if replace {
-		draw, version = drawCumulative(weights, largest), ""
+		draw = drawCumulative(weights, largest)
+	} else {
+		draw = drawShortest(slices.Clone(weights), largest, count)
+		name += ", version 2"
 	}
-	name := fmt.Sprintf("Weighted(%d of %d, weights #%x, replace %t, seed %d)%s", count, n, digest, replace, seed, version)
 	return sampler{count, name, func(epoch int) func(int) int {
 		return draw(hash(seed, uint64(epoch), uint64(n)))
 	}, need{n, true}}, nil
@@ -323,7 +334,8 @@ func Weighted(weights []float64, count int, replace bool, seed uint64) (Sampler,
 // in [0, sum of all weights) falls into the interval of length weights[j] that
 // ends at sums[j].
 func drawCumulative(weights []float64, largest float64) func(seed uint64) func(pos int) int {
-	sums, sum := make([]float64, len(weights)), 0.0
+	sums := make([]float64, len(weights))
+	sum := 0.0
 	for j, w := range weights {
 		sum += w / largest // so that sums are finite
 		sums[j] = sum
@@ -390,17 +402,22 @@ func newGuide(sums []float64) func(x float64) int {
 // of them are kept, and no later key above these is collected. So memory grows
 // with count, and a few draws from many samples take hardly more time than the
 // random numbers.
-func drawShortest(weights []float64, largest float64, count int) func(seed uint64) func(pos int) int {
+func drawShortest(
+	weights []float64, largest float64, count int,
+) func(seed uint64) func(pos int) int {
 	mask := uint64(1)<<bits.Len(uint(len(weights)-1)) - 1 // has the bits of an index
 	return func(seed uint64) func(int) int {
-		keys, limit := make([]uint64, 0, min(len(weights), 2*count+1000)), uint64(math.MaxUint64)
+		keys := make([]uint64, 0, min(len(weights), 2*count+1000))
+		limit := uint64(math.MaxUint64)
 		for j, w := range weights {
 			if len(keys) == cap(keys) {
 				slices.Sort(keys)
 				keys, limit = keys[:count], keys[count-1]
 			}
-			time := math.Abs(math.Log(1-unit(counter(seed, uint64(j))))) / (w / largest) // Abs, because -Log(1) is -0
-			if key := math.Float64bits(time)&^mask | uint64(j); w > 0 && key < limit {
+			log := math.Log(1 - unit(counter(seed, uint64(j))))
+			time := math.Abs(log) / (w / largest) // Abs, because -Log(1) is -0
+			key := math.Float64bits(time)&^mask | uint64(j)
+			if w > 0 && key < limit {
 				keys = append(keys, key)
 			}
 		}
@@ -430,7 +447,8 @@ func drawShortest(weights []float64, largest float64, count int) func(seed uint6
 // torch uses another method there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
-	return sampler{n, fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed), func(epoch int) func(int) int {
+	name := fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed)
+	return sampler{n, name, func(epoch int) func(int) int {
 		order := make([]uint32, n)
 		for i := range order {
 			order[i] = uint32(i)
@@ -484,13 +502,16 @@ func newTwister(seed uint32) func() uint32 {
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")
-	return sampler{n: n, name: fmt.Sprintf("OrderFunc(%d)", n), order: func(epoch int) func(int) int {
+	name := fmt.Sprintf("OrderFunc(%d)", n)
+	return sampler{n, name, func(epoch int) func(int) int {
 		indices := slices.Clone(order(epoch))
-		if len(indices) != n { // Order has no error result; the loader turns the panic into an error
-			panic(fmt.Errorf("OrderFunc: the order of epoch %d has %d positions, must have %d", epoch, len(indices), n))
+		if len(indices) != n {
+			// Order has no error result; the loader turns the panic into an error.
+			panic(fmt.Errorf("OrderFunc: the order of epoch %d has %d positions, must have %d",
+				epoch, len(indices), n))
 		}
 		return func(pos int) int { return indices[pos] }
-	}}
+	}, need{}}
 }
 
 // Resize makes epochs of count positions from a sampler of another length, by
@@ -502,9 +523,11 @@ func Resize(s Sampler, count int) Sampler {
 	n := s.Len()
 	checkCount("Resize", n, count)
 	orderOf := keepTwo(s.Order)
-	return sampler{count, fmt.Sprintf("Resize(%s, %d)", describe(s), count), func(epoch int) func(int) int {
+	name := fmt.Sprintf("Resize(%s, %d)", describe(s), count)
+	return sampler{count, name, func(epoch int) func(int) int {
 		if count > 0 && epoch >= math.MaxInt/count { // Order has no error result; see OrderFunc
-			panic(fmt.Errorf("Resize: the %w is too far: epoch %d of %d positions each", ErrCursor, epoch, count))
+			panic(fmt.Errorf("Resize: the %w is too far: epoch %d of %d positions each",
+				ErrCursor, epoch, count))
 		}
 		return func(pos int) int {
 			pos += epoch * count // in the endless walk
@@ -537,7 +560,8 @@ func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F)
 		last := &kept[epoch&1]
 		e := last.Load()
 		if e == nil || e.epoch != epoch {
-			if e = (&entry{epoch, orderOf(epoch)}); e.order == nil {
+			e = &entry{epoch, orderOf(epoch)}
+			if e.order == nil {
 				panic("the order is nil")
 			}
 			last.Store(e)
@@ -555,8 +579,11 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), rank: Rank{0, 1}, dropLast: dropLast}.start(0)
-	last := map[bool]string{true: ", dropLast"}[dropLast]
-	return batchSampler{d.steps(), fmt.Sprintf("Batches(%s, %d%s)", describe(s), size, last), func(epoch int) func(int) []int {
+	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
+	if dropLast {
+		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
+	}
+	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
 		order := s.Order(epoch)
 		return func(k int) []int {
 			batch := d.positions(nil, k)
@@ -588,7 +615,12 @@ func (b batchSampler) String() string { return b.name }
 
 // ceil returns a/b, rounded up, for a >= 0 and b > 0. (a + b - 1 could
 // overflow.)
-func ceil(a, b int) int { return a/b + min(1, a%b) }
+func ceil(a, b int) int {
+	if a%b == 0 {
+		return a / b
+	}
+	return a/b + 1
+}
 
 // Buckets makes batches of samples of similar length, so that batches need
 // little padding. lengths[i] is the length of sample i. A batch's longest
@@ -607,7 +639,8 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	digest := uint64(0)                // of the lengths, for the description
 	for i, length := range lengths {
 		if length < 0 || length > budget {
-			return nil, fmt.Errorf("dataloader: Buckets: lengths[%d] is %d, must be 0 to %d, the budget", i, length, budget)
+			return nil, fmt.Errorf("dataloader: Buckets: lengths[%d] is %d, must be 0 to %d, the budget",
+				i, length, budget)
 		}
 		items[i] = i
 		digest = hash(digest, uint64(length))
@@ -618,7 +651,8 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 	var buckets [][]int
 	var parts []part // one for each batch
 	for len(items) > 0 {
-		shortest, n := lengths[items[0]], 0
+		shortest := lengths[items[0]]
+		n := 0 // the number of samples in the bucket
 		for n < len(items) && lengths[items[n]]-shortest <= shortest/8 {
 			n++
 		}
@@ -627,9 +661,11 @@ func Buckets(lengths []int, budget int, seed uint64) (BatchSampler, error) {
 		for k := range count { // divided evenly, so that no batch is much smaller than the others
 			parts = append(parts, part{len(buckets), k * n / count, (k + 1) * n / count})
 		}
-		buckets, items = append(buckets, items[:n]), items[n:]
+		buckets = append(buckets, items[:n])
+		items = items[n:]
 	}
-	name := fmt.Sprintf("Buckets(%d, lengths #%x, budget %d, seed %d)", len(lengths), digest, budget, seed)
+	name := fmt.Sprintf("Buckets(%d, lengths #%x, budget %d, seed %d)",
+		len(lengths), digest, budget, seed)
 	return batchSampler{len(parts), name, func(epoch int) func(int) []int {
 		batch := Random(len(parts), seed).Order(epoch)
 		orders := make([]func(int) int, len(buckets))
@@ -681,9 +717,11 @@ type Rank struct{ Index, Count int }
 func (r Rank) withCount() (Rank, error) {
 	count := min(max(r.Count, 1), maxRanks)
 	return Rank{r.Index, count}, cmp.Or(
-		errorIf(r.Count == 0 && r.Index > 0, "Rank is {Index: %d, Count: 0}; set Count, the number of ranks", r.Index),
+		errorIf(r.Count == 0 && r.Index > 0,
+			"Rank is {Index: %d, Count: 0}; set Count, the number of ranks", r.Index),
 		errorIf(r.Count < 0 || r.Count > maxRanks || r.Index < 0 || r.Index >= count,
-			"Rank is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d", r.Index, r.Count, maxRanks, count-1))
+			"Rank is {Index: %d, Count: %d}; Count must be 0 to %d, and Index 0 to %d",
+			r.Index, r.Count, maxRanks, count-1))
 }
 
 // maxRanks bounds Rank.Count, so that no position overflows.
@@ -725,41 +763,53 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 // have the same index: set RANK and WORLD_SIZE yourself.
 func RankFromEnv() (Rank, error) {
 	const step = "SLURM_STEP_NUM_TASKS"
-	launchers := [][4]string{ // the rank, the number of ranks, its lower bound, and what else to say if they make no sense
-		{"RANK", "WORLD_SIZE", step},
-		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, // no bound: the step may be one of daemons, which may outnumber the ranks
-		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},              // as above
-		{"PMI_RANK", "PMI_SIZE", step},
-		{"SLURM_PROCID", step, "", "; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
-		{"JOB_COMPLETION_INDEX", "WORLD_SIZE"},
+	launchers := []struct {
+		rank, count string
+		least       string // a lower bound of count
+		hint        string // what else to say if they make no sense
+	}{
+		{"RANK", "WORLD_SIZE", step, ""},
+		// No bound: the step may be one of daemons, which may outnumber the ranks.
+		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""},
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", ""},
+		{"PMI_RANK", "PMI_SIZE", step, ""},
+		{"SLURM_PROCID", step, "",
+			"; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
+		{"JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""},
 	}
-	others := "PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE HOROVOD_RANK LSF_PM_TASKID " +
-		"PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX"
-	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv(step) == "" && cmp.Or(os.Getenv("SLURM_NTASKS"), "1") == "1" // of sbatch
+	const others = "PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK " +
+		"PALS_RANKID ALPS_APP_PE HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK " +
+		"VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX"
+	// Whether this is the script of sbatch, for one task, and not a step of srun.
+	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv(step) == "" &&
+		cmp.Or(os.Getenv("SLURM_NTASKS"), "1") == "1"
 	for _, l := range launchers {
-		if _, ok := os.LookupEnv(l[0]); !ok || script && l[0] == "SLURM_PROCID" {
+		if _, ok := os.LookupEnv(l.rank); !ok || script && l.rank == "SLURM_PROCID" {
 			continue
 		}
-		index, err1 := strconv.Atoi(os.Getenv(l[0]))
-		count, err2 := strconv.Atoi(os.Getenv(l[1]))
+		index, err1 := strconv.Atoi(os.Getenv(l.rank))
+		count, err2 := strconv.Atoi(os.Getenv(l.count))
 		if err1 != nil || err2 != nil || index < 0 || index >= count {
 			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q and %s is %q; "+
 				"the second must be the number of processes, the first 0 to one less%s",
-				l[0], os.Getenv(l[0]), l[1], os.Getenv(l[1]), l[3])
+				l.rank, os.Getenv(l.rank), l.count, os.Getenv(l.count), l.hint)
 		}
-		if tasks, _ := strconv.Atoi(os.Getenv(l[2])); count < tasks {
-			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; unset %s and %[1]s if they are left over, "+
-				"or %[3]s if they are right, as in separate trainings", l[1], count, step, tasks, l[0])
+		if tasks, _ := strconv.Atoi(os.Getenv(l.least)); count < tasks {
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; "+
+				"unset %s and %[1]s if they are left over, "+
+				"or %[3]s if they are right, as in separate trainings",
+				l.count, count, step, tasks, l.rank)
 		}
 		return Rank{index, count}, nil
 	}
 	if size, ok := os.LookupEnv("WORLD_SIZE"); ok && size != "1" {
-		return Rank{}, fmt.Errorf("dataloader: RankFromEnv: WORLD_SIZE is %q but RANK is not set", size)
+		return Rank{}, fmt.Errorf("dataloader: RankFromEnv: "+
+			"WORLD_SIZE is %q but RANK is not set", size)
 	}
 	for _, name := range strings.Fields(others) {
 		if rank := cmp.Or(os.Getenv(name), "0"); rank != "0" {
-			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q, and the number of processes is not known; "+
-				"set RANK and WORLD_SIZE", name, rank)
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q, "+
+				"and the number of processes is not known; set RANK and WORLD_SIZE", name, rank)
 		}
 	}
 	return Rank{}, nil
@@ -828,7 +878,8 @@ type deal struct {
 	tail     Tail
 	dropLast bool
 
-	rows  int // the number of rows, where a row is one position for each rank; the last may not be full
+	// A row is one position for each rank. The last row may not be full.
+	rows  int
 	dealt int // the number of positions that are dealt to this rank
 }
 
@@ -940,19 +991,28 @@ func Indices(s Sampler) Stream[int] {
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	panicIf(s == nil, "Stream.Shuffle: the stream is nil")
-	panicIf(size < 1 || size > math.MaxInt/4, "Stream.Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
+	panicIf(size < 1 || size > math.MaxInt/4,
+		"Stream.Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
 	bound, step := 3*size, ceil(3*size, 8)
 	if size == 1 {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	return staged(name, oneSource, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		first := from.Pos - state.N // the first item that is read
-		if first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0 || state.N == 0 && from.Pos > 0 {
+		outside := first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0
+		if outside || state.N == 0 && from.Pos > 0 {
 			return from.refuse("its state is damaged: n is %d", state.N)
 		}
-		return (&shuffler[T]{bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)), from: from, state: state, yield: yield,
-			pos: first, read: first, last: state.Source, begin: first, waiting: map[int][]Pair[T, error]{}}).run(s(ctx, state.Source))
+		shuffler := &shuffler[T]{
+			bound: bound, step: step, seed: hash(seed, uint64(from.Epoch)),
+			from: from, state: state, yield: yield,
+			pos: first, read: first, begin: first, last: state.Source,
+			waiting: map[int][]Pair[T, error]{},
+		}
+		return shuffler.run(s(ctx, state.Source))
 	})
 }
 
@@ -965,40 +1025,46 @@ type shuffler[T any] struct {
 	state       stageState // of from
 	yield       yieldAt[T]
 
-	pos, read int                      // how many items have left, and how many have been read
-	waiting   map[int][]Pair[T, error] // the items that have been read and have not left, by due
-	last      Cursor                   // the source's cursor after the last item that was read
-	begin     int                      // the item with which a resume begins: all items before it have left
-	kept      []Cursor                 // the source's cursors before the items begin, begin+step, …
-	failed    error                    // of the first item that failed; stageState.changed asks for it while items are read again
-	changed   error                    // why the items that left before from are not those that are read again
+	pos     int                      // how many items have left
+	read    int                      // how many items have been read
+	waiting map[int][]Pair[T, error] // the items that have been read and have not left, by due
+	last    Cursor                   // the source's cursor after the last item that was read
+
+	// A resume begins with the item begin: all items before it have left.
+	begin int
+	kept  []Cursor // the source's cursors before the items begin, begin+step, …
+
+	// These are for the items that a resume reads again; see stageState.changed.
+	failed  error // of the first item that failed
+	changed error // why these items are not those that left before from
 }
 
 // run reads the source from the item begin on, and yields the items in their
 // new order.
-func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
+func (s *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 	for item, err := range source {
 		if err != nil {
 			return err
 		}
-		if x.read%x.step == 0 {
-			x.kept = append(x.kept, x.last)
+		if s.read%s.step == 0 {
+			s.kept = append(s.kept, s.last)
 		}
-		x.failed = cmp.Or(x.failed, item.Err)
-		due := dueOf(x.seed, x.read, x.bound)
-		x.waiting[due] = append(x.waiting[due], Pair[T, error]{item.Value, item.Err})
-		x.last, x.read = item.Next, x.read+1
-		if !x.yieldDue(x.read - 1) {
-			return x.changed
-		}
-	}
-	for _, due := range slices.Sorted(maps.Keys(x.waiting)) {
-		if !x.yieldDue(due) {
-			return x.changed
+		s.failed = cmp.Or(s.failed, item.Err)
+		due := dueOf(s.seed, s.read, s.bound)
+		s.waiting[due] = append(s.waiting[due], Pair[T, error]{item.Value, item.Err})
+		s.last = item.Next
+		s.read++
+		if !s.yieldDue(s.read - 1) {
+			return s.changed
 		}
 	}
-	if x.pos < x.from.Pos {
-		return x.sourceChanged()
+	for _, due := range slices.Sorted(maps.Keys(s.waiting)) {
+		if !s.yieldDue(due) {
+			return s.changed
+		}
+	}
+	if s.pos < s.from.Pos {
+		return s.compareSource()
 	}
 	return nil
 }
@@ -1006,34 +1072,43 @@ func (x *shuffler[T]) run(source iter.Seq2[Item[T], error]) error {
 // yieldDue yields the items that are due, and drops those that left before the
 // cursor. It returns false if no other item is to leave: changed says why, or
 // is nil if the loop was left.
-func (x *shuffler[T]) yieldDue(due int) bool {
-	for x.begin+x.step <= due+1-x.bound { // item i is due by i+bound-1; below due it has left
-		x.begin, x.kept = x.begin+x.step, slices.Delete(x.kept, 0, 1)
+func (s *shuffler[T]) yieldDue(due int) bool {
+	// Item i is due by i+bound-1, so the items up to due-bound have left.
+	for s.begin+s.step <= due-s.bound+1 {
+		s.begin += s.step
+		s.kept = slices.Delete(s.kept, 0, 1)
 	}
-	items := x.waiting[due]
+	items := s.waiting[due]
 	if len(items) == 0 {
 		return true
 	}
-	delete(x.waiting, due)
-	again := &reread{x.read - x.begin, x.last}
+	delete(s.waiting, due)
+	again := &reread{s.read - s.begin, s.last}
 	for k, item := range items {
 		items[k] = Pair[T, error]{} // which must not keep the item while the body has it
-		x.pos++
-		if x.pos == x.from.Pos { // all that left before the cursor
-			x.changed = x.sourceChanged()
+		s.pos++
+		if s.pos == s.from.Pos { // all that left before the cursor
+			s.changed = s.compareSource()
 		}
-		next := freshState{n: x.pos - x.begin, source: x.kept[0], again: again}
-		if x.changed != nil || x.pos > x.from.Pos && !x.yield(Item[T]{Value: item.First, Err: item.Second}, x.pos, next) {
+		if s.changed != nil {
+			return false
+		}
+		if s.pos <= s.from.Pos {
+			continue
+		}
+		next := freshState{n: s.pos - s.begin, source: s.kept[0], again: again}
+		if !s.yield(Item[T]{Value: item.First, Err: item.Second}, s.pos, next) {
 			return false
 		}
 	}
 	return true
 }
 
-// sourceChanged says that the source has changed, if what was read so far is
+// compareSource says that the source has changed, if what was read so far is
 // not what the cursor says.
-func (x *shuffler[T]) sourceChanged() error {
-	return x.state.changed(x.from, x.read-(x.from.Pos-x.state.N), x.last, x.failed)
+func (s *shuffler[T]) compareSource() error {
+	first := s.from.Pos - s.state.N
+	return s.state.changed(s.from, s.read-first, s.last, s.failed)
 }
 
 // dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The
@@ -1137,40 +1212,46 @@ type MixOptions struct {
 // not that of the sources, a weight is not positive and finite, or Stop is none
 // of the four. torchdata: MultiNodeWeightedSampler, MultiNodeRoundRobinSampler.
 func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
-	srcs, opts.Weights = slices.Clone(srcs), slices.Clone(opts.Weights)
+	srcs = slices.Clone(srcs)
 	panicIf(len(srcs) == 0, "Mix: there is no source")
 	for i, s := range srcs {
 		panicIf(s == nil, "Mix: stream %d is nil", i)
 	}
-	panicIf(opts.Stop < StopAtLast || opts.Stop > CycleForever,
-		"Mix: Stop is %d, must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", opts.Stop)
+	panicIf(opts.Stop < StopAtLast || opts.Stop > CycleForever, "Mix: Stop is %d, "+
+		"must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", opts.Stop)
 	panicIf(opts.Weights != nil && len(opts.Weights) != len(srcs),
 		"Mix: there are %d weights for %d sources", len(opts.Weights), len(srcs))
-	stop := [...]string{"stop at last", "stop at first", "cycle until last", "cycle forever"}[opts.Stop]
+	for i, w := range opts.Weights {
+		panicIf(!(w > 0) || math.IsInf(w, 0),
+			"Mix: Weights[%d] is %v, must be positive and finite", i, w)
+	}
+	stops := [...]string{"stop at last", "stop at first", "cycle until last", "cycle forever"}
+	stop := stops[opts.Stop]
 	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 	}
-	for i, w := range opts.Weights {
-		panicIf(!(w > 0) || math.IsInf(w, 0), "Mix: Weights[%d] is %v, must be positive and finite", i, w)
-	}
 	opts.Weights = scaleWeights(opts.Weights)
-	return staged(name, len(srcs), func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	return staged(name, len(srcs), func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
-		defer m.stopReadings(cancel)
+		defer m.stopReaders(cancel)
 		m.startFirst()
-		for pos := from.Pos; !m.over; {
-			i := m.choose()
-			item := m.next(i)
+		pos := from.Pos
+		for !m.over {
+			i := m.chooseSource()
+			item := m.nextItem(i)
 			if end, ended := item.Err.(endOfSource); ended {
 				if err := m.endSource(i, end.error); err != nil {
 					return err
 				}
 				continue
 			}
-			m.move(i, item.Next)
-			if pos++; !yield(item, pos, freshState{n: m.draws, moved: m.moved}) {
+			m.noteMove(i, item.Next)
+			pos++
+			if !yield(item, pos, freshState{n: m.draws, moved: m.moved}) {
 				return nil
 			}
 		}
@@ -1178,9 +1259,10 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// scaleWeights multiplies the weights by one power of two, which changes no
-// ratio: by the largest one for which no sum of them can be infinite. So the
-// smallest weights keep as many bits as there is room for, and none becomes 0.
+// scaleWeights returns the weights multiplied by one power of two: the largest
+// one for which no sum of them can be infinite. A power of two changes no
+// ratio, and with the largest one small weights keep the most bits. A weight
+// that is still too small is not rounded to 0.
 func scaleWeights(weights []float64) []float64 {
 	if len(weights) == 0 {
 		return nil
@@ -1195,21 +1277,23 @@ func scaleWeights(weights []float64) []float64 {
 }
 
 // A mixer is one way through an epoch of a Mix. Only the loop uses it, except
-// for the slots of a reading.
+// for the slots of a sourceReader.
 type mixer[T any] struct {
-	ctx      context.Context // of the sources; it ends when the loop is left
-	opts     *MixOptions
-	srcs     []Stream[T]
-	seed     uint64
-	readings []*reading[T] // one for each source that has been started
-	running  sync.WaitGroup
+	ctx     context.Context // of the sources; it ends when the loop is left
+	opts    *MixOptions
+	srcs    []Stream[T]
+	seed    uint64             // of the epoch
+	readers []*sourceReader[T] // nil for a source that has not been started
+	running sync.WaitGroup     // of the readers
 
-	draws int         // how many there were, with those of sources that were stepped over
-	at    []Cursor    // where the sources stand
-	ended []bool      // which of them have ended
-	base  *stageState // at and ended as they were before the moves; shared with cursors
-	moved *move       // the last of the moves since base; nil before the first
-	moves int         // their number
+	draws int      // with those of sources that were stepped over
+	at    []Cursor // where the sources stand
+	ended []bool   // which of them have ended
+
+	// Cursors share these.
+	base  *stageState // has at and ended as they were before the moves
+	moved *move       // the last move since base; nil before the first
+	moves int         // the number of moves since base
 
 	// noteEnds makes these of ended.
 	over bool      // whether so many sources have ended that the mix has
@@ -1218,10 +1302,18 @@ type mixer[T any] struct {
 }
 
 // newMixer returns a mixer that begins at a state.
-func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState) *mixer[T] {
-	m := &mixer[T]{ctx: ctx, opts: opts, srcs: srcs, seed: hash(opts.Seed, uint64(epoch)),
-		readings: make([]*reading[T], len(srcs)), draws: from.N, base: &from}
-	m.at, m.ended = slices.Clone(from.Sources), slices.Clone(from.Ended)
+func newMixer[T any](
+	ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState,
+) *mixer[T] {
+	m := &mixer[T]{
+		ctx: ctx, opts: opts, srcs: srcs,
+		seed:    hash(opts.Seed, uint64(epoch)),
+		readers: make([]*sourceReader[T], len(srcs)),
+		draws:   from.N,
+		at:      slices.Clone(from.Sources),
+		ended:   slices.Clone(from.Ended),
+		base:    &from,
+	}
 	m.noteEnds()
 	return m
 }
@@ -1229,8 +1321,12 @@ func newMixer[T any](ctx context.Context, opts *MixOptions, srcs []Stream[T], ep
 // noteEnds finds the sources that can be drawn, and sums their weights. It runs
 // when a source has ended, and not for each draw.
 func (m *mixer[T]) noteEnds() {
-	some, all := slices.Contains(m.ended, true), !slices.Contains(m.ended, false)
-	m.over = [...]bool{StopAtFirst: some, StopAtLast: all, CycleUntilLast: all, CycleForever: false}[m.opts.Stop]
+	switch m.opts.Stop {
+	case StopAtFirst:
+		m.over = slices.Contains(m.ended, true)
+	case StopAtLast, CycleUntilLast:
+		m.over = !slices.Contains(m.ended, false)
+	}
 	m.live, m.sums = m.live[:0], m.sums[:0]
 	sum := 0.0
 	for i, ended := range m.ended {
@@ -1245,8 +1341,7 @@ func (m *mixer[T]) noteEnds() {
 	}
 }
 
-// A reading is a source that is being read ahead, by fillSlots in a goroutine
-// of its own. As in Prefetch, the loop sends permits and receives tasks, both
+// A sourceReader reads a source ahead, by fillSlots in a goroutine of its own. As in Prefetch, the loop sends permits and receives tasks, both
 // of them numbers of slots. With one slot the goroutines wait for each other at
 // every item. With mixAhead = 8 slots an item takes at most a quarter longer
 // than with iter.Pull2. With 32 slots it takes no longer, but four times as
@@ -1257,7 +1352,7 @@ func (m *mixer[T]) noteEnds() {
 // open all sources at once. But if a goroutine is locked to its thread
 // (runtime.LockOSThread), a coroutine that another goroutine has begun ends the
 // program there.
-type reading[T any] struct {
+type sourceReader[T any] struct {
 	items          []Item[T]
 	permits, tasks chan int
 }
@@ -1266,7 +1361,7 @@ type reading[T any] struct {
 func (m *mixer[T]) startFirst() {
 	first, _ := slices.BinarySearch(m.live, m.draws%len(m.srcs))
 	for k := range min(len(m.live), mixFirst) {
-		m.start(m.live[(first+k)%len(m.live)])
+		m.startReader(m.live[(first+k)%len(m.live)])
 	}
 }
 
@@ -1274,60 +1369,68 @@ func (m *mixer[T]) startFirst() {
 // many items of each are read ahead.
 const mixFirst, mixAhead = 64, 8
 
-// start begins to read source i.
-func (m *mixer[T]) start(i int) {
-	r := &reading[T]{make([]Item[T], mixAhead), make(chan int, mixAhead), make(chan int, mixAhead)}
-	m.readings[i] = r
-	src, from, outer := m.srcs[i], m.at[i], scopeOf(m.ctx)
-	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot) // no goroutines share a scope
+// startReader begins to read source i.
+func (m *mixer[T]) startReader(i int) {
+	r := &sourceReader[T]{
+		items:   make([]Item[T], mixAhead),
+		permits: make(chan int, mixAhead),
+		tasks:   make(chan int, mixAhead),
+	}
+	m.readers[i] = r
+	src, from := m.srcs[i], m.at[i]
+	outer := scopeOf(m.ctx) // goroutines must not share it
+	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot)
 	own.idle = outer.idle
 	m.running.Go(func() {
-		fillSlots(labelled(ctx, "source "+strconv.Itoa(i)), src, from, r.items, r.permits, r.tasks)
+		ctx := labelled(ctx, "source "+strconv.Itoa(i))
+		fillSlots(ctx, src, from, r.items, r.permits, r.tasks)
 	})
 	for slot := range r.items {
 		r.permits <- slot
 	}
 }
 
-// choose returns the number of the source whose turn it is. By weight, draw n
+// chooseSource returns the number of the source whose turn it is. By weight, draw n
 // takes the source into whose share of [0, 1) the fractional part of offset +
 // n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated
 // worst by fractions, so these points are spread most evenly: over 100,000
 // draws, the count of a source differs from its share by less than 5. Of random
 // draws it differs by some hundred. Sources that are left out have no share. In
 // turn, a source that is stepped over counts as a draw.
-func (m *mixer[T]) choose() int {
+func (m *mixer[T]) chooseSource() int {
 	n, count := m.draws, len(m.srcs)
 	m.draws++
 	if m.opts.Weights != nil {
 		last := len(m.sums) - 1 // which has what rounding leaves over
 		x := unit(m.seed+uint64(n)*golden) * m.sums[last]
-		return m.live[sort.Search(last, func(j int) bool { return m.sums[j] > x })]
+		j := sort.Search(last, func(j int) bool { return m.sums[j] > x })
+		return m.live[j]
 	}
-	j, _ := slices.BinarySearch(m.live, n%count)
+	turn := n % count
+	j, _ := slices.BinarySearch(m.live, turn) // the first source from turn on
 	i := m.live[j%len(m.live)]
-	m.draws += (i - n%count + count) % count
+	m.draws += (i - turn + count) % count // the sources that were stepped over
 	return i
 }
 
-// next returns the next item of source i, or one whose Err is an endOfSource,
+// nextItem returns the next item of source i, or one whose Err is an endOfSource,
 // and lets the source read another item.
-func (m *mixer[T]) next(i int) Item[T] {
-	if m.readings[i] == nil {
-		m.start(i)
+func (m *mixer[T]) nextItem(i int) Item[T] {
+	if m.readers[i] == nil {
+		m.startReader(i)
 	}
-	r := m.readings[i]
+	r := m.readers[i]
 	slot := <-r.tasks
-	item := taken(&r.items[slot])
+	item := takeItem(&r.items[slot])
 	r.permits <- slot
 	return item
 }
 
-// move notes where source i stands from the next item on. After as many moves
+// noteMove notes where source i stands from the next item on. After as many moves
 // as there are sources, but at least 16, base is made anew. So a cursor that is
 // kept holds at most two cursors for each source, and few sources cost no base
 // an item.
-func (m *mixer[T]) move(i int, to Cursor) {
+func (m *mixer[T]) noteMove(i int, to Cursor) {
 	if m.moves == max(len(m.at), 16) {
 		m.moves, m.moved = 0, nil
 		m.base = &stageState{Sources: slices.Clone(m.at), Ended: slices.Clone(m.ended)}
@@ -1342,7 +1445,8 @@ func (m *mixer[T]) move(i int, to Cursor) {
 // the draw that has found the end is taken back: it will find that epoch's
 // first item.
 func (m *mixer[T]) endSource(i int, err error) error {
-	at, cycle := m.at[i], m.opts.Stop >= CycleUntilLast
+	at := m.at[i]
+	cycle := m.opts.Stop == CycleUntilLast || m.opts.Stop == CycleForever
 	switch {
 	case err == nil && cycle && at.atStart():
 		err = fmt.Errorf("dataloader: Mix: source %d has no items in epoch %d", i, at.Epoch)
@@ -1354,17 +1458,18 @@ func (m *mixer[T]) endSource(i int, err error) error {
 		m.noteEnds()
 	}
 	if cycle {
-		m.readings[i], at = nil, Cursor{Epoch: at.Epoch + 1}
+		m.readers[i] = nil
+		at = Cursor{Epoch: at.Epoch + 1}
 		m.draws--
 	}
-	m.move(i, at)
+	m.noteMove(i, at)
 	return err
 }
 
-// stopReadings ends all readings, and waits for their goroutines.
-func (m *mixer[T]) stopReadings(cancel func()) {
+// stopReaders ends all readers, and waits for their goroutines.
+func (m *mixer[T]) stopReaders(cancel func()) {
 	cancel()
-	for _, r := range m.readings {
+	for _, r := range m.readers {
 		if r != nil {
 			close(r.permits)
 		}
@@ -1416,31 +1521,39 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	rank, bad := rank.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
-	panicIf(tail < PadTail || tail > UnevenTail, "Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	const name = "Shard by steps"
-	return staged(name, oneSource, func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error {
+	panicIf(tail < PadTail || tail > UnevenTail,
+		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
+	return staged("Shard by steps", oneSource, func(
+		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
+	) error {
 		if state.N >= maxRanks {
-			return from.refuse("its state is damaged: n is %d, must be less than %d", state.N, maxRanks)
+			return from.refuse("its state is damaged: n is %d, must be less than %d",
+				state.N, maxRanks)
 		}
-		row, width := from.Pos+state.N, 0 // where the row begins; how many of its items have been read
-		var own Item[T]                   // this rank's item of the row
-		last := state.Source              // the source's cursor after the item that was read last
+		row := from.Pos + state.N // where the row begins
+		width := 0                // how many of its items have been read
+		var own Item[T]           // this rank's item of the row
+		last := state.Source      // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
 			follow := max(0, width-rank.Index-1)
-			return yield(own, row+rank.Index+1, freshState{n: follow, count: rank.Count, source: last})
+			next := freshState{n: follow, count: rank.Count, source: last}
+			return yield(own, row+rank.Index+1, next)
 		}
 		for item, err := range s(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
-			if last = item.Next; width == rank.Index {
+			if width == rank.Index {
 				own = item
 			}
-			if width++; width == rank.Count {
+			last = item.Next
+			width++
+			if width == rank.Count {
 				if !yieldOwn() {
 					return nil
 				}
-				row, width, own = row+width, 0, Item[T]{}
+				row += width
+				width, own = 0, Item[T]{}
 			}
 		}
 		missing := rank.Index >= width // from the last row, which is not full
@@ -1448,18 +1561,29 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 			return nil
 		}
 		if missing { // under PadTail the epoch begins again
-			left := (rank.Index-width)%(row+width) + 1 // up to this rank's item
-			for item, err := range s.Take(left)(ctx, Cursor{Epoch: from.Epoch}) {
-				if err != nil {
-					return err
-				}
-				own, left = item, left-1
-			}
-			if left > 0 {
-				return fmt.Errorf("dataloader: Stream.Shard: epoch %d has become shorter while it was read", from.Epoch)
+			var err error
+			own, err = readItem(ctx, s, from.Epoch, (rank.Index-width)%(row+width))
+			if err != nil {
+				return err
 			}
 		}
 		yieldOwn()
 		return nil
 	})
+}
+
+// readItem reads item n of an epoch, and the items before it.
+func readItem[T any](ctx context.Context, s Stream[T], epoch, n int) (item Item[T], err error) {
+	left := n + 1
+	for item, err = range s.Take(left)(ctx, Cursor{Epoch: epoch}) {
+		if err != nil {
+			return item, err
+		}
+		left--
+	}
+	if left > 0 {
+		err = fmt.Errorf("dataloader: Stream.Shard: "+
+			"epoch %d has become shorter while it was read", epoch)
+	}
+	return item, err
 }

@@ -523,7 +523,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			e := engine{workers: workers, window: window, seed: seed, work: func(w *worker, slot int) {
 				apply(w, f, &items[slot], &results[slot])
 			}}
-			return readAhead(between, src, from, e, items, func(slot int) bool { return yield(taken(&results[slot])) })
+			return readAhead(between, src, from, e, items, func(slot int) bool { return yield(takeItem(&results[slot])) })
 		}
 		w := newWorker(between, -1, seed)
 		var result Item[U]
@@ -531,7 +531,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			if err != nil {
 				return err
 			}
-			if apply(w, f, &item, &result); !yield(taken(&result)) {
+			if apply(w, f, &item, &result); !yield(takeItem(&result)) {
 				return nil
 			}
 		}
@@ -566,9 +566,9 @@ func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Ite
 	result.Value, result.Err = f(w.ctx, value)
 }
 
-// taken returns the item in a slot and empties the slot, which must not keep
+// takeItem returns the item in a slot and empties the slot, which must not keep
 // the item while the body has it.
-func taken[T any](slot *Item[T]) Item[T] {
+func takeItem[T any](slot *Item[T]) Item[T] {
 	item := *slot
 	*slot = Item[T]{}
 	return item
@@ -584,7 +584,7 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		items := make([]Item[T], n+1) // by slot
-		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool { return yield(taken(&items[slot])) })
+		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool { return yield(takeItem(&items[slot])) })
 	})
 }
 
