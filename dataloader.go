@@ -1,6 +1,7 @@
-// Package dataloader loads samples for machine learning: shuffled, in batches, by several goroutines at once, in an
-// order that depends only on a seed and the epoch. It is PyTorch's DataLoader for Go. (It is not the batcher of GraphQL
-// queries that has the same name.)
+// Package dataloader loads samples for machine learning: shuffled, in batches,
+// by several goroutines at once, in an order that depends only on a seed and
+// the epoch. It is PyTorch's DataLoader for Go. (It is not the batcher of
+// GraphQL queries that has the same name.)
 //
 //	images := dataloader.Func(60000, func(ctx context.Context, i int) (dataloader.Tensor[float32], error) {
 //		return decode(i)
@@ -23,13 +24,17 @@
 //		}
 //	}
 //
-// The rest of this comment is a lesson. It starts from a loop that anybody would write, and each section answers one question.
-// Most sections have exercises, to be done in the package's folder: Predict, Run, Read and, in some, Why, which is the answer,
-// Break, a line to change so that a test notices, and Write. Undo each Break. Look for its code from the head of the function
-// on, because this comment quotes it, too. The tests simulate time, so a second takes no time; but each change is compiled,
-// which takes 13 s, or 8 s with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and "go doc -u -src
-// engine.loop", for example, prints one that is not exported. Examples and tests are in dataloader_test.go; the README has a
-// command that prints one.
+// The rest of this comment is a lesson. It starts from a loop that anybody
+// would write, and each section answers one question. Most sections have
+// exercises, to be done in the package's folder: Predict, Run, Read and, in
+// some, Why, which is the answer, Break, a line to change so that a test
+// notices, and Write. Undo each Break. Look for its code from the head of the
+// function on, because this comment quotes it, too. The tests simulate time, so
+// a second takes no time; but each change is compiled, which takes 13 s, or 8 s
+// with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and
+// "go doc -u -src engine.loop", for example, prints one that is not exported.
+// Examples and tests are in dataloader_test.go; the README has a command that
+// prints one.
 //
 // # A loop of ten lines
 //
@@ -44,96 +49,127 @@
 //		train(stack(samples))
 //	}
 //
-// The loop makes three decisions: what sample i is, in which order samples come, and how samples become a batch. In this package
-// each decision is a type, so each can be changed without the others.
+// The loop makes three decisions: what sample i is, in which order samples
+// come, and how samples become a batch. In this package each decision is a
+// type, so each can be changed without the others.
 //
 // # The data set
 //
-// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch: Dataset, __len__ and __getitem__). [Slice] is a data
-// set, and [Func], [Files] and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make data sets from others. Any
-// sample may be fetched at any time, by several goroutines at once, so a Get must be safe for concurrent use.
+// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch:
+// Dataset, __len__ and __getitem__). [Slice] is a data set, and [Func], [Files]
+// and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make data
+// sets from others. Any sample may be fetched at any time, by several
+// goroutines at once, so a Get must be safe for concurrent use.
 //
-//   - Predict: 20 goroutines ask a Cache for the same sample, which takes a second. How often is it fetched?
+//   - Predict: 20 goroutines ask a Cache for the same sample, which takes a
+//     second. How often is it fetched?
 //   - Run: go test -v -run 'TestCache$'
-//   - Why: the first goroutine has the sample's lock while it fetches, so the others wait; then each finds what the first has
-//     fetched.
+//   - Why: the first goroutine has the sample's lock while it fetches, so the
+//     others wait; then each finds what the first has fetched.
 //   - Read: Dataset, Func and Cache (insideCache follows in Random numbers)
-//   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command says how often the sample is fetched now.
+//   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command
+//     says how often the sample is fetched now.
 //
 // # The sampler
 //
-// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch: Sampler). In the loop above the order is a table,
-// which depends on everything that was drawn from rng before; so nobody can tell the order of epoch 5 without the epochs before
-// it. Here the order is a function of epoch and position alone, and a loader can begin anywhere. Such a function needs no table:
-// [Random] keeps a permutation of up to 4,096 samples as one, but computes the index at a position of a longer permutation.
+// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch:
+// Sampler). In the loop above the order is a table, which depends on everything
+// that was drawn from rng before; so nobody can tell the order of epoch 5
+// without the epochs before it. Here the order is a function of epoch and
+// position alone, and a loader can begin anywhere. Such a function needs no
+// table: [Random] keeps a permutation of up to 4,096 samples as one, but
+// computes the index at a position of a longer permutation.
 //
-//   - Predict: a data set has 10¹² samples. How long does the first batch of a shuffled epoch take, and how long a batch in the
-//     middle?
+//   - Predict: a data set has 10¹² samples. How long does the first batch of a
+//     shuffled epoch take, and how long a batch in the middle?
 //   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
 //   - Read: Sampler, Random, permutation, feistel and feistel.at
-//   - Break: in feistel.at replace "left += add" by "left = add", and run go test -run TestRandomIsBijection
+//   - Break: in feistel.at replace "left += add" by "left = add", and run go
+//     test -run TestRandomIsBijection
 //
 // # The batch
 //
-// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn). [Stack] copies tensors of one shape into a tensor
-// with one more dimension, [Pad] makes sequences equally long, [List] keeps a slice. Large batches are costly to allocate, so a
-// Collate may reuse memory, as append does: [DataLoader.Recycle] gives a batch back. [NewFunc] takes one function that makes a
-// whole batch from its indices.
+// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn).
+// [Stack] copies tensors of one shape into a tensor with one more dimension,
+// [Pad] makes sequences equally long, [List] keeps a slice. Large batches are
+// costly to allocate, so a Collate may reuse memory, as append does:
+// [DataLoader.Recycle] gives a batch back. [NewFunc] takes one function that
+// makes a whole batch from its indices.
 //
-//   - Predict: a loop recycles each of its 20 batches. For how many is memory allocated if nothing is loaded ahead of the loop,
-//     and for how many if 3 workers load at most 6 batches ahead?
+//   - Predict: a loop recycles each of its 20 batches. For how many is memory
+//     allocated if nothing is loaded ahead of the loop, and for how many if 3
+//     workers load at most 6 batches ahead?
 //   - Run: go test -v -run TestRecycle
-//   - Why: a batch can be built in recycled memory, but batches that exist at the same time need memory of their own: the batch
-//     in the body of the loop, and those ahead of it.
-//   - Read: Collate, Stack and fetchAndCollate (its w stands for the goroutine that makes the batch)
-//   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by "copy(dst.Data, s.Data)", and run go test -run TestStack
+//   - Why: a batch can be built in recycled memory, but batches that exist at
+//     the same time need memory of their own: the batch in the body of the
+//     loop, and those ahead of it.
+//   - Read: Collate, Stack and fetchAndCollate (its w stands for the goroutine
+//     that makes the batch)
+//   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by
+//     "copy(dst.Data, s.Data)", and run go test -run TestStack
 //
 // # One goroutine
 //
-// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch when the loop asks for it (PyTorch:
-// _SingleProcessDataLoaderIter). This is the specification, with which the tests compare everything else: with workers the
-// batches, errors and random numbers are the same, and come sooner. They come in the same order, too, unless Options.Unordered
-// is set.
+// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch
+// when the loop asks for it (PyTorch: _SingleProcessDataLoaderIter). This is
+// the specification, with which the tests compare everything else: with workers
+// the batches, errors and random numbers are the same, and come sooner. They
+// come in the same order, too, unless Options.Unordered is set.
 //
-// One worker already saves much time, because it loads the next batches while the loop trains. Four Examples build a loader step
-// by step: Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder and Example_inFiftyLines.
+// One worker already saves much time, because it loads the next batches while
+// the loop trains. Four Examples build a loader step by step:
+// Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder
+// and Example_inFiftyLines.
 //
-//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop trains on each for 0.1 s. How long does an epoch take
-//     with 0 workers, with 1, with 4, with 100? And how long in a loop that takes no time?
+//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop
+//     trains on each for 0.1 s. How long does an epoch take with 0 workers,
+//     with 1, with 4, with 100? And how long in a loop that takes no time?
 //   - Run: go test -v -run TestWallTime
-//   - Why: an epoch can take no less time than its training. With one worker that is the limit already, apart from the first
-//     batch, and more workers gain nothing; but a loop that takes no time waits for nothing but the workers.
+//   - Why: an epoch can take no less time than its training. With one worker
+//     that is the limit already, apart from the first batch, and more workers
+//     gain nothing; but a loop that takes no time waits for nothing but the
+//     workers.
 //   - Read: Example_inTenLines and Example_oneWorker
 //
 // # Several goroutines, out of order
 //
-// How do workers hand over batches without ever blocking? Workers are goroutines. They take tasks from one queue and put results
-// into another, while the loop trains. A task says which batch to make, and its result is the batch.
+// How do workers hand over batches without ever blocking? Workers are
+// goroutines. They take tasks from one queue and put results into another,
+// while the loop trains. A task says which batch to make, and its result is the
+// batch.
 //
-// If the queue of results had no room, the workers would block for ever after a break, because nobody receives any more. A
-// worker could select between its send and a signal to stop, but room in the queue is simpler. How much room is enough? A batch
-// is in flight from the moment its task is sent until it is handed to the body, and the loop bounds the number of batches in
-// flight. The bound is called the window: it is Workers × Prefetch, which is Workers × 2 unless Options.Prefetch is set. Each
-// queue has room for a window, so no send ever blocks.
+// If the queue of results had no room, the workers would block for ever after a
+// break, because nobody receives any more. A worker could select between its
+// send and a signal to stop, but room in the queue is simpler. How much room is
+// enough? A batch is in flight from the moment its task is sent until it is
+// handed to the body, and the loop bounds the number of batches in flight. The
+// bound is called the window: it is Workers × Prefetch, which is Workers × 2
+// unless Options.Prefetch is set. Each queue has room for a window, so no send
+// ever blocks.
 //
-// All workers take from one queue, so the first free worker takes the next task. In PyTorch each worker has a queue of its own,
-// so the same worker makes the same batch in every run. That is what one queue loses, and why nothing in a batch may depend on
-// its worker. But goroutines gain more than they lose against worker processes, because they share their memory: a batch reaches
+// All workers take from one queue, so the first free worker takes the next
+// task. In PyTorch each worker has a queue of its own, so the same worker makes
+// the same batch in every run. That is what one queue loses, and why nothing in
+// a batch may depend on its worker. But goroutines gain more than they lose
+// against worker processes, because they share their memory: a batch reaches
 // the loop without pickling, and there are no processes to shut down.
 //
-// With Options.Unordered a batch is handed over, or yielded, as soon as it is ready (PyTorch: in_order=False). So a slow batch
-// delays no other, but a loop that is left early has seen the fast batches.
+// With Options.Unordered a batch is handed over, or yielded, as soon as it is
+// ready (PyTorch: in_order=False). So a slow batch delays no other, but a loop
+// that is left early has seen the fast batches.
 //
-//   - Predict: 3 workers have 5 tasks and send their results to a channel with room for r. The loop breaks after one result. How
-//     many workers are blocked for ever, for r = 0 to 4?
+//   - Predict: 3 workers have 5 tasks and send their results to a channel with
+//     room for r. The loop breaks after one result. How many workers are
+//     blocked for ever, for r = 0 to 4?
 //   - Run: go test -v -run TestNaivePool
 //   - Read: Example_outOfOrder (Example_oneWorker with one line more)
 //
 // # In order
 //
-// How can several workers keep the order? By default a batch that is ready too early waits in the reorder cache until its turn
-// (PyTorch: _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info). Two counters, send and recv, describe
-// what is in flight:
+// How can several workers keep the order? By default a batch that is ready too
+// early waits in the reorder cache until its turn (PyTorch:
+// _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info).
+// Two counters, send and recv, describe what is in flight:
 //
 //	recv <= send <= recv + window
 //
@@ -141,21 +177,28 @@
 //	             ^           ^
 //	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
 //
-// Each batch from recv to send-1 is in one place: the queue of tasks, a worker, the queue of results, or the cache. So at most
-// window batches are in flight, even if batch 2 never comes. Out of order no batch waits for its turn, and recv is just how many
-// were handed over; the bound is the same.
+// Each batch from recv to send-1 is in one place: the queue of tasks, a worker,
+// the queue of results, or the cache. So at most window batches are in flight,
+// even if batch 2 never comes. Out of order no batch waits for its turn, and
+// recv is just how many were handed over; the bound is the same.
 //
-// Example_inFiftyLines is this loader and nothing else; the lines that keep the order are marked. The type engine has the same
-// loop, but its queues carry numbers instead of batches. A task lies in a slot of an array, the worker makes the batch in the
-// same slot, and whoever has received the slot's number owns the slot. In order, batch k lies in slot k % (window+1), so the
-// cache is a flag for each slot, which says that its batch is ready.
+// Example_inFiftyLines is this loader and nothing else; the lines that keep the
+// order are marked. The type engine has the same loop, but its queues carry
+// numbers instead of batches. A task lies in a slot of an array, the worker
+// makes the batch in the same slot, and whoever has received the slot's number
+// owns the slot. In order, batch k lies in slot k % (window+1), so the cache is
+// a flag for each slot, which says that its batch is ready.
 //
-// Why is there one slot more than the window? The loop sends the next task before the body runs, because otherwise only window-1
-// batches would be in flight meanwhile. But the batch in the body still lies in its slot, so with window slots the next task
-// would take that slot. To copy the batch out of the slot first, the engine would have to know its type. It knows only numbers,
-// so one engine serves loaders and streams of any type, and a slot more is the price.
+// Why is there one slot more than the window? The loop sends the next task
+// before the body runs, because otherwise only window-1 batches would be in
+// flight meanwhile. But the batch in the body still lies in its slot, so with
+// window slots the next task would take that slot. To copy the batch out of the
+// slot first, the engine would have to know its type. It knows only numbers, so
+// one engine serves loaders and streams of any type, and a slot more is the
+// price.
 //
-// Skip what engine.loop says of readers, which are for streams. In a loader a permit is a task. These lines correspond:
+// Skip what engine.loop says of readers, which are for streams. In a loader a
+// permit is a task. These lines correspond:
 //
 //	Example_inFiftyLines      engine.loop
 //	tasks <- send             nextTask puts the task into a slot, and permits <- slot
@@ -164,59 +207,79 @@
 //	                          spare, the slot that the body had last
 //	defer close(tasks)        in engine.run, which is read in Breaks
 //
-// The loop looks into the queue of results only while it waits for a batch. So what is ready while the body runs stays in the
-// queue, and goes into the cache when the loop waits again. The picture in the README, and testdata/timeline.txt, show the same
-// batches without workers, with one, and with three, out of order and in order. In the picture of three workers in order, a
-// vertical line at 135 ms shows the moment above; in a browser the line moves, and recv, send and the cache with it.
+// The loop looks into the queue of results only while it waits for a batch. So
+// what is ready while the body runs stays in the queue, and goes into the cache
+// when the loop waits again. The picture in the README, and
+// testdata/timeline.txt, show the same batches without workers, with one, and
+// with three, out of order and in order. In the picture of three workers in
+// order, a vertical line at 135 ms shows the moment above; in a browser the
+// line moves, and recv, send and the cache with it.
 //
-//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile, how many are handed over, how many loaded, and how
-//     many being loaded, in order and out of order?
+//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile,
+//     how many are handed over, how many loaded, and how many being loaded, in
+//     order and out of order?
 //   - Run: go test -v -run TestStuckBatch
-//   - Write: replace the body of loader in Example_inFiftyLines, unread, by that of Example_outOfOrder, which has the same
-//     signature, and make it keep the order. The test is the output: go test -timeout 9s -run Example_inFiftyLines. 13 batches
-//     are loaded: 6 for the window, and one for each of the 7 that the body has had.
+//   - Write: replace the body of loader in Example_inFiftyLines, unread, by
+//     that of Example_outOfOrder, which has the same signature, and make it
+//     keep the order. The test is the output: go test -timeout 9s -run
+//     Example_inFiftyLines. 13 batches are loaded: 6 for the window, and one
+//     for each of the 7 that the body has had.
 //   - Read: Example_inFiftyLines, then engine, engine.inline and engine.loop
-//   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". When a slot is used again its flag is still set, so the loop hands it
-//     over without waiting, and runs ahead of the workers. Then sends block after all: the same command says where each
-//     goroutine waits for ever.
-//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and run go test -run TestEverySchedule. The next task
-//     takes the slot of a result that the body has not had.
+//   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same
+//     command notices.
+//   - Break: in engine.loop delete "ready[slot] = false". When a slot is used
+//     again its flag is still set, so the loop hands it over without waiting,
+//     and runs ahead of the workers. Then sends block after all: the same
+//     command says where each goroutine waits for ever.
+//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and
+//     run go test -run TestEverySchedule. The next task takes the slot of a
+//     result that the body has not had.
 //
 // # How large a window
 //
-// When does a larger window help? In the README's picture the window is 6, and loading a batch takes 40 or 50 ms, but batch 2
-// takes 190 ms. While worker 2 loads it, worker 0 is idle from 140 ms on and worker 1 from 180 ms on, because the window is
-// full.
+// When does a larger window help? In the README's picture the window is 6, and
+// loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. While worker 2
+// loads it, worker 0 is idle from 140 ms on and worker 1 from 180 ms on,
+// because the window is full.
 //
-//   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How long do window 6, window 12 and out of order
-//     take?
+//   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How
+//     long do window 6, window 12 and out of order take?
 //   - Run: go test -v -run TestWindow
-//   - Why: when batch 2 comes, ten batches are left. If the loop trains on each for 10 ms, training is the limit, whatever the
-//     window. If it trains for 5 ms or less, loading is the limit, and with a window of 12 no worker is idle, so order costs
-//     nothing. Set Options.Prefetch to more than 2 if the times of batches vary much, or if a batch takes so little time that
-//     the workers wait for tasks.
+//   - Why: when batch 2 comes, ten batches are left. If the loop trains on each
+//     for 10 ms, training is the limit, whatever the window. If it trains for 5
+//     ms or less, loading is the limit, and with a window of 12 no worker is
+//     idle, so order costs nothing. Set Options.Prefetch to more than 2 if the
+//     times of batches vary much, or if a batch takes so little time that the
+//     workers wait for tasks.
 //   - Read: Options (from Workers to Unordered)
 //
 // # Random numbers
 //
-// Where do random numbers come from? [Rand] gives each sample a generator of its own. It is seeded by a hash of the loader's
-// seed and the sample's spot: the epoch, the position in it and, under a BatchSampler, an order of whole batches, the number in
-// the batch. So the numbers depend on nothing else. Before each Get the worker writes the spot into its scope, which the context
-// carries, and Rand makes the generator at its first call for this sample. Inside a Cache the spot is only the sample's index,
-// because one fetch serves all epochs.
+// Where do random numbers come from? [Rand] gives each sample a generator of
+// its own. It is seeded by a hash of the loader's seed and the sample's spot:
+// the epoch, the position in it and, under a BatchSampler, an order of whole
+// batches, the number in the batch. So the numbers depend on nothing else.
+// Before each Get the worker writes the spot into its scope, which the context
+// carries, and Rand makes the generator at its first call for this sample.
+// Inside a Cache the spot is only the sample's index, because one fetch serves
+// all epochs.
 //
-//   - Predict: each of 3 workers has a generator instead. Does sample 4 get the same number in ten runs?
+//   - Predict: each of 3 workers has a generator instead. Does sample 4 get the
+//     same number in ten runs?
 //   - Run: go test -v -run TestGeneratorPerWorker
-//   - Why: the workers share a queue, so which of them loads sample 4 depends on how long the other samples take.
+//   - Why: the workers share a queue, so which of them loads sample 4 depends
+//     on how long the other samples take.
 //   - Read: spot, scope, scope.move, Rand and insideCache
-//   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot = to". The same command notices.
+//   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot =
+//     to". The same command notices.
 //
 // # Errors
 //
-// How does the loop hear of a bad sample? At the batch's turn it gets an error, a [*SampleError]. The SampleError says which
-// batch failed; its Err is the cause, such as the error of Get or a [PanicError]. The loop may go on with the next batch. Every
-// other error is the last, such as the end of the context. A loop that skips bad batches tells the two apart:
+// How does the loop hear of a bad sample? At the batch's turn it gets an error,
+// a [*SampleError]. The SampleError says which batch failed; its Err is the
+// cause, such as the error of Get or a [PanicError]. The loop may go on with
+// the next batch. Every other error is the last, such as the end of the
+// context. A loop that skips bad batches tells the two apart:
 //
 //	for batch, err := range loader.Run(ctx, &at) {
 //		var bad *dataloader.SampleError
@@ -230,7 +293,8 @@
 //		train(batch)
 //	}
 //
-// With Options.OnError, that function decides: it drops the sample, and the batch is smaller, or it fails the batch:
+// With Options.OnError, that function decides: it drops the sample, and the
+// batch is smaller, or it fails the batch:
 //
 //	if Get                  without OnError             with OnError
 //	returns an error        the batch fails             OnError decides
@@ -238,68 +302,93 @@
 //	calls runtime.Goexit    the batch fails             the batch fails
 //	is waiting as ctx ends  the loop ends               the loop ends
 //
-// Workers change neither batches nor errors. Goexit is the one exception, because with 0 workers it ends the loop's goroutine.
+// Workers change neither batches nor errors. Goexit is the one exception,
+// because with 0 workers it ends the loop's goroutine.
 //
-//   - Predict: in Example_oneWorker load calls runtime.Goexit, as t.FailNow does. What does the loop get?
+//   - Predict: in Example_oneWorker load calls runtime.Goexit, as t.FailNow
+//     does. What does the loop get?
 //   - Run: go test -v -run Example_errorsAndBreaks
-//   - Why: nothing. Goexit ends the worker, and runs only its deferred functions, so no result comes, and the loop waits for
-//     ever. In Example_errorsAndBreaks a deferred function sends the result, and starts another goroutine in the place of this
-//     one. The engine does the same, and makeBatch sets the error before it calls user code, because after a Goexit no line
-//     behind the call runs.
-//   - Read: Example_errorsAndBreaks, SampleError, fetch (sample w.indices[j] has the spot w.spots[j]), try, task, makeBatch (its
-//     pass follows in Cursors), rescue and engine.startWorker
-//   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running, tasks, results)", and run go test -run
-//     TestEverySchedule. The next task is never begun.
+//   - Why: nothing. Goexit ends the worker, and runs only its deferred
+//     functions, so no result comes, and the loop waits for ever. In
+//     Example_errorsAndBreaks a deferred function sends the result, and starts
+//     another goroutine in the place of this one. The engine does the same, and
+//     makeBatch sets the error before it calls user code, because after a
+//     Goexit no line behind the call runs.
+//   - Read: Example_errorsAndBreaks, SampleError, fetch (sample w.indices[j]
+//     has the spot w.spots[j]), try, task, makeBatch (its pass follows in
+//     Cursors), rescue and engine.startWorker
+//   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running,
+//     tasks, results)", and run go test -run TestEverySchedule. The next task
+//     is never begun.
 //
 // # Breaks
 //
-// How does a loop end? Goroutines live only inside the range, so a loader and a stream have nothing to close. Leaving the range
-// in any way ends the context that each Get was given, and waits for the Gets that run. Tasks that no worker has begun are
-// dropped, and so are the batches that are being loaded or wait for their turn. Their memory goes to the garbage collector, even
-// if it had been recycled; memory that waits in the loader for a later batch stays there. But nothing is lost: no cursor counts
-// a batch in flight, so a resume loads it again.
+// How does a loop end? Goroutines live only inside the range, so a loader and a
+// stream have nothing to close. Leaving the range in any way ends the context
+// that each Get was given, and waits for the Gets that run. Tasks that no
+// worker has begun are dropped, and so are the batches that are being loaded or
+// wait for their turn. Their memory goes to the garbage collector, even if it
+// had been recycled; memory that waits in the loader for a later batch stays
+// there. But nothing is lost: no cursor counts a batch in flight, so a resume
+// loads it again.
 //
-//   - Predict: the loop breaks while a Get runs that takes an hour. When does the loop end, if the Get looks at its context, and
-//     if it does not?
+//   - Predict: the loop breaks while a Get runs that takes an hour. When does
+//     the loop end, if the Get looks at its context, and if it does not?
 //   - Run: go test -v -run TestBreakWaits
-//   - Why: a goroutine cannot be stopped from outside, so the loop waits until every Get has returned.
+//   - Why: a goroutine cannot be stopped from outside, so the loop waits until
+//     every Get has returned.
 //   - Read: engine.run
-//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by "e.window), make(chan int)". The same command says
-//     where the workers block, because nobody receives their results.
-//   - Break: in engine.run delete "defer running.Wait()". The same command says how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command says how long the break takes: the workers load
-//     the rest of the window first, three batches of three hours. One of the two workers loads two of them: six hours.
+//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by
+//     "e.window), make(chan int)". The same command says where the workers
+//     block, because nobody receives their results.
+//   - Break: in engine.run delete "defer running.Wait()". The same command says
+//     how many Gets still run after the loop.
+//   - Break: in engine.run delete the second "defer cancel()". The same command
+//     says how long the break takes: the workers load the rest of the window
+//     first, three batches of three hours. One of the two workers loads two of
+//     them: six hours.
 //
 // # Every schedule
 //
-// Is there an order of events in which the engine goes wrong? All that it waits for is that a task ends, that the body goes on
-// or breaks, or that the context ends. TestEverySchedule plays all orders of these events for small engines, and says the
-// shortest one that goes wrong, from "the loop begins" on: after it, for example, too few tasks have been sent.
+// Is there an order of events in which the engine goes wrong? All that it waits
+// for is that a task ends, that the body goes on or breaks, or that the context
+// ends. TestEverySchedule plays all orders of these events for small engines,
+// and says the shortest one that goes wrong, from "the loop begins" on: after
+// it, for example, too few tasks have been sent.
 //
-//   - Predict: 1 worker, a window of 1, 3 tasks, and the next task is sent after the body. After which events is that wrong?
+//   - Predict: 1 worker, a window of 1, 3 tasks, and the next task is sent
+//     after the body. After which events is that wrong?
 //   - Break: in engine.loop move "sendTask(spare)" behind the if with yield.
 //   - Run: go test -run TestEverySchedule
-//   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1 must be in flight: 1 tasks sent, must be 2.
+//   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1
+//     must be in flight: 1 tasks sent, must be 2.
 //   - Read: TestEverySchedule
-//   - Write: empty the body of engine.loop, and write it again. One slot is always spare, at first the last one, then that which
-//     the body had last. nextTask may be called again after it has reported that there is none. TestEverySchedule is the
-//     specification. A loop of your own fails TestLesson, which looks for the Breaks, and TestAllocations if it allocates more.
+//   - Write: empty the body of engine.loop, and write it again. One slot is
+//     always spare, at first the last one, then that which the body had last.
+//     nextTask may be called again after it has reported that there is none.
+//     TestEverySchedule is the specification. A loop of your own fails
+//     TestLesson, which looks for the Breaks, and TestAllocations if it
+//     allocates more.
 //
 // # Cursors and checkpoints
 //
-// What must be saved to continue? A loader has no position; a [Cursor] has. The caller owns it, and Run keeps it current. A
-// loader's cursor contains the epoch, the position after the batch in hand, and a State: a description of the order,
-// Options.Seed and Options.DataVersion. In the middle of an epoch a loader with another order, seed or version refuses the
-// cursor, because the position would mean other samples. If batches have come out of order, the State also lists those that came
-// before their turn. Saved as JSON the cursor is the checkpoint; passed to Run it is the resume, for any number of workers
+// What must be saved to continue? A loader has no position; a [Cursor] has. The
+// caller owns it, and Run keeps it current. A loader's cursor contains the
+// epoch, the position after the batch in hand, and a State: a description of
+// the order, Options.Seed and Options.DataVersion. In the middle of an epoch a
+// loader with another order, seed or version refuses the cursor, because the
+// position would mean other samples. If batches have come out of order, the
+// State also lists those that came before their turn. Saved as JSON the cursor
+// is the checkpoint; passed to Run it is the resume, for any number of workers
 // and, in order, any batch size (PyTorch: StatefulDataLoader):
 //
 //	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
 //
-// The cursor after the last batch of an epoch still names that epoch. A resume there has no batches, and goes on with the next
-// epoch.
+// The cursor after the last batch of an epoch still names that epoch. A resume
+// there has no batches, and goes on with the next epoch.
 //
-// Save the weights and the cursor together, after the step. If the process dies, the next one continues at the saved cursor:
+// Save the weights and the cursor together, after the step. If the process
+// dies, the next one continues at the saved cursor:
 //
 //	a batch that                      comes again?
 //	was in flight                     yes: it is not in the cursor
@@ -307,43 +396,52 @@
 //	was trained on after the save     yes: its step is lost with the weights
 //	failed                            yes, until a later batch has succeeded or the epoch has ended
 //
-// A batch that comes again has the same random numbers, because they depend on the position. A sample that OnError has dropped
-// counts as seen.
+// A batch that comes again has the same random numbers, because they depend on
+// the position. A sample that OnError has dropped counts as seen.
 //
-//   - Predict: loops with 0 to 4 workers are left, and continued with others, in order or not. How many batches are lost, and
-//     how many come twice?
+//   - Predict: loops with 0 to 4 workers are left, and continued with others,
+//     in order or not. How many batches are lost, and how many come twice?
 //   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor, pass, pass.markDone, pass.cursor and plan.resume (the next section has the deal)
-//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command notices.
+//   - Read: Cursor, pass, pass.markDone, pass.cursor and plan.resume (the next
+//     section has the deal)
+//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command
+//     notices.
 //
 // # Ranks
 //
-// Who loads what if several processes train one model? Options.Rank gives each rank its part of every epoch: the positions
-// Index, Index+Count, … (PyTorch: DistributedSampler). [RankFromEnv] knows the launchers. If the epoch cannot be
-// dealt out evenly, a [Tail] decides: PadTail repeats the first samples, DropTail leaves out the last, UnevenTail does neither.
+// Who loads what if several processes train one model? Options.Rank gives each
+// rank its part of every epoch: the positions Index, Index+Count, … (PyTorch:
+// DistributedSampler). [RankFromEnv] knows the launchers. If the epoch cannot
+// be dealt out evenly, a [Tail] decides: PadTail repeats the first samples,
+// DropTail leaves out the last, UnevenTail does neither.
 //
-// A cursor counts the positions that all ranks together have consumed, so after the same number of batches all ranks have the
-// same cursor. It resumes any number of ranks, because the rest of the epoch is dealt out anew:
+// A cursor counts the positions that all ranks together have consumed, so after
+// the same number of batches all ranks have the same cursor. It resumes any
+// number of ranks, because the rest of the epoch is dealt out anew:
 //
 //	if the ranks                          save           and resume
 //	step together, as in an all-reduce    one cursor     any number of ranks
 //	do not                                each cursor    any number, from the smallest pos: samples may come again, none is lost
 //	are Unordered                         each cursor    that rank alone, with the same batch size
 //
-// If ranks × BatchSize stays the same, the ranks together also train on the same samples in each step, except perhaps in the
-// last of an epoch, where they share what is left. With DropLast and DropTail that step is the same, too.
+// If ranks × BatchSize stays the same, the ranks together also train on the
+// same samples in each step, except perhaps in the last of an epoch, where they
+// share what is left. With DropLast and DropTail that step is the same, too.
 //
-//   - Predict: ten samples on four ranks, in batches of three. What does each rank get under each Tail? With batches of one,
-//     four ranks save a cursor after one step. Who gets what if three ranks continue?
+//   - Predict: ten samples on four ranks, in batches of three. What does each
+//     rank get under each Tail? With batches of one, four ranks save a cursor
+//     after one step. Who gets what if three ranks continue?
 //   - Run: go test -v -run TestTails
 //   - Read: Rank, Tail and deal
-//   - Break: in Rank.nth replace "r.Index + i*r.Count" by "r.Index + i". The same command notices.
+//   - Break: in Rank.nth replace "r.Index + i*r.Count" by "r.Index + i". The
+//     same command notices.
 //
 // # The way of a batch
 //
-// How does all of this work together? One batch, with two workers, goes the following way. Read DataLoader.items, which has the
-// nextTask of a loader, and handOver on the way. An arrow stands where the slot's number goes to another goroutine. The left
-// column is the file:
+// How does all of this work together? One batch, with two workers, goes the
+// following way. Read DataLoader.items, which has the nextTask of a loader, and
+// handOver on the way. An arrow stands where the slot's number goes to another
+// goroutine. The left column is the file:
 //
 //	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
 //	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each
@@ -362,46 +460,60 @@
 //
 // # Streams
 //
-// How are data without indices loaded? By a [Stream], which is also the way to a pipeline of your own. A Stream is a function
-// that takes a cursor and returns the items that follow, each with the cursor after it (PyTorch: IterableDataset,
-// torchdata.nodes). [FromSeq], [Indices] and [Tar] make streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one
-// stream from another. Because every item has its cursor, any composition resumes:
+// How are data without indices loaded? By a [Stream], which is also the way to
+// a pipeline of your own. A Stream is a function that takes a cursor and
+// returns the items that follow, each with the cursor after it (PyTorch:
+// IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make
+// streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one stream
+// from another. Because every item has its cursor, any composition resumes:
 //
 //	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
 //	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
 //
-// Use a DataLoader if the data have indices, because it knows its length, deals out whole batches, and resumes any rank. Use a
-// stream for data that can only be read in order, for stages of your own, or if all workers should load samples of one batch.
+// Use a DataLoader if the data have indices, because it knows its length, deals
+// out whole batches, and resumes any rank. Use a stream for data that can only
+// be read in order, for stages of your own, or if all workers should load
+// samples of one batch.
 //
-//   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the first batch come from a loader, when from the
-//     pipeline above?
+//   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the
+//     first batch come from a loader, when from the pipeline above?
 //   - Run: go test -v -run TestPipelineIsLoader
-//   - Why: a loader's worker makes a whole batch, so its 16 samples come one after the other; a Map deals out single items.
-//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState, ExampleCursor_stream (what its fields mean),
-//     readAhead, fillSlots and endOfSource
-//   - Break: in Stream.Take replace "source: item.Next" by "source: state.Source", and run go test -run TestStreams/Take
-//   - Write: a stage that drops an item equal to the one before it. A failed item stays, and so does the item after it. A resume
-//     needs the item before, but a cursor holds places, not items. So State is the source's cursor before the last item kept.
-//     The test, in a _test.go file here: with order := OrderFunc(6, func(int) []int { return []int{0, 0, 1, 0, 2, 2} })
-//     checkStream(t, stage(Map(Indices(order), 2, failing(3, 1).Get)), 2) returns 0, an error, 0 and 2, those of epoch 2.
+//   - Why: a loader's worker makes a whole batch, so its 16 samples come one
+//     after the other; a Map deals out single items.
+//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState,
+//     ExampleCursor_stream (what its fields mean), readAhead, fillSlots and
+//     endOfSource
+//   - Break: in Stream.Take replace "source: item.Next" by "source:
+//     state.Source", and run go test -run TestStreams/Take
+//   - Write: a stage that drops an item equal to the one before it. A failed
+//     item stays, and so does the item after it. A resume needs the item
+//     before, but a cursor holds places, not items. So State is the source's
+//     cursor before the last item kept. The test, in a _test.go file here: with
+//     order := OrderFunc(6, func(int) []int { return []int{0, 0, 1, 0, 2, 2} })
+//     checkStream(t, stage(Map(Indices(order), 2, failing(3, 1).Get)), 2)
+//     returns 0, an error, 0 and 2, those of epoch 2.
 //
 // # Where the time goes
 //
-// Is the loader too slow? Options.Trace gets a [Timing] for each batch, and [Stats] sums them up in one line, which names the
-// bottleneck. Three loops of TestStats:
+// Is the loader too slow? Options.Trace gets a [Timing] for each batch, and
+// [Stats] sums them up in one line, which names the bottleneck. Three loops of
+// TestStats:
 //
 //	           workers × Prefetch   loading a batch                training on it
 //	loader     2 × 2                100 ms                         30 ms
 //	training   4 × 2                20 ms                          100 ms
 //	ragged     4 × 1                52 to 151 ms, 101 on average   25 ms
 //
-// [Progress] shows how far an epoch has got. In profiles, goroutines have the label dataloader ("worker 0", "reader"). In
-// execution traces (go test -trace) each batch of a loader has a log entry, and the regions fetch and collate, or load.
+// [Progress] shows how far an epoch has got. In profiles, goroutines have the
+// label dataloader ("worker 0", "reader"). In execution traces (go test -trace)
+// each batch of a loader has a log entry, and the regions fetch and collate, or
+// load.
 //
 //   - Predict: how many workers does each loop need? What else helps ragged?
 //   - Run: go test -v -run TestStats
-//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 ms for 100 ms one, and 101 ms for 25 ms 4, as many as there
-//     are. But slow batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
+//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 ms for
+//     100 ms one, and 101 ms for 25 ms 4, as many as there are. But slow
+//     batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
 //   - Read: Timing, Stats.Observe, Stats.String and Stats.verdict
 //
 // # To look up
@@ -418,13 +530,17 @@
 //
 // # Reading order
 //
-// To learn how a loader works, go through this comment and do its exercises. To change the package, read it by file; the way
-// of a batch is the map. Four files answer one question each, first for data with indices, then, after the line "Second
-// reading", for streams: what (dataset.go), in which order (sampler.go), in what shape (batch.go), by which goroutine and how
-// (worker.go). Read their first halves, then that of dataloader.go, then the second halves, then tar.go, which reads many small
-// files as a few tar files (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves are 9,500 words
-// of comment, without this one, and 1,650 lines of code. The numbers that go with a batch, such as step and pos, are
-// explained at the type deal.
+// To learn how a loader works, go through this comment and do its exercises. To
+// change the package, read it by file; the way of a batch is the map. Four
+// files answer one question each, first for data with indices, then, after the
+// line "Second reading", for streams: what (dataset.go), in which order
+// (sampler.go), in what shape (batch.go), by which goroutine and how
+// (worker.go). Read their first halves, then that of dataloader.go, then the
+// second halves, then tar.go, which reads many small files as a few tar files
+// (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves
+// are 9,500 words of comment, without this one, and 1,650 lines of code. The
+// numbers that go with a batch, such as step and pos, are explained at the type
+// deal.
 package dataloader
 
 import (
@@ -447,65 +563,88 @@ import (
 	"time"
 )
 
-// All of it together: this file has the options, the order and its cursors, the loop, and the errors.
+// All of it together: this file has the options, the order and its cursors, the
+// loop, and the errors.
 
-// Options say how a DataLoader loads. The zero value has PyTorch's defaults: one sample a batch, in order, in
-// the loop's own goroutine.
+// Options say how a DataLoader loads. The zero value has PyTorch's defaults:
+// one sample a batch, in order, in the loop's own goroutine.
 type Options struct {
-	// BatchSize is the number of samples in a batch; 0 means 1. It may change at a checkpoint, unless Unordered is set, or
-	// Shuffle or Unbatch follow StreamOf the loader: the same samples follow, divided otherwise. PyTorch: batch_size.
+	// BatchSize is the number of samples in a batch; 0 means 1. It may change
+	// at a checkpoint, unless Unordered is set, or Shuffle or Unbatch follow
+	// StreamOf the loader: the same samples follow, divided otherwise. PyTorch:
+	// batch_size.
 	BatchSize int
-	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential. PyTorch: shuffle.
+	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential.
+	// PyTorch: shuffle.
 	Shuffle bool
-	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other. PyTorch: generator.
+	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other.
+	// PyTorch: generator.
 	Seed uint64
-	// DataVersion names the data, in UTF-8: a version, a date, a hash of the ids in hex. It is part of the cursors. A loader of
-	// other data refuses them, even if their number is the same: otherwise some samples would come twice in the epoch, and others
-	// never. "", in a cursor or here, fits every name, and the start of an epoch fits all data. If Shuffle or Unbatch follow
-	// StreamOf the loader, "" fits only "", so a DataVersion that is added to a running job refuses its checkpoints.
+	// DataVersion names the data, in UTF-8: a version, a date, a hash of the
+	// ids in hex. It is part of the cursors. A loader of other data refuses
+	// them, even if their number is the same: otherwise some samples would come
+	// twice in the epoch, and others never. "", in a cursor or here, fits every
+	// name, and the start of an epoch fits all data. If Shuffle or Unbatch
+	// follow StreamOf the loader, "" fits only "", so a DataVersion that is
+	// added to a running job refuses its checkpoints.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
-	// Sampler is the order of the samples. It excludes Shuffle. nil means the order of Shuffle. PyTorch: sampler.
+	// Sampler is the order of the samples. It excludes Shuffle. nil means the
+	// order of Shuffle. PyTorch: sampler.
 	Sampler Sampler
-	// BatchSampler is the order of whole batches. It excludes BatchSize, Shuffle, Sampler and DropLast.
-	// PyTorch: batch_sampler.
+	// BatchSampler is the order of whole batches. It excludes BatchSize,
+	// Shuffle, Sampler and DropLast. PyTorch: batch_sampler.
 	BatchSampler BatchSampler
 
-	// Rank says which part of each epoch is loaded: the positions Index, Index+Count, … of the order, or the
-	// batches of a BatchSampler. The zero value is the whole epoch. PyTorch: DistributedSampler.
+	// Rank says which part of each epoch is loaded: the positions Index,
+	// Index+Count, … of the order, or the batches of a BatchSampler. The zero
+	// value is the whole epoch. PyTorch: DistributedSampler.
 	Rank Rank
-	// Tail says what happens if the epoch cannot be dealt out evenly. The zero value is PadTail.
+	// Tail says what happens if the epoch cannot be dealt out evenly. The zero
+	// value is PadTail.
 	Tail Tail
 
-	// Workers is the number of goroutines that load. With 0 the loop's own goroutine loads each batch when it is needed.
-	// PyTorch: num_workers.
+	// Workers is the number of goroutines that load. With 0 the loop's own
+	// goroutine loads each batch when it is needed. PyTorch: num_workers.
 	Workers int
-	// Prefetch times Workers is the window: the most batches in flight, of all workers together. 0 means 2. More helps if the
-	// times of batches vary much, or if a batch takes less than 100 µs. Without Workers it must be 0. PyTorch: prefetch_factor.
+	// Prefetch times Workers is the window: the most batches in flight, of all
+	// workers together. 0 means 2. More helps if the times of batches vary
+	// much, or if a batch takes less than 100 µs. Without Workers it must be 0.
+	// PyTorch: prefetch_factor.
 	Prefetch int
-	// Unordered hands over batches as they are ready, so that a slow batch delays no other. Each batch still comes exactly once,
-	// also in a run that resumes from the cursor. PyTorch: in_order=False.
+	// Unordered hands over batches as they are ready, so that a slow batch
+	// delays no other. Each batch still comes exactly once, also in a run that
+	// resumes from the cursor. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched: nil drops the sample, an error fails its batch, and
-	// OnError is not asked about the rest of it. A batch whose samples are all dropped is skipped; but on several ranks that must
-	// take equal steps (PadTail, DropTail) it fails: see ExampleOptions_onErrorRanks. OnError is not asked about a Goexit, nor
-	// about errors of no single sample, which have Index -1 and fail the batch: those of Collate, NewFunc's load and the sampler.
+	// OnError, if not nil, is asked about each sample that cannot be fetched:
+	// nil drops the sample, an error fails its batch, and OnError is not asked
+	// about the rest of it. A batch whose samples are all dropped is skipped;
+	// but on several ranks that must take equal steps (PadTail, DropTail) it
+	// fails: see ExampleOptions_onErrorRanks. OnError is not asked about a
+	// Goexit, nor about errors of no single sample, which have Index -1 and
+	// fail the batch: those of Collate, NewFunc's load and the sampler.
 	//
-	// Have a budget, as in ExampleOptions_onError: an epoch without batches is no error. What OnError counts is in no cursor.
+	// Have a budget, as in ExampleOptions_onError: an epoch without batches is
+	// no error. What OnError counts is in no cursor.
 	//
-	// OnError runs when the batch is about to be handed over, in the goroutine that reads the loader, so the order of its calls
-	// does not depend on Workers, unless Unordered is set. That goroutine is the loop's or, behind Mix, Prefetch or a Map with
-	// workers, one that reads ahead of the loop. Guard what OnError shares with others: two loops over one loader, and two loaders
-	// in a Mix, may call it at the same time.
+	// OnError runs when the batch is about to be handed over, in the goroutine
+	// that reads the loader, so the order of its calls does not depend on
+	// Workers, unless Unordered is set. That goroutine is the loop's or, behind
+	// Mix, Prefetch or a Map with workers, one that reads ahead of the loop.
+	// Guard what OnError shares with others: two loops over one loader, and two
+	// loaders in a Mix, may call it at the same time.
 	OnError func(*SampleError) error
-	// Trace, if not nil, is called for each batch, where OnError would be, just before the batch is handed over. A failed batch
-	// counts too, and so does a batch whose samples were all dropped; both have 0 Samples. A panic in Trace ends the loop.
+	// Trace, if not nil, is called for each batch, where OnError would be, just
+	// before the batch is handed over. A failed batch counts too, and so does a
+	// batch whose samples were all dropped; both have 0 Samples. A panic in
+	// Trace ends the loop.
 	Trace func(Timing)
 }
 
-// withDefaults returns o for n samples with its defaults filled in, or says which field is wrong.
+// withDefaults returns o for n samples with its defaults filled in, or says
+// which field is wrong.
 func (o Options) withDefaults(n int) (_ Options, err error) {
 	o.Rank, err = o.Rank.withCount()
 	if o.Prefetch == 0 && o.Workers > 0 {
@@ -513,19 +652,30 @@ func (o Options) withDefaults(n int) (_ Options, err error) {
 	}
 	batched := o.BatchSampler != nil
 	err = cmp.Or(
-		errorIf(batched && o.BatchSize != 0, "BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize),
-		errorIf(batched && o.Sampler != nil, "BatchSampler excludes Sampler; leave it unset"),
-		errorIf(batched && o.Shuffle, "BatchSampler excludes Shuffle (true); leave it unset"),
-		errorIf(batched && o.DropLast, "BatchSampler excludes DropLast (true); leave it unset"),
-		errorIf(o.Sampler != nil && o.Shuffle, "Sampler excludes Shuffle; a shuffling Sampler is Random"),
-		errorIf(o.BatchSize < 0, "BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
-		errorIf(o.Workers < 0, "Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers),
-		errorIf(o.Prefetch < 0, "Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
-		errorIf(o.Prefetch > 0 && o.Workers == 0, "Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
+		errorIf(batched && o.BatchSize != 0,
+			"BatchSampler excludes BatchSize (%d); leave it unset", o.BatchSize),
+		errorIf(batched && o.Sampler != nil,
+			"BatchSampler excludes Sampler; leave it unset"),
+		errorIf(batched && o.Shuffle,
+			"BatchSampler excludes Shuffle (true); leave it unset"),
+		errorIf(batched && o.DropLast,
+			"BatchSampler excludes DropLast (true); leave it unset"),
+		errorIf(o.Sampler != nil && o.Shuffle,
+			"Sampler excludes Shuffle; a shuffling Sampler is Random"),
+		errorIf(o.BatchSize < 0,
+			"BatchSize is %d, must be positive, or 0 for 1", o.BatchSize),
+		errorIf(o.Workers < 0,
+			"Workers is %d, must not be negative; 0 loads in the loop's own goroutine", o.Workers),
+		errorIf(o.Prefetch < 0,
+			"Prefetch is %d, must be positive, or 0 for 2", o.Prefetch),
+		errorIf(o.Prefetch > 0 && o.Workers == 0,
+			"Prefetch is %d without workers; leave it 0 or set Workers", o.Prefetch),
 		errorIf(o.Workers > 0 && o.Workers > math.MaxInt32/max(1, o.Prefetch),
 			"Workers × Prefetch is %d × %d, must be less than 2^31", o.Workers, o.Prefetch),
-		errorIf(strings.ToValidUTF8(o.DataVersion, "") != o.DataVersion, "DataVersion is %q, must be UTF-8", o.DataVersion),
-		errorIf(o.Tail < PadTail || o.Tail > UnevenTail, "Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
+		errorIf(strings.ToValidUTF8(o.DataVersion, "") != o.DataVersion,
+			"DataVersion is %q, must be UTF-8", o.DataVersion),
+		errorIf(o.Tail < PadTail || o.Tail > UnevenTail,
+			"Tail is %d, must be PadTail, DropTail or UnevenTail", o.Tail),
 		err)
 	if err != nil {
 		return o, fmt.Errorf("dataloader: Options.%w", err)
@@ -539,19 +689,23 @@ func (o Options) withDefaults(n int) (_ Options, err error) {
 	return o, nil
 }
 
-// A DataLoader loads batches of type B. It is safe for concurrent use: several loops over it, nested or in several
-// goroutines, do not affect each other, because it keeps no position. PyTorch: DataLoader.
+// A DataLoader loads batches of type B. It is safe for concurrent use: several
+// loops over it, nested or in several goroutines, do not affect each other,
+// because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
 	plan
-	build func(w *worker, dst B) (B, error) // see makeBatch
+	newBuilder func() builder[B] // returns the builder of a worker
 
-	mu      sync.Mutex // guards free; never held while user code runs
-	free    []B        // the batches given back by Recycle
-	maxFree int        // at most so many are kept: one for each batch in flight, one for the body, one recycled late
+	mu   sync.Mutex // guards free; never held while user code runs
+	free []B        // the batches given back by Recycle
+	// At most maxFree batches are kept: one for each batch in flight, one for the
+	// body, one recycled late.
+	maxFree int
 }
 
-// A plan is what a DataLoader knows about the order of its samples. It does not depend on the type of a batch, so that pass
-// and worker need no type parameter, and are compiled once. It is set by New, and only read afterwards.
+// A plan is what a DataLoader knows about the order of its samples. It does not
+// depend on the type of a batch, so that pass and worker need no type
+// parameter, and are compiled once. It is set by New, and only read afterwards.
 type plan struct {
 	opts      Options
 	samples   int                       // in the data set
@@ -561,49 +715,71 @@ type plan struct {
 	indicesOf func(epoch int) indicesAt // the order of an epoch
 }
 
-// New makes a loader of the samples of data, which collate makes into batches. Unlike with NewFunc, each sample has its own
-// Rand, and OnError is asked about each sample that fails. New calls data.Len once. Options that make no sense are an error
-// that names the field, its value and what is allowed, and so are options that leave no rank a batch. An empty data set is
-// not an error; it yields no batches.
+// New makes a loader of the samples of data, which collate makes into batches.
+// Unlike with NewFunc, each sample has its own Rand, and OnError is asked about
+// each sample that fails. New calls data.Len once. Options that make no sense
+// are an error that names the field, its value and what is allowed, and so are
+// options that leave no rank a batch. An empty data set is not an error; it
+// yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
-	err := cmp.Or(errorIf(data == nil, "dataloader: the data set is nil"),
-		errorIf(collate == nil, "dataloader: the Collate is nil; List makes a slice of the samples"))
-	if err != nil {
-		return nil, err
+	if data == nil {
+		return nil, errors.New("dataloader: the data set is nil")
 	}
-	return loaderOf(data.Len(), opts, func(w *worker, dst B) (B, error) { return fetchAndCollate(w, data, collate, dst) })
+	if collate == nil {
+		return nil, errors.New(
+			"dataloader: the Collate is nil; List makes a slice of the samples")
+	}
+	return loaderOf(data.Len(), opts, func() builder[B] {
+		var samples []T // of one worker, from batch to batch
+		return func(w *worker, dst B) (B, error) {
+			return fetchAndCollate(w, data, collate, &samples, dst)
+		}
+	})
 }
 
-// NewFunc makes a loader of n samples. The function load makes each batch from the samples with the given indices, in their
-// order. It may build the batch in the memory of dst, as append does: dst is a batch that the caller has given back with
-// DataLoader.Recycle, or the zero value. load must not retain indices, which are reused for the next batch.
+// NewFunc makes a loader of n samples. The function load makes each batch from
+// the samples with the given indices, in their order. It may build the batch in
+// the memory of dst, as append does: dst is a batch that the caller has given
+// back with DataLoader.Recycle, or the zero value. load must not retain
+// indices, which are reused for the next batch.
 //
-// Use NewFunc if samples must be read or decoded: load writes them straight into their batch, where New would allocate and copy
-// each of them. load may copy from a file that the program has mapped into memory: on warm pages that takes half as long as
-// ReadAt, or less; but if the file is truncated meanwhile, a signal ends the program, where ReadAt returns an error. Use NewFunc
-// also if a whole batch comes in one call, as from a database (ExampleNewFunc_database).
+// Use NewFunc if samples must be read or decoded: load writes them straight
+// into their batch, where New would allocate and copy each of them. load may
+// copy from a file that the program has mapped into memory: on warm pages that
+// takes half as long as ReadAt, or less; but if the file is truncated
+// meanwhile, a signal ends the program, where ReadAt returns an error. Use
+// NewFunc also if a whole batch comes in one call, as from a database
+// (ExampleNewFunc_database).
 //
-// With workers load runs in several goroutines at once, on different batches. Rand(ctx) is the generator of the batch, so its
-// samples have none of their own. An error of load, or a panic, fails the batch, with Index -1; OnError is not asked, so load
-// itself decides about a bad sample. There is no Dataset for Split or Concat to take; load may map the indices to those of a
-// part. Everything else is as in New. PyTorch: __getitems__.
+// With workers load runs in several goroutines at once, on different batches.
+// Rand(ctx) is the generator of the batch, so its samples have none of their
+// own. An error of load, or a panic, fails the batch, with Index -1; OnError is
+// not asked, so load itself decides about a bad sample. There is no Dataset for
+// Split or Concat to take; load may map the indices to those of a part.
+// Everything else is as in New. PyTorch: __getitems__.
 func NewFunc[B any](
 	n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options,
 ) (*DataLoader[B], error) {
 	if load == nil {
 		return nil, errors.New("dataloader: NewFunc: load is nil")
 	}
-	return loaderOf(n, opts, func(w *worker, dst B) (B, error) {
+	build := func(w *worker, dst B) (B, error) {
 		defer trace.StartRegion(w.ctx, "load").End()
-		w.scope.move(spot{w.spots[0].epoch, w.spots[0].pos, math.MaxUint64}) // which differs from those of its samples
+		first := w.spots[0]
+		// The spot of the batch, which no sample has.
+		w.scope.setSpot(spot{first.epoch, first.pos, math.MaxUint64})
 		w.loaded = append(w.loaded, w.indices...)
 		return load(w.ctx, dst, w.indices)
-	})
+	}
+	return loaderOf(n, opts, func() builder[B] { return build })
 }
 
-// loaderOf makes the loader of n samples whose batches build makes.
-func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error)) (*DataLoader[B], error) {
-	l := &DataLoader[B]{build: build}
+// loaderOf makes the loader of n samples. newBuilder returns a builder for each
+// worker.
+func loaderOf[B any](
+	n int, opts Options, newBuilder func() builder[B],
+) (*DataLoader[B], error) {
+	l := &DataLoader[B]{newBuilder: newBuilder}
 	if err := l.setOrder(n, opts); err != nil {
 		return nil, err
 	}
@@ -612,7 +788,7 @@ func loaderOf[B any](n int, opts Options, build func(w *worker, dst B) (B, error
 }
 
 // setOrder sets the order of n samples, and how the order is dealt out.
-func (pl *plan) setOrder(n int, opts Options) error {
+func (p *plan) setOrder(n int, opts Options) error {
 	if n < 0 {
 		return fmt.Errorf("dataloader: the number of samples is %d, must not be negative", n)
 	}
@@ -622,35 +798,41 @@ func (pl *plan) setOrder(n int, opts Options) error {
 	}
 	var order interface{ Len() int }
 	if o.BatchSampler != nil {
-		order, pl.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
+		order, p.indicesOf = o.BatchSampler, indicesOfBatches(keepTwo(o.BatchSampler.Batches))
 	} else {
-		order, pl.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
+		order, p.indicesOf = o.Sampler, indicesOfSamples(keepTwo(o.Sampler.Order))
 	}
 	count := order.Len()
 	if count < 0 || count > math.MaxInt/2 {
-		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d", order, count, math.MaxInt/2)
+		return fmt.Errorf("dataloader: the length of %T is %d, must be 0 to %d",
+			order, count, math.MaxInt/2)
 	}
-	pl.opts, pl.samples, pl.name = o, n, describe(order)
-	size := min(o.BatchSize, count+1) // all larger sizes make the same one batch, but products of them could overflow
-	pl.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	pl.state = &loaderState{By: pl.name, Seed: o.Seed, Data: o.DataVersion}
+	p.opts, p.samples, p.name = o, n, describe(order)
+	// All larger sizes make the same one batch, but products of them could overflow.
+	size := min(o.BatchSize, count+1)
+	p.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
+	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion}
 	if o.Unordered {
-		pl.state.Rank, pl.state.Size = &pl.deal.rank, size
+		p.state.Rank, p.state.Size = &p.deal.rank, size
 	}
-	return pl.check(needOf(order))
+	return p.check(needOf(order))
 }
 
-// check says why the order does not fit the samples, or why no rank has a batch.
-func (pl *plan) check(needs need) error {
-	n, o := pl.samples, &pl.opts
+// check says why the order does not fit the samples, or why no rank has a
+// batch.
+func (p *plan) check(needs need) error {
+	n, o := p.samples, &p.opts
 	return cmp.Or(
-		errorIf(n < needs.samples || needs.exactly && n > needs.samples, "dataloader: Options: %s is for %d samples, the data set "+
-			"has %d; Weighted needs a weight for each sample, Buckets a length, and other orders an n of at most %[3]d",
-			pl.name, needs.samples, n),
-		errorIf(n > 0 && pl.deal.n == 0, "dataloader: Options: %s is empty, and there are %d samples", pl.name, n),
-		errorIf(n > 0 && pl.deal.mostSteps() == 0, "dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
-			"DropLast %t, Rank.Count %d, DropTail %t; use smaller batches or fewer ranks",
-			n, pl.name, o.BatchSize, o.DropLast, o.Rank.Count, o.Tail == DropTail))
+		errorIf(n < needs.samples || needs.exactly && n > needs.samples,
+			"dataloader: Options: %s is for %d samples, the data set has %d; "+
+				"Weighted needs a weight for each sample, Buckets a length, "+
+				"and other orders an n of at most %[3]d", p.name, needs.samples, n),
+		errorIf(n > 0 && p.deal.n == 0,
+			"dataloader: Options: %s is empty, and there are %d samples", p.name, n),
+		errorIf(n > 0 && p.deal.mostSteps() == 0,
+			"dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
+				"DropLast %t, Rank.Count %d, DropTail %t; use smaller batches or fewer ranks",
+			n, p.name, o.BatchSize, o.DropLast, o.Rank.Count, o.Tail == DropTail))
 }
 
 // Len returns the number of batches in an epoch of this rank.
@@ -659,41 +841,56 @@ func (l *DataLoader[B]) Len() int {
 	return l.deal.steps()
 }
 
-// mustExist panics if there is no loader, because New has returned an error instead.
-func (l *DataLoader[B]) mustExist() { panicIf(l == nil, "the loader is nil; look at the error of New") }
+// mustExist panics if there is no loader, because New has returned an error
+// instead.
+func (l *DataLoader[B]) mustExist() {
+	panicIf(l == nil, "the loader is nil; look at the error of New")
+}
 
-// Epoch returns the batches of one epoch, from its start. The same epoch has the same order again, unless the loader is
-// Unordered. With Shuffle each epoch has an order of its own. Errors are those of Run.
+// Epoch returns the batches of one epoch, from its start. The same epoch has
+// the same order again, unless the loader is Unordered. With Shuffle each epoch
+// has an order of its own. Errors are those of Run.
 func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error] {
 	return func(yield func(B, error) bool) { l.Run(ctx, &Cursor{Epoch: epoch})(yield) }
 }
 
-// Run returns the batches from *at to the end of its epoch, and keeps *at current. While the body of the loop has a batch, *at
-// is the cursor after that batch, so a checkpoint saved in the body resumes with the next batch. When the loop has ended
-// *at is the start of the next epoch. After a break it stays where it is. The caller must not change *at, or pass it to
-// another Run, while the loop runs.
+// Run returns the batches from *at to the end of its epoch, and keeps *at
+// current. While the body of the loop has a batch, *at is the cursor after that
+// batch, so a checkpoint saved in the body resumes with the next batch. When
+// the loop has ended *at is the start of the next epoch. After a break it stays
+// where it is. The caller must not change *at, or pass it to another Run, while
+// the loop runs.
 //
-// If a batch fails, the loop gets a *SampleError, which errors.As finds, and may go on. *at then stays before the failed
-// batch, so a checkpoint saved in the body tries that batch again. With the next success, or at the end of the epoch, *at
-// moves on.
+// If a batch fails, the loop gets a *SampleError, which errors.As finds, and
+// may go on. *at then stays before the failed batch, so a checkpoint saved in
+// the body tries that batch again. With the next success, or at the end of the
+// epoch, *at moves on.
 //
-// Any other error ends the loop and leaves *at unchanged. There are four causes: the context has ended (the error is
-// context.Cause), the cursor does not fit, the sampler has no order for the epoch, or Options.Trace has panicked. When
-// the last batch has been handed over the epoch is complete, even if the context ends then, unless OnError drops a whole batch
-// behind it. A loop over epochs must end at such an error too, because *at does not move. So must a caller of iter.Pull2: the
-// sequence ends after the error, but the epoch is not complete. The error of an ended context comes when the Gets that run have
-// returned; a Get that hangs delays it. ExampleDataLoader_Run_signal saves a checkpoint all the same.
+// Any other error ends the loop and leaves *at unchanged. There are four
+// causes: the context has ended (the error is context.Cause), the cursor does
+// not fit, the sampler has no order for the epoch, or Options.Trace has
+// panicked. When the last batch has been handed over the epoch is complete,
+// even if the context ends then, unless OnError drops a whole batch behind it.
+// A loop over epochs must end at such an error too, because *at does not move.
+// So must a caller of iter.Pull2: the sequence ends after the error, but the
+// epoch is not complete. The error of an ended context comes when the Gets that
+// run have returned; a Get that hangs delays it. ExampleDataLoader_Run_signal
+// saves a checkpoint all the same.
 //
-// Ranging again over the same sequence continues at *at: after a complete epoch, with the next one. A range with one
-// variable loses the errors, and gets a zero batch for each.
+// Ranging again over the same sequence continues at *at: after a complete
+// epoch, with the next one. A range with one variable loses the errors, and
+// gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	l.mustExist()
-	return follow(func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, l.state) }, at)
+	items := func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, l.state) }
+	return follow(items, at)
 }
 
-// At returns the cursor before batch k of an epoch: for a run that was saved with its step number only. k may be Len() and
-// more, which means a later epoch, so At(0, step) is the place after step batches of this loader, as long as its options
-// are the same. At panics if epoch or k is negative or too large.
+// At returns the cursor before batch k of an epoch: for a run that was saved
+// with its step number only. k may be Len() and more, which means a later
+// epoch, so At(0, step) is the place after step batches of this loader, as long
+// as its options are the same. At panics if epoch or k is negative or too
+// large.
 func (l *DataLoader[B]) At(epoch, k int) Cursor {
 	n := l.Len()
 	panicIf(epoch < 0 || k < 0, "At: epoch is %d and k is %d, must not be negative", epoch, k)
@@ -707,12 +904,14 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 	return Cursor{Epoch: epoch}
 }
 
-// Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine: the batch that a loop over the epoch yields
-// at its turn k. Step s of a training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are running. It
-// asks Options.OnError, and does not call Options.Trace.
+// Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine:
+// the batch that a loop over the epoch yields at its turn k. Step s of a
+// training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are
+// running. It asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	if k >= l.Len() || k < 0 || epoch < 0 {
-		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: epochs begin at 0, and have %d batches", k, epoch, l.Len())
+		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: "+
+			"epochs begin at 0, and have %d batches", k, epoch, l.Len())
 	}
 	p, err := l.resume(Cursor{Epoch: epoch}, nil)
 	if err != nil {
@@ -720,7 +919,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	}
 	t := task[B]{step: k}
 	if ctx.Err() == nil {
-		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.build)
+		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.newBuilder())
 	}
 	if ctx.Err() != nil {
 		return *new(B), finalError(context.Cause(ctx))
@@ -732,14 +931,17 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	return t.batch, t.err
 }
 
-// Recycle gives back the memory of a batch that this loader has made, for a later batch to be built in. The caller must
-// not use b, or what b refers to, afterwards. Recycle a batch once: a second time makes two later batches share its
-// memory. Recycle is optional, and pays for large batches.
+// Recycle gives back the memory of a batch that this loader has made, for a
+// later batch to be built in. The caller must not use b, or what b refers to,
+// afterwards. Recycle a batch once: a second time makes two later batches share
+// its memory. Recycle is optional, and pays for large batches.
 //
-// A loop that recycles each batch in its body needs the memory of Workers × Prefetch + 1 batches: the window in flight, and
-// the one in the body. A loop that recycles a batch only after it has the next one needs memory for one batch more. The
-// loader keeps at most that number, Workers × Prefetch + 2, and leaves the rest to the garbage collector. The
-// garbage collector also gets the memory of batches that fail, and of those in flight when a loop is left.
+// A loop that recycles each batch in its body needs the memory of Workers ×
+// Prefetch + 1 batches: the window in flight, and the one in the body. A loop
+// that recycles a batch only after it has the next one needs memory for one
+// batch more. The loader keeps at most that number, Workers × Prefetch + 2, and
+// leaves the rest to the garbage collector. The garbage collector also gets the
+// memory of batches that fail, and of those in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mustExist()
 	l.mu.Lock()
@@ -749,7 +951,8 @@ func (l *DataLoader[B]) Recycle(b B) {
 	}
 }
 
-// recycled returns the memory of a batch that was given back, or the zero batch.
+// recycled returns the memory of a batch that was given back, or the zero
+// batch.
 func (l *DataLoader[B]) recycled() (b B) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -760,107 +963,157 @@ func (l *DataLoader[B]) recycled() (b B) {
 	return b
 }
 
-// items returns the batches that follow a cursor, as a Stream does: one loop over the rest of an epoch. state is the State of
-// their cursors, if none is done ahead.
-func (l *DataLoader[B]) items(ctx context.Context, from Cursor, state *loaderState) iter.Seq2[Item[B], error] {
+// items returns the batches that follow a cursor, as a Stream does: one
+// iteration over the rest of an epoch. state is the State of their cursors, if
+// none is done ahead.
+func (l *DataLoader[B]) items(
+	ctx context.Context, from Cursor, state *loaderState,
+) iter.Seq2[Item[B], error] {
 	return func(yield func(Item[B], error) bool) {
 		p, err := l.resume(from, state)
 		if err != nil {
 			yield(Item[B]{}, err)
 			return
 		}
-		slots := make([]task[B], 1+max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps)))
-		e := engine{ // no more workers, and no larger window, than there are steps
-			workers: min(l.opts.Workers, p.steps),
-			window:  len(slots) - 1,
-			ordered: !l.opts.Unordered,
-			seed:    l.opts.Seed,
-			work:    func(w *worker, slot int) { makeBatch(w, p, &slots[slot], l.build) },
+		// There are no more workers, and there is no larger window, than steps.
+		workers := min(l.opts.Workers, p.steps)
+		window := max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps))
+		slots := make([]task[B], window+1)
+		it := &iteration[B]{ctx: ctx, loader: l, pass: p, slots: slots, yield: yield}
+		e := engine{
+			workers:  workers,
+			window:   window,
+			ordered:  !l.opts.Unordered,
+			seed:     l.opts.Seed,
+			nextTask: it.nextTask,
+			newWork:  it.newWork,
 		}
-		e.nextTask = func(slot int) bool {
-			t := &slots[slot]
-			if t.step = p.nextStep(); t.step >= p.steps {
-				return false
-			}
-			t.batch, t.timing.Sent = l.recycled(), p.now()
-			return true
-		}
-		received := func(slot int) bool {
-			t := &slots[slot]
-			t.timing.Received = p.now()
-			if ctx.Err() != nil {
-				err = context.Cause(ctx)
-				return false
-			}
-			settle(p, t)
-			p.markDone(t.step)
-			if l.opts.Trace != nil {
-				l.opts.Trace(p.timing(t.timing))
-			}
-			more := true
-			if t.err != nil || t.timing.Samples > 0 {
-				more = yield(Item[B]{t.batch, t.err, p.cursor()}, nil)
-			} else { // all samples were dropped, and the batch is skipped
-				l.Recycle(t.batch)
-			}
-			p.last, p.returned = t.timing, p.now()
-			*t = task[B]{} // an empty slot must not keep the batch
-			return more
-		}
-		if e.run(ctx, received); err != nil {
-			yield(Item[B]{}, err) // the last pair; an Item's own Err is a batch that may be skipped
+		e.run(ctx, it.deliver)
+		if it.err != nil {
+			yield(Item[B]{}, it.err) // not an Item's Err, which may be skipped
 		}
 	}
 }
 
-// settle completes a task that a worker has done: it asks OnError about the samples that failed, fills in the timing, and
-// drops the batch if there is an error. Where ranks must take equal steps, a batch of which nothing is left fails: a rank
-// that skipped it would let the others wait for ever.
+// An iteration is one loop over the rest of an epoch. Its fields belong to the
+// loop, but a slot belongs to whoever has received its number. PyTorch:
+// _MultiProcessingDataLoaderIter.
+type iteration[B any] struct {
+	ctx    context.Context
+	loader *DataLoader[B]
+	pass   *pass
+	slots  []task[B]
+	yield  func(Item[B], error) bool
+	err    error // why the loop cannot be continued
+}
+
+// nextTask puts the next task into a slot, or reports that there is none.
+func (it *iteration[B]) nextTask(slot int) bool {
+	t, p := &it.slots[slot], it.pass
+	t.step = p.nextStep()
+	if t.step >= p.steps {
+		return false
+	}
+	t.batch = it.loader.recycled()
+	t.timing.Sent = p.now()
+	return true
+}
+
+// newWork returns the function with which a worker makes the batch in a slot.
+func (it *iteration[B]) newWork() func(w *worker, slot int) {
+	build := it.loader.newBuilder()
+	return func(w *worker, slot int) { makeBatch(w, it.pass, &it.slots[slot], build) }
+}
+
+// deliver hands over the batch in a slot. It returns false if the loop ends: the
+// body has left it, or err says why.
+func (it *iteration[B]) deliver(slot int) bool {
+	t, p, l := &it.slots[slot], it.pass, it.loader
+	t.timing.Received = p.now()
+	if it.ctx.Err() != nil {
+		it.err = context.Cause(it.ctx)
+		return false
+	}
+	settle(p, t)
+	p.markDone(t.step)
+	if l.opts.Trace != nil {
+		l.opts.Trace(p.timing(t.timing))
+	}
+	more := true
+	if t.err != nil || t.timing.Samples > 0 {
+		more = it.yield(Item[B]{t.batch, t.err, p.cursor()}, nil)
+	} else { // all samples were dropped, and the batch is skipped
+		l.Recycle(t.batch)
+	}
+	p.last, p.returned = t.timing, p.now()
+	*t = task[B]{} // an empty slot must not keep the batch
+	return more
+}
+
+// settle completes a task that a worker has done: it asks OnError about the
+// samples that failed, fills in the timing, and drops the batch if there is an
+// error. Where ranks must take equal steps, a batch of which nothing is left
+// fails: a rank that skipped it would let the others wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
 	}
-	if t.err == nil && t.timing.Samples == 0 && p.deal.rank.Count > 1 && p.deal.tail != UnevenTail {
-		t.err = p.sampleError(t.step, -1, errors.New("all samples were dropped, and ranks must take equal steps: "+
-			"take this one with weight 0, or use UnevenTail"))
+	equalSteps := p.deal.rank.Count > 1 && p.deal.tail != UnevenTail
+	if t.err == nil && t.timing.Samples == 0 && equalSteps {
+		t.err = p.sampleError(t.step, -1, errors.New("all samples were dropped, "+
+			"and ranks must take equal steps: take this one with weight 0, or use UnevenTail"))
 	}
-	t.timing.Epoch, t.timing.Batch, t.timing.Dropped = p.epoch, p.firstBatch+t.step, len(t.failed)
+	t.timing.Epoch, t.timing.Batch = p.epoch, p.firstBatch+t.step
+	t.timing.Dropped = len(t.failed)
 	if t.err != nil {
 		t.batch, t.timing.Samples, t.timing.Dropped = *new(B), 0, 0
 	}
 }
 
-// A Cursor is a place in an epoch of a loader or a stream, between two items. It is all that a loader needs to continue: save
-// it as JSON, with the weights, and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e} is the start of
-// epoch e, of any loader and stream. A copy of a cursor stays valid: Run replaces *at, and never changes its State in place.
-// Compare cursors by their String: == may panic, or be false for equal cursors. encoding/gob cannot write the State: gob the
-// cursor's JSON.
+// A Cursor is a place in an epoch of a loader or a stream, between two items.
+// It is all that a loader needs to continue: save it as JSON, with the weights,
+// and pass it to Run. The zero Cursor is the start of epoch 0. Cursor{Epoch: e}
+// is the start of epoch e, of any loader and stream. A copy of a cursor stays
+// valid: Run replaces *at, and never changes its State in place. Compare
+// cursors by their String: == may panic, or be false for equal cursors.
+// encoding/gob cannot write the State: gob the cursor's JSON.
 type Cursor struct {
 	Epoch int `json:"epoch"`
-	// Pos says how far into the epoch the cursor stands. A stream's Pos grows from item to item. A loader's is the number
-	// of positions that all ranks together have consumed. If Unordered, it counts only up to the first batch that has not
-	// been handed over. Behind Stream.Shard the Pos differs from rank to rank, so count steps to decide when to save.
+	// Pos says how far into the epoch the cursor stands. A stream's Pos grows
+	// from item to item. A loader's is the number of positions that all ranks
+	// together have consumed. If Unordered, it counts only up to the first
+	// batch that has not been handed over. Behind Stream.Shard the Pos differs
+	// from rank to rank, so count steps to decide when to save.
 	Pos int `json:"pos"`
-	// State describes the loader or stream that made the cursor; a different one refuses it. Workers and Prefetch are not part
-	// of the description. Nor are Rank and BatchSize, unless Unordered is set: with others the rest of the epoch comes in other
-	// batches, with the same random numbers. (Those of NewFunc differ, because they are the batch's.) A stream may also keep
-	// data of its own in State. The description has lengths, seeds and Options.DataVersion, but not the content of the data. At the
-	// start of an epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage, which Load decodes.
+	// State describes the loader or stream that made the cursor; a different
+	// one refuses it. Workers and Prefetch are not part of the description. Nor
+	// are Rank and BatchSize, unless Unordered is set: with others the rest of
+	// the epoch comes in other batches, with the same random numbers. (Those of
+	// NewFunc differ, because they are the batch's.) A stream may also keep
+	// data of its own in State. The description has lengths, seeds and
+	// Options.DataVersion, but not the content of the data. At the start of an
+	// epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage,
+	// which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
-// ErrCursor is in every error that refuses a cursor, and errors.Is finds it there. The cursor was made by another loader or
-// stream; its source has changed; it is damaged; or it is JSON of something else. A program can say so and begin the epoch again.
-// json.Unmarshal refuses a text that is not JSON with an error of its own. ErrCursor's text is just "cursor", because it stands
-// in the middle of a sentence.
+// ErrCursor is in every error that refuses a cursor, and errors.Is finds it
+// there. The cursor was made by another loader or stream; its source has
+// changed; it is damaged; or it is JSON of something else. A program can say so
+// and begin the epoch again. json.Unmarshal refuses a text that is not JSON
+// with an error of its own. ErrCursor's text is just "cursor", because it
+// stands in the middle of a sentence.
 var ErrCursor = errors.New("cursor")
 
-// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the maker of the cursor knows its type. A missing
-// epoch, a state without pos, and unknown fields are errors: JSON of another kind must not be taken for the start of epoch 0.
-// null leaves *c as it is.
+// UnmarshalJSON decodes a cursor, but leaves its State raw, because only the
+// maker of the cursor knows its type. A missing epoch, a state without pos, and
+// unknown fields are errors: JSON of another kind must not be taken for the
+// start of epoch 0. null leaves *c as it is.
 //
-// If a struct embeds a Cursor, this method reads the whole struct, whose own fields are unknown to it. From a file that was
-// written so, decode epoch, pos and state into a struct, state as a json.RawMessage, and make a Cursor of them.
+// If a struct embeds a Cursor, this method reads the whole struct, whose own
+// fields are unknown to it. From a file that was written so, decode epoch, pos
+// and state into a struct, state as a json.RawMessage, and make a Cursor of
+// them.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	var f *struct { // nil for null; a field is nil if it is missing, or null
 		Epoch, Pos *int
@@ -870,50 +1123,70 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	case errors.As(err, new(*json.UnmarshalTypeError)), errors.As(err, new(*json.SyntaxError)):
 		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
 	case err != nil:
-		return fmt.Errorf("dataloader: this JSON is no %w: %w; keep the cursor in a field of its own, and do not embed it",
-			ErrCursor, err)
+		return fmt.Errorf("dataloader: this JSON is no %w: %w; "+
+			"keep the cursor in a field of its own, and do not embed it", ErrCursor, err)
 	case f == nil:
 		return nil
 	case f.Epoch == nil:
-		return fmt.Errorf("dataloader: a %w in JSON has no epoch; the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
+		return fmt.Errorf("dataloader: a %w in JSON has no epoch; "+
+			"the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
 	case f.Pos == nil && f.State != nil:
-		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged", ErrCursor)
+		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged",
+			ErrCursor)
 	}
-	*c = Cursor{Epoch: *f.Epoch, Pos: *cmp.Or(f.Pos, new(int))}
+	*c = Cursor{Epoch: *f.Epoch}
+	if f.Pos != nil {
+		c.Pos = *f.Pos
+	}
 	if f.State != nil {
 		c.State = *f.State
 	}
 	return nil
 }
 
-// decodeStrictly decodes JSON into *value. A field that *value lacks is an error.
+// decodeStrictly decodes JSON into *value. A field that *value lacks is an
+// error.
 func decodeStrictly(data []byte, value any) error {
+	err := json.Unmarshal(data, new(json.RawMessage)) // Decode does not look behind the value
+	if err != nil {
+		return err
+	}
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
-	return cmp.Or(json.Unmarshal(data, new(json.RawMessage)), decoder.Decode(value)) // Decode does not look behind the value
+	return decoder.Decode(value)
 }
 
-// Load decodes State into *state. It always goes through JSON, so a fresh cursor and a saved one give the same result,
-// which shares no memory with the cursor. Integers are exact in any integer type. If State is nil, *state stays as it is.
+// Load decodes State into *state. It always goes through JSON, so a fresh
+// cursor and a saved one give the same result, which shares no memory with the
+// cursor. Integers are exact in any integer type. If State is nil, *state stays
+// as it is.
 func (c Cursor) Load(state any) error {
 	if c.State == nil {
 		return nil
 	}
 	data, err := json.Marshal(c.State)
-	if err = cmp.Or(err, json.Unmarshal(data, state)); err != nil {
-		return fmt.Errorf("dataloader: the state of %w {epoch %d, pos %d} does not fit: %w", ErrCursor, c.Epoch, c.Pos, err)
+	if err == nil {
+		err = json.Unmarshal(data, state)
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: the state of %w {epoch %d, pos %d} does not fit: %w",
+			ErrCursor, c.Epoch, c.Pos, err)
 	}
 	return nil
 }
 
-// String returns the cursor as JSON with sorted keys. Cursors with the same String are the same place, whether they are
-// fresh or come from JSON, which another program may have written anew.
+// String returns the cursor as JSON with sorted keys. Cursors with the same
+// String are the same place, whether they are fresh or come from JSON, which
+// another program may have written anew.
 func (c Cursor) String() string {
 	var fields any
 	data, err := json.Marshal(c)
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
-	if err = cmp.Or(err, decoder.Decode(&fields)); err == nil {
+	if err == nil {
+		err = decoder.Decode(&fields)
+	}
+	if err == nil {
 		data, err = json.Marshal(fields)
 	}
 	if err != nil {
@@ -922,38 +1195,44 @@ func (c Cursor) String() string {
 	return string(data)
 }
 
-// atStart reports whether c is the start of an epoch, which fits any loader and stream.
+// atStart reports whether c is the start of an epoch, which fits any loader and
+// stream.
 func (c Cursor) atStart() bool { return c.Pos == 0 && c.State == nil }
 
-// fit decodes the State of a cursor into *state, or says why the cursor does not fit the loader or stream described by
-// name. *by, a field of *state, then describes the cursor's maker.
+// fit decodes the State of a cursor into *state, or says why the cursor does
+// not fit the loader or stream described by name. *by, a field of *state, then
+// describes the cursor's maker.
 func (c Cursor) fit(name string, by *string, state any) error {
 	if c.Epoch < 0 || c.Epoch == math.MaxInt || c.Pos < 0 {
-		return c.refuse("epoch and pos must not be negative, and epoch must be less than %d", math.MaxInt)
+		return c.refuse("epoch and pos must not be negative, and epoch must be less than %d",
+			math.MaxInt)
 	}
 	if c.atStart() {
 		return nil
 	}
 	if c.State == nil {
-		return c.refuse("it has no State; in the middle of an epoch use a cursor of Run, or for a DataLoader one of its At")
+		return c.refuse("it has no State; " +
+			"in the middle of an epoch use a cursor of Run, or for a DataLoader one of its At")
 	}
 	if err := c.Load(state); err != nil {
 		return err
 	}
 	if *by != name {
-		return c.refuse("it was made by %s, this is %s; use the same data and options, or start at Cursor{Epoch: %d}, or at "+
-			"Cursor{Epoch: %d} if the epoch was complete", cmp.Or(*by, "another stream"), name, c.Epoch, c.Epoch+1)
+		return c.refuse("it was made by %s, this is %s; use the same data and options, "+
+			"or start at Cursor{Epoch: %d}, or at Cursor{Epoch: %d} if the epoch was complete",
+			cmp.Or(*by, "another stream"), name, c.Epoch, c.Epoch+1)
 	}
 	return nil
 }
 
 // refuse returns the error of a cursor that does not fit.
 func (c Cursor) refuse(format string, args ...any) error {
-	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: "+format, append([]any{ErrCursor, c.Epoch, c.Pos}, args...)...)
+	args = append([]any{ErrCursor, c.Epoch, c.Pos}, args...)
+	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: "+format, args...)
 }
 
-// An Item is a value and the cursor just after it. A failed item has an Err and the zero Value; it is a position like
-// any other.
+// An Item is a value and the cursor just after it. A failed item has an Err and
+// the zero Value; it is a position like any other.
 type Item[T any] struct {
 	Value T
 	Err   error
@@ -961,7 +1240,9 @@ type Item[T any] struct {
 }
 
 // follow returns the values of the items from *at on, and keeps *at current.
-func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor) iter.Seq2[T, error] {
+func follow[T any](
+	items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor,
+) iter.Seq2[T, error] {
 	panicIf(at == nil, "Run: the cursor is nil; pass the address of one, such as new(Cursor)")
 	return func(yield func(T, error) bool) {
 		if err := handOver(items, at, yield); err != nil {
@@ -970,26 +1251,35 @@ func follow[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor
 	}
 }
 
-// handOver passes the values of items to the body of a loop, until the body leaves the loop or there are no more. It
-// returns why the loop cannot be continued, or nil. In an epoch of three batches, the second of which fails:
+// handOver passes the values of items to the body of a loop, until the body
+// leaves the loop or there are no more. It returns why the loop cannot be
+// continued, or nil. In an epoch of three batches, the second of which fails:
 //
 //	the body gets   batch 0      a SampleError   batch 2      (the end)
 //	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
 //
-// If items panics, handOver returns the panic as the last error: with workers the same panic happens in another goroutine,
-// which can only report it as an error. handOver does not recover a panic of the body, or one that comes after the body has left.
+// If items panics, handOver returns the panic as the last error: with workers
+// the same panic happens in another goroutine, which can only report it as an
+// error. handOver does not recover a panic of the body, or one that comes after
+// the body has left.
 //
-// The documentation of errgroup argues against turning panics into errors: whoever gets the error may not see that the
-// program is broken. Here the error keeps the panic's value and stack, and one broken file among a million must not end a
-// run of ten days.
-func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor, yield func(T, error) bool) (end error) {
-	ours := true // whether a panic now is one of items: the body does not run, and has not left the loop
+// The documentation of errgroup argues against turning panics into errors:
+// whoever gets the error may not see that the program is broken. Here the error
+// keeps the panic's value and stack, and one broken file among a million must
+// not end a run of ten days.
+func handOver[T any](
+	items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor, yield func(T, error) bool,
+) (end error) {
+	// Whether a panic now is one of items: the body does not run, and has not left
+	// the loop.
+	ours := true
 	defer func() {
 		if !ours {
 			return
 		}
 		if r := recover(); r != nil {
-			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, &PanicError{r, debug.Stack(), placeOfPanic()})
+			bad := &PanicError{r, debug.Stack(), placeOfPanic()}
+			end = fmt.Errorf("dataloader: epoch %d: %w", at.Epoch, bad)
 		}
 	}()
 	epoch := at.Epoch
@@ -1012,12 +1302,15 @@ func handOver[T any](items func(from Cursor) iter.Seq2[Item[T], error], at *Curs
 	return nil
 }
 
-// itemError returns err, the error of the item before next, as a *SampleError that says where the loop is.
+// itemError returns err, the error of the item before next, as a *SampleError
+// that says where the loop is.
 //
-// If err itself, and not an error that it wraps, is a *SampleError, it comes from the loader at the source; stages pass it on
-// unchanged. It stays as it is if the loader itself has made next. Behind a stage that makes its own cursors the loader's
-// epoch and batch are not those of the loop, and only the sample's index is kept. If a user's function runs a loop of its own
-// that fails, the stage has wrapped its error, and the place in it is ignored.
+// If err itself, and not an error that it wraps, is a *SampleError, it comes
+// from the loader at the source; stages pass it on unchanged. It stays as it is
+// if the loader itself has made next. Behind a stage that makes its own cursors
+// the loader's epoch and batch are not those of the loop, and only the sample's
+// index is kept. If a user's function runs a loop of its own that fails, the
+// stage has wrapped its error, and the place in it is ignored.
 func itemError(next Cursor, err error) *SampleError {
 	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
 	if source, ok := err.(*SampleError); ok {
@@ -1029,9 +1322,10 @@ func itemError(next Cursor, err error) *SampleError {
 	return e
 }
 
-// finalError returns err, the last error of a loop, so that errors.As finds no *SampleError in it. The cause of a cancelled
-// context can be a *SampleError, for example that of another loop. A loop that skips each *SampleError must not skip its last
-// error: it would begin the epoch again, for ever.
+// finalError returns err, the last error of a loop, so that errors.As finds no
+// *SampleError in it. The cause of a cancelled context can be a *SampleError,
+// for example that of another loop. A loop that skips each *SampleError must
+// not skip its last error: it would begin the epoch again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
 		return final{err}
@@ -1039,26 +1333,30 @@ func finalError(err error) error {
 	return err
 }
 
-// A final is an error that wraps another one, in which errors.As finds everything but a *SampleError.
+// A final is an error that wraps another one, in which errors.As finds
+// everything but a *SampleError.
 type final struct{ error }
 
 // Is reports whether the wrapped error is target.
 func (f final) Is(target error) bool { return errors.Is(f.error, target) }
 
-// As sets *target to an error in the wrapped one, unless target is a **SampleError.
+// As sets *target to an error in the wrapped one, unless target is a
+// **SampleError.
 func (f final) As(target any) bool {
 	_, hidden := target.(**SampleError)
 	return !hidden && errors.As(f.error, target)
 }
 
-// A loaderState is the State in a loader's cursors. A loader with another By, Seed or Data refuses the cursor.
+// A loaderState is the State in a loader's cursors. A loader with another By,
+// Seed or Data refuses the cursor.
 type loaderState struct {
 	By   string `json:"by"`             // describes the order
 	Seed uint64 `json:"seed,omitempty"` // of Rand
 	Data string `json:"data,omitempty"` // Options.DataVersion
-	// Done lists the steps that have been handed over out of order, counted from Pos. Rank and Size, the batch size, say
-	// what a step is. Loaders with Options.Unordered always set Rank and Size: each rank has handed over other batches, so
-	// another rank's cursor does not fit.
+	// Done lists the steps that have been handed over out of order, counted
+	// from Pos. Rank and Size, the batch size, say what a step is. Loaders with
+	// Options.Unordered always set Rank and Size: each rank has handed over
+	// other batches, so another rank's cursor does not fit.
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
@@ -1071,10 +1369,11 @@ type loaderState struct {
 // span{a, b} is the steps a <= k < b.
 type span [2]int
 
-// A pass is one loop's way through the rest of an epoch. It counts its steps, which are the rank's batches, from where
-// the loop began. The steps that have been handed over are kept as spans. The first span begins at step 0, and may be empty;
-// where it ends is the low-water mark. A pass in order has no other span, unless its cursor was saved out of order. Out of order
-// there may be:
+// A pass is one loop's way through the rest of an epoch. It counts its steps,
+// which are the rank's batches, from where the loop began. The steps that have
+// been handed over are kept as spans. The first span begins at step 0, and may
+// be empty; where it ends is the low-water mark. A pass in order has no other
+// span, unless its cursor was saved out of order. Out of order there may be:
 //
 //	step   0 1 2 3 4 5 6 7 8 9          handed over: 0, 1, 3, 4, 7
 //	       x x . x x . . x . .          done = {0, 2}, {3, 5} and {7, 8}
@@ -1082,63 +1381,82 @@ type span [2]int
 //	           the low-water mark
 type pass struct {
 	// Set by resume, and only read afterwards.
-	plan       *plan
-	state      *loaderState // the State of the cursors whose Done is empty
-	epoch      int
-	deal       deal
-	indicesAt  indicesAt
-	firstBatch int // the number of step 0's batch in the epoch; approximate, if ranks × BatchSize has changed since the cursor
+	plan      *plan
+	state     *loaderState // the State of the cursors whose Done is empty
+	epoch     int
+	deal      deal
+	indicesAt indicesAt
+	// firstBatch is the number of step 0's batch in the epoch. It is approximate if
+	// ranks × BatchSize has changed since the cursor.
+	firstBatch int
 	steps      int
 
 	// These belong to the loop.
-	next     int       // the next step to send, unless it is done
-	done     []span    // the steps that have been handed over; sorted, no two touch
-	returned time.Time // when the body returned last, at first when the pass began; zero without Trace
-	last     Timing    // of the batch before; zero for the first
+	next int    // the next step to send, unless it is done
+	done []span // the steps that have been handed over; sorted, no two touch
+	last Timing // of the batch before; zero for the first
+	// returned is when the body returned last, at first when the pass began, and
+	// zero without Trace.
+	returned time.Time
 }
 
-// resume begins a pass at a cursor, or says why the cursor does not fit, or why the epoch has no order. state is the pass's.
-func (pl *plan) resume(from Cursor, state *loaderState) (*pass, error) {
+// resume begins a pass at a cursor, or says why the cursor does not fit, or why
+// the epoch has no order. state is the pass's.
+func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	var s loaderState
-	if err := from.fit(pl.name, &s.By, &s); err != nil {
+	if err := from.fit(p.name, &s.By, &s); err != nil {
 		return nil, err
 	}
-	d := pl.deal.start(min(from.Pos, pl.deal.n))
-	p := &pass{plan: pl, state: state, epoch: from.Epoch, deal: d, steps: d.steps(), done: append([]span{{}}, s.Done...)}
-	p.firstBatch, p.returned = from.Pos/d.size/d.rank.Count, p.now()
-	err := p.check(from, &s)
+	d := p.deal.start(min(from.Pos, p.deal.n))
+	rest := &pass{
+		plan:       p,
+		state:      state,
+		epoch:      from.Epoch,
+		deal:       d,
+		firstBatch: from.Pos / d.size / d.rank.Count,
+		steps:      d.steps(),
+		done:       append([]span{{}}, s.Done...),
+	}
+	rest.returned = rest.now()
+	err := rest.check(from, &s)
 	if err != nil {
 		return nil, err
 	}
 	err = try(func() error {
-		p.indicesAt = pl.indicesOf(p.epoch)
+		rest.indicesAt = p.indicesOf(rest.epoch)
 		return nil
 	})
-	if err != nil && p.steps > 0 { // no steps need no order
-		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", p.epoch, err)
+	if err != nil && rest.steps > 0 { // no steps need no order
+		return nil, fmt.Errorf("dataloader: epoch %d: the sampler: %w", rest.epoch, err)
 	}
-	return p, nil
+	return rest, nil
 }
 
-// check says why the cursor at which the pass begins does not fit, although its order does.
+// check says why the cursor at which the pass begins does not fit, although its
+// order does.
 func (p *pass) check(from Cursor, s *loaderState) error {
 	outOfOrder := s.Rank != nil && s.Size > 0 // such a cursor fits only its own rank and batch size
 	switch o := &p.plan.opts; {
 	case !from.atStart() && s.Seed != o.Seed:
-		return from.refuse("it was made with Options.Seed %d, this loader has Options.Seed %d", s.Seed, o.Seed)
+		return from.refuse("it was made with Options.Seed %d, this loader has Options.Seed %d",
+			s.Seed, o.Seed)
 	case s.Data != "" && o.DataVersion != "" && s.Data != o.DataVersion:
-		return from.refuse("it was made with Options.DataVersion %q, this loader has %q", s.Data, o.DataVersion)
+		return from.refuse("it was made with Options.DataVersion %q, this loader has %q",
+			s.Data, o.DataVersion)
 	case from.Pos > p.deal.n:
 		return from.refuse("pos must be at most %d", p.deal.n)
 	case outOfOrder && (*s.Rank != p.deal.rank || s.Size != p.deal.size):
-		return from.refuse("it was made out of order by rank %v with batches of %d, this loader is rank %v with batches of %d",
+		return from.refuse("it was made out of order by rank %v with batches of %d, "+
+			"this loader is rank %v with batches of %d",
 			*s.Rank, s.Size, p.deal.rank, p.deal.size)
 	case !outOfOrder && (s.Rank != nil || s.Size != 0 || len(s.Done) > 0):
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	}
-	for i, d := range s.Done { // p.done[i] is the span before; a span that touches it, or has step 0, would be part of it
-		if d[0] <= p.done[i][1] || d[1] <= d[0] || d[1] > p.steps {
-			return from.refuse("its state is damaged, or of another DropLast or Tail: %v are not steps of %d", s.Done, p.steps)
+	for i, d := range s.Done {
+		before := p.done[i] // a span that touches it, or has step 0, would be part of it
+		if d[0] <= before[1] || d[1] <= d[0] || d[1] > p.steps {
+			return from.refuse("its state is damaged, or of another DropLast or Tail: "+
+				"%v are not steps of %d", s.Done, p.steps)
 		}
 	}
 	return nil
@@ -1152,8 +1470,9 @@ func (p *pass) now() (now time.Time) {
 	return now
 }
 
-// nextStep returns the next step to send; p.steps or more means that there is none. It passes over the steps that had been
-// handed over before the loop was resumed.
+// nextStep returns the next step to send; p.steps or more means that there is
+// none. It passes over the steps that had been handed over before the loop was
+// resumed.
 func (p *pass) nextStep() int {
 	for _, d := range p.done {
 		if d[0] <= p.next && p.next < d[1] {
@@ -1164,22 +1483,24 @@ func (p *pass) nextStep() int {
 	return p.next - 1
 }
 
-// askOnError asks OnError about the samples of a step that failed, in their order. It returns the first error of OnError,
-// which fails the batch.
+// askOnError asks OnError about the samples of a step that failed, in their
+// order. It returns the first error of OnError, which fails the batch.
 func (p *pass) askOnError(step int, failed []*SampleError) error {
 	for _, bad := range failed {
 		err := try(func() error { return p.plan.opts.OnError(bad) })
 		if err == bad { // what OnError was given needs no other place
 			return bad
-		} else if err != nil {
+		}
+		if err != nil {
 			return p.sampleError(step, bad.Index, fmt.Errorf("OnError: %w", err))
 		}
 	}
 	return nil
 }
 
-// markDone notes that a step is handed over, which was not done before. The step is added to the span that ends there, or
-// otherwise to a new one, and that span is joined to the next one if the two touch. In the picture above:
+// markDone notes that a step is handed over, which was not done before. The
+// step is added to the span that ends there, or otherwise to a new one, and
+// that span is joined to the next one if the two touch. In the picture above:
 //
 //	markDone(6)   a new span {6, 7} is joined to {7, 8}: done = {0, 2}, {3, 5} and {6, 8}
 //	markDone(2)   {0, 2} becomes {0, 3}, and is joined to {3, 5}: the low-water mark moves to 5
@@ -1222,27 +1543,34 @@ func (p *pass) cursor() Cursor {
 	return c
 }
 
-// sampleError returns the error of the batch at a step, for the sample with the given index.
+// sampleError returns the error of the batch at a step, for the sample with the
+// given index.
 func (p *pass) sampleError(step, index int, err error) *SampleError {
 	return &SampleError{Epoch: p.epoch, Batch: p.firstBatch + step, Index: index, Err: err}
 }
 
-// A SampleError says which batch of a loader, or which item of a stream, has failed, and why. Usually one sample is the
-// cause, hence the name. A loop over Run or Epoch may skip a *SampleError. Every other error is the last.
+// A SampleError says which batch of a loader, or which item of a stream, has
+// failed, and why. Usually one sample is the cause, hence the name. A loop over
+// Run or Epoch may skip a *SampleError. Every other error is the last.
 //
-// Epoch, Batch and Pos say where the loop is. In a loop over a stream they are those of the stream that the loop reads, not of a
-// stream or loader that it is made of. Only Index is that of the loader at the source, if the stages pass its error on. After a
-// resume on another number of ranks Batch is approximate.
+// Epoch, Batch and Pos say where the loop is. In a loop over a stream they are
+// those of the stream that the loop reads, not of a stream or loader that it is
+// made of. Only Index is that of the loader at the source, if the stages pass
+// its error on. After a resume on another number of ranks Batch is approximate.
 type SampleError struct {
 	Epoch int
-	Batch int   // the batch of this rank, from 0, also in the loader's stream; -1 for any other item of a stream
-	Index int   // the sample's index in the data set, or -1: the error is of the batch or the item as a whole
+	// Batch is the batch of this rank, from 0, also in the loader's stream. It is
+	// -1 for any other item of a stream.
+	Batch int
+	// Index is the sample's index in the data set. It is -1 if the batch or the
+	// item failed as a whole.
+	Index int
 	Pos   int   // if Batch is -1, the Pos of the cursor after the item
 	Err   error // the cause: what Get returned, a PanicError, a TarError, …
 }
 
-// Error names the epoch, the batch or the item, and the sample if Index says which. The prefix "dataloader: " comes once,
-// also if Err has one of its own.
+// Error names the epoch, the batch or the item, and the sample if Index says
+// which. The prefix "dataloader: " comes once, also if Err has one of its own.
 func (e *SampleError) Error() string {
 	where := fmt.Sprintf("epoch %d, batch %d", e.Epoch, e.Batch)
 	if e.Batch < 0 {
@@ -1270,51 +1598,61 @@ type Timing struct {
 	Received time.Time // when the loop had it
 
 	Wait  time.Duration // how long the loop waited for this batch
-	Body  time.Duration // how long the loop's body took before this batch, with the one before; 0 for the first batch of a loop
+	Body  time.Duration // how long the body took with the batch before; 0 if First
 	First bool          // whether it is the first batch of a loop
 }
 
 // Second reading: a loader as a stream, and where the time goes.
 
-// StreamOf returns a loader as a stream of its batches: to map them, or to mix them with those of another loader. It is a
-// function because a method would make every program compile all stages for every type of batch.
+// StreamOf returns a loader as a stream of its batches: to map them, or to mix
+// them with those of another loader. It is a function because a method would
+// make every program compile all stages for every type of batch.
 //
-// A loader with Options.Unordered is no stream. What it yields depends on timing, and a stage that reads its source again
-// at a resume would lose samples and repeat others. Its stream yields only an error that says so. StreamOf panics if l is
-// nil.
+// A loader with Options.Unordered is no stream. What it yields depends on
+// timing, and a stage that reads its source again at a resume would lose
+// samples and repeat others. Its stream yields only an error that says so.
+// StreamOf panics if l is nil.
 //
 // Any number of ranks, with any batch size, resumes the cursors of the stream,
 // as those of the loader. Behind Shuffle and Unbatch, which read items again,
-// only the same number of ranks with the same batch size does. Others would read
-// other items, and refuse the cursor, except between two batches of Unbatch:
-// nothing is read again there, and they go on exactly.
+// only the same number of ranks with the same batch size does. Others would
+// read other items, and refuse the cursor, except between two batches of
+// Unbatch: nothing is read again there, and they go on exactly.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
 		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
-			return errors.New("dataloader: a loader with Options.Unordered is no stream, because a resume could lose samples: " +
-				"use its Run, or leave Unordered unset")
+			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
+				"because a resume could lose samples: use its Run, or leave Unordered unset")
 		})
 	}
 	state := *l.state
 	state.Ranks, state.Batch = l.deal.rank.Count, l.deal.size
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, &state) }
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+		return l.items(ctx, from, &state)
+	}
 }
 
-// Stats sums up the timings of a loader, and says in one line where the time goes. Set Options.Trace to the Observe
-// method of a new(Stats), and print that pointer at any time. The zero value is ready for use. Stats is safe for concurrent
-// use. Have one Stats for each loader; the times of several loops at once add up.
+// Stats sums up the timings of a loader, and says in one line where the time
+// goes. Set Options.Trace to the Observe method of a new(Stats), and print that
+// pointer at any time. The zero value is ready for use. Stats is safe for
+// concurrent use. Have one Stats for each loader; the times of several loops at
+// once add up.
 //
-// Stats cannot see the garbage collector, which takes time from loading and training alike. If a profile shows it, more workers
-// do not help: reuse memory by Recycle or NewFunc, or set GOGC=400.
+// Stats cannot see the garbage collector, which takes time from loading and
+// training alike. If a profile shows it, more workers do not help: reuse memory
+// by Recycle or NewFunc, or set GOGC=400.
 type Stats struct {
-	mu                         sync.Mutex // guards the other fields
-	batches, loops             int
-	samples, dropped, workers  int
+	mu                        sync.Mutex // guards the other fields
+	batches, loops            int
+	samples, dropped, workers int
+
 	loading, waiting, training time.Duration
-	starting                   time.Duration // the part of waiting that was for the first batches of loops
-	blocked                    time.Duration // the part of waiting during which the batch after it was ready
-	last                       Timing
+	// starting is the part of waiting that was for the first batches of loops.
+	// blocked is the part during which the batch after the awaited one was ready.
+	starting, blocked time.Duration
+
+	last Timing
 }
 
 // Observe adds a batch.
@@ -1332,25 +1670,30 @@ func (s *Stats) Observe(t Timing) {
 		s.loops++
 		s.starting += t.Wait
 	}
-	// Until last.Received the loop was blocked, for last.Wait, because the batch before this one was not ready. For the part of
-	// that time after t.Done this batch was ready already.
+	// Until last.Received the loop was blocked, for last.Wait, because the
+	// batch before this one was not ready. For the part of that time after
+	// t.Done this batch was ready already.
 	s.blocked += min(s.last.Wait, max(0, s.last.Received.Sub(t.Done)))
 	s.last = t
 }
 
-// String returns one line: the number of batches and samples; the share of the time in loops that was spent waiting for
-// batches, and the share in which the next batch was ready, but a slow one before it blocked it; how busy the
-// workers were; and the bottleneck, with the number of workers that would be enough.
+// String returns one line: the number of batches and samples; the share of the
+// time in loops that was spent waiting for batches, and the share in which the
+// next batch was ready, but a slow one before it blocked it; how busy the
+// workers were; and the bottleneck, with the number of workers that would be
+// enough.
 //
-// The time in loops is the waiting and the training. Training is timed from batch to batch, so the training after the
-// last batch of a loop counts as the mean of the others. If every loop had one batch, nothing is known about training.
+// The time in loops is the waiting and the training. Training is timed from
+// batch to batch, so the training after the last batch of a loop counts as the
+// mean of the others. If every loop had one batch, nothing is known about
+// training.
 func (s *Stats) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	timed := s.batches - s.loops
 	if timed == 0 {
-		return fmt.Sprintf("batches: %d, loops: %d: too few to tell, since training is timed between two batches of a loop",
-			s.batches, s.loops)
+		return fmt.Sprintf("batches: %d, loops: %d: too few to tell, "+
+			"since training is timed between two batches of a loop", s.batches, s.loops)
 	}
 	step := s.training / time.Duration(timed)
 	elapsed := max(1, s.waiting+step*time.Duration(s.batches))
@@ -1359,7 +1702,8 @@ func (s *Stats) String() string {
 	if elapsed < 100*unit {
 		unit = time.Microsecond
 	}
-	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; waited %.0f %% of %v, %.0f %% with the next batch ready",
+	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; "+
+		"waited %.0f %% of %v, %.0f %% with the next batch ready",
 		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped,
 		percent(s.waiting), elapsed.Round(unit), percent(s.blocked))
 	busy := percent(s.loading) / float64(max(1, s.workers))
@@ -1369,12 +1713,14 @@ func (s *Stats) String() string {
 	return text + ": " + s.verdict(step, elapsed, busy)
 }
 
-// verdict names the bottleneck. step is the time that the loop spends on a batch, and busy the share of their time, in
-// percent, in which the workers load.
+// verdict names the bottleneck. step is the time that the loop spends on a
+// batch, and busy the share of their time, in percent, in which the workers
+// load.
 //
-// Loading one batch takes perBatch, so perBatch / step workers load as fast as the loop trains. That number is rounded up,
-// but not for a twentieth of a worker: 2.04 workers are 2. A loop whose steps take less than a thousandth of perBatch does
-// not train at all, and no number of workers is enough for it.
+// Loading one batch takes perBatch, so perBatch / step workers load as fast as
+// the loop trains. That number is rounded up, but not for a twentieth of a
+// worker: 2.04 workers are 2. A loop whose steps take less than a thousandth of
+// perBatch does not train at all, and no number of workers is enough for it.
 func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	perBatch := s.loading / time.Duration(s.batches)
 	training := step >= perBatch/1000
@@ -1385,11 +1731,13 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	cpus := runtime.GOMAXPROCS(0)
 	switch {
 	case s.waiting < elapsed/10:
-		return fmt.Sprintf("the training is the bottleneck, workers needed: %d", min(enough, s.workers))
+		return fmt.Sprintf("the training is the bottleneck, workers needed: %d",
+			min(enough, s.workers))
 	case s.workers == 0 && enough <= 1:
 		return "loading and training take turns, a worker would load during training"
 	case enough <= s.workers && s.starting > s.waiting/2:
-		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d", s.loops)
+		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
+			s.loops)
 	case enough <= s.workers && s.blocked > s.waiting/2:
 		return "slow batches block the batches behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
@@ -1399,44 +1747,56 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	case !training:
 		return "the loader is the bottleneck, the loop takes no time of its own"
 	case enough > cpus:
-		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, if they wait rather than compute; "+
-			"to compute there are %d CPUs", enough, cpus)
+		return fmt.Sprintf("the loader is the bottleneck, workers needed: %d, "+
+			"if they wait rather than compute; to compute there are %d CPUs", enough, cpus)
 	}
 	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
 }
 
-// Progress returns seq, and shows on w how far seq has got: the number of items, of total unless that is 0 or less, the
-// rate, the time left, and the share of the time in which the loop waited for seq. Values and errors pass unchanged.
+// Progress returns seq, and shows on w how far seq has got: the number of
+// items, of total unless that is 0 or less, the rate, the time left, and the
+// share of the time in which the loop waited for seq. Values and errors pass
+// unchanged.
 //
-// total is the number of items in seq. Progress counts from 0, also after a resume, so pass the number of items that are left.
-// At a loader's Cursor at, l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos / ranks under a
-// BatchSampler, rounded up.
-// ExampleProgress_loss shows the whole epoch.
+// total is the number of items in seq. Progress counts from 0, also after a
+// resume, so pass the number of items that are left. At a loader's Cursor at,
+// l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos /
+// ranks under a BatchSampler, rounded up. ExampleProgress_loss shows the whole
+// epoch.
 //
 // ExampleStream_slowStage finds the slow stage of a pipeline.
 //
-// On a terminal Progress draws a bar, at most ten times a second and when an item is done. Elsewhere it writes a line,
-// at most every ten seconds. A last line comes at the end, also after a break. PyTorch: what tqdm does around a DataLoader.
+// On a terminal Progress draws a bar, at most ten times a second and when an
+// item is done. Elsewhere it writes a line, at most every ten seconds. A last
+// line comes at the end, also after a break. PyTorch: what tqdm does around a
+// DataLoader.
 func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
 	return progress(w, total, isTerminal(w), seq)
 }
 
-// isTerminal reports whether w is a terminal, as far as the standard library can tell: a character device.
+// isTerminal reports whether w is a terminal, as far as the standard library
+// can tell: a character device.
 func isTerminal(w io.Writer) bool {
 	f, _ := w.(*os.File)
 	info, err := f.Stat() // an error if f is nil, because w is no file
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// progress is Progress for a writer that is a terminal, or not. On a terminal each line overwrites the line before.
-func progress[B any](w io.Writer, total int, terminal bool, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
+// progress is Progress for a writer that is a terminal, or not. On a terminal
+// each line overwrites the line before.
+func progress[B any](
+	w io.Writer, total int, terminal bool, seq iter.Seq2[B, error],
+) iter.Seq2[B, error] {
 	every, format := 10*time.Second, "%s\n"
 	if terminal {
 		every, format = time.Second/10, "\r%-79s"
 	}
 	return func(yield func(B, error) bool) {
 		start := time.Now()
-		m, drawn, returned, more := meter{total: total}, start, start, true // drawn: the last line; returned: the loop body
+		drawn := start    // the last line
+		returned := start // from the loop's body
+		more := true
+		m := meter{total: total}
 		for item, err := range seq {
 			m.waited += time.Since(returned)
 			more = yield(item, err)
@@ -1465,13 +1825,15 @@ type meter struct {
 	elapsed, waited time.Duration
 }
 
-// line returns the meter as a line. On a terminal it has a bar, and less than 80 columns unless the numbers are large.
+// line returns the meter as a line. On a terminal it has a bar, and less than
+// 80 columns unless the numbers are large.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)
 	if m.total > 0 {
 		share := min(float64(m.count)/float64(m.total), 1)
-		if text = fmt.Sprintf("%d/%d %3.0f%%", m.count, m.total, 100*share); bar {
+		text = fmt.Sprintf("%d/%d %3.0f%%", m.count, m.total, 100*share)
+		if bar {
 			done := int(12 * share)
 			text += " [" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]"
 		}
@@ -1481,7 +1843,8 @@ func (m meter) line(bar bool) string {
 		format = " %.0f/s, %v"
 	}
 	text += fmt.Sprintf(format, rate, m.elapsed.Round(time.Second/10))
-	if left := float64(elapsed) / float64(m.count) * float64(m.total-m.count); m.count > 0 && left > 0 {
+	if m.count > 0 && m.count < m.total {
+		left := float64(elapsed) / float64(m.count) * float64(m.total-m.count)
 		text += fmt.Sprintf(", %v left", time.Duration(min(left, 1<<62)).Round(time.Second/10))
 	}
 	return text + fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(elapsed))

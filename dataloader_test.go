@@ -7247,7 +7247,7 @@ func (w *world) run(over context.Context) {
 		slots[slot].Value = int(w.sent.Add(1)) - 1
 		return slots[slot].Value < w.all
 	}
-	e.work = func(worker *worker, slot int) {
+	work := func(worker *worker, slot int) {
 		if slots[slot].Err != nil { // the end of the stream
 			return
 		}
@@ -7263,6 +7263,7 @@ func (w *world) run(over context.Context) {
 			runtime.Goexit()
 		}
 	}
+	e.newWork = func() func(*worker, int) { return work }
 	body := func(slot int) bool {
 		if ctx.Err() != nil {
 			return false

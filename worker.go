@@ -1,7 +1,6 @@
 package dataloader
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,9 +91,10 @@ type engine struct {
 	// also if it is asked again. It runs in the loop.
 	nextTask func(slot int) bool
 
-	// work turns the task in a slot into its result. It leaves a result in the
-	// slot even if user code panics or calls runtime.Goexit.
-	work func(w *worker, slot int)
+	// newWork returns the function that turns the task in a slot into its result.
+	// Each worker has one for itself, so the function may keep memory. It leaves a
+	// result in the slot even if user code panics or calls runtime.Goexit.
+	newWork func() func(w *worker, slot int)
 
 	// read is nil for loaders. For streams it runs in a goroutine of its own,
 	// between the loop and the queue tasks, and what the loop sends are permits
@@ -144,10 +144,10 @@ func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 // calls yield, because only yield can tell the loop why there are no more
 // results.
 func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
-	w := newWorker(ctx, -1, e.seed)
+	w, work := newWorker(ctx, -1, e.seed), e.newWork()
 	for e.nextTask(0) {
 		if ctx.Err() == nil {
-			e.work(w, 0)
+			work(w, 0)
 		}
 		if !yield(0) {
 			return
@@ -168,7 +168,7 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 		sendTask(slot)
 	}
 	ready := make([]bool, e.window+1) // the reorder cache
-	spare := e.window                 // the slot for the next task: one that none has had yet, then the one that the body had last
+	spare := e.window                 // the slot for the next task; later the body's last one
 	for recv < send {
 		slot := recv % (e.window + 1)
 		if e.ordered {
@@ -192,7 +192,10 @@ func (e *engine) loop(permits chan<- int, results <-chan int, yield func(slot in
 // by runtime.Goexit, only deferred functions run, and working is still true.
 // The deferred function then sends the slot on, since the loop would wait for
 // it for ever, and starts another goroutine in the place of this one.
-func (e *engine) startWorker(ctx context.Context, number int, running *sync.WaitGroup, tasks <-chan int, results chan<- int) {
+func (e *engine) startWorker(
+	ctx context.Context, number int, running *sync.WaitGroup,
+	tasks <-chan int, results chan<- int,
+) {
 	running.Go(func() {
 		slot, working := 0, false
 		defer func() {
@@ -201,11 +204,12 @@ func (e *engine) startWorker(ctx context.Context, number int, running *sync.Wait
 				e.startWorker(ctx, number, running, tasks, results)
 			}
 		}()
-		w := newWorker(labelled(ctx, "worker "+strconv.Itoa(number)), number, e.seed)
+		ctx := labelled(ctx, "worker "+strconv.Itoa(number))
+		w, work := newWorker(ctx, number, e.seed), e.newWork()
 		for slot = range tasks {
 			if ctx.Err() == nil {
 				working = true
-				e.work(w, slot)
+				work(w, slot)
 				working = false
 			}
 			results <- slot
@@ -233,10 +237,9 @@ type worker struct {
 	positions []int          // of the batch in the epoch
 	indices   []int          // of its samples, as the order has them
 	spots     []spot         // one for each index, for Rand
-	index     int            // the index for which user code is being called, or -1: the Index of an error
-	loaded    []int          // the indices of the samples that are in the batch: without those that failed
+	index     int            // that of the sample for which user code runs, or -1
+	loaded    []int          // the indices of the samples that have not failed
 	failed    []*SampleError // the samples that could not be fetched, for OnError
-	samples   any            // a *[]T: the samples of loaded
 }
 
 // newWorker makes a worker with the given number. -1 stands for the loop.
@@ -256,19 +259,26 @@ type task[B any] struct {
 	timing Timing         // its times are zero without Trace
 }
 
-// makeBatch turns a task into its batch, or into the error of the batch. build
-// makes the batch of the indices that the worker has chosen; it is
-// fetchAndCollate, or the load of NewFunc.
-func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst B) (B, error)) {
+// A builder makes the batch of the indices that a worker has chosen, in the
+// memory of dst. It is fetchAndCollate, or the load of NewFunc. A builder is for
+// one worker.
+type builder[B any] func(w *worker, dst B) (B, error)
+
+// makeBatch turns a task into its batch, or into the error of the batch.
+func makeBatch[B any](w *worker, p *pass, t *task[B], build builder[B]) {
 	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
-	w.pass, w.step, w.index, w.loaded = p, t.step, -1, w.loaded[:0]
-	w.failed = nil    // a new slice: the task before has the old one
-	t.err = errGoexit // the error if user code ends the goroutine, and no line below runs but the deferred ones
+	w.pass, w.step, w.index = p, t.step, -1
+	w.loaded = w.loaded[:0]
+	w.failed = nil // a new slice: the task before has the old one
+	// If user code ends the goroutine, only deferred functions run, and this is
+	// the error.
+	t.err = errGoexit
 	defer func() {
 		if t.err != nil {
 			t.err = w.sampleError(t.err)
 		}
-		t.failed, t.timing.Samples, t.timing.Done = w.failed, len(w.loaded), p.now()
+		t.failed = w.failed
+		t.timing.Samples, t.timing.Done = len(w.loaded), p.now()
 	}()
 	defer rescue(&t.err)
 	err := w.chooseIndices()
@@ -280,7 +290,9 @@ func makeBatch[B any](w *worker, p *pass, t *task[B], build func(w *worker, dst 
 
 // sampleError returns an error of the batch that w makes, or of the sample for
 // which user code was called.
-func (w *worker) sampleError(err error) *SampleError { return w.pass.sampleError(w.step, w.index, err) }
+func (w *worker) sampleError(err error) *SampleError {
+	return w.pass.sampleError(w.step, w.index, err)
+}
 
 // chooseIndices asks the order for the indices of the batch.
 func (w *worker) chooseIndices() error {
@@ -291,8 +303,9 @@ func (w *worker) chooseIndices() error {
 	w.indices, w.spots = w.indices[:0], w.spots[:0]
 	w.positions = p.deal.positions(w.positions[:0], w.step)
 	for _, pos := range w.positions {
-		w.indices = p.indicesAt(w.indices, pos%p.deal.n) // PadTail begins again with the first positions
-		for part, i := range w.indices[len(w.spots):] {  // those of this position
+		inEpoch := pos % p.deal.n // PadTail begins again with the first positions
+		w.indices = p.indicesAt(w.indices, inEpoch)
+		for part, i := range w.indices[len(w.spots):] { // those of this position
 			if i < 0 || i >= p.plan.samples {
 				return fmt.Errorf("the sampler: %w", refuseIndex(i, p.plan.samples))
 			}
@@ -307,27 +320,21 @@ func (w *worker) chooseIndices() error {
 
 // fetchAndCollate makes a batch as New does: it fetches the samples one by one,
 // and collates them. If OnError may drop samples, a batch of which none is left
-// is not collated.
-//
-// The worker keeps the slice of samples for its next batch, in an any, because
-// a worker has no type parameter. The any holds a pointer to the slice: to put
-// the slice itself into an any would allocate for each batch.
-func fetchAndCollate[T, B any](w *worker, data Dataset[T], collate Collate[T, B], dst B) (B, error) {
-	memory, ok := w.samples.(*[]T)
-	if !ok {
-		memory = new([]T)
-		w.samples = memory
-	}
-	samples, err := fetch(w, data, (*memory)[:0])
-	*memory = samples
-	defer clear(samples) // which must not be kept until the next batch
-	if err != nil || len(samples) == 0 {
+// is not collated. The memory of *samples is used again for the next batch.
+func fetchAndCollate[T, B any](
+	w *worker, data Dataset[T], collate Collate[T, B], samples *[]T, dst B,
+) (B, error) {
+	fetched, err := fetch(w, data, (*samples)[:0])
+	*samples = fetched
+	defer clear(fetched) // which must not be kept until the next batch
+	if err != nil || len(fetched) == 0 {
 		return dst, err
 	}
 	defer trace.StartRegion(w.ctx, "collate").End()
-	batch, err := collate(dst, samples)
+	batch, err := collate(dst, fetched)
 	if err != nil {
-		err = fmt.Errorf("collating %d samples %v: %w", len(samples), w.loaded[:min(16, len(samples))], err)
+		first := w.loaded[:min(16, len(fetched))]
+		err = fmt.Errorf("collating %d samples %v: %w", len(fetched), first, err)
 	}
 	return batch, err
 }
@@ -341,7 +348,7 @@ func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 			return samples, err
 		}
 		w.index = i
-		w.scope.move(w.spots[j])
+		w.scope.setSpot(w.spots[j])
 		var sample T
 		err := try(func() (err error) {
 			sample, err = data.Get(w.ctx, i)
@@ -349,7 +356,8 @@ func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
 		})
 		switch {
 		case err == nil:
-			samples, w.loaded = append(samples, sample), append(w.loaded, i)
+			samples = append(samples, sample)
+			w.loaded = append(w.loaded, i)
 		case w.pass.plan.opts.OnError != nil:
 			w.failed = append(w.failed, w.sampleError(err))
 		default:
@@ -397,8 +405,8 @@ func withScope(ctx context.Context, worker int, seed uint64, where spot) (contex
 	return context.WithValue(ctx, scopeKey{}, s), s
 }
 
-// move makes s the scope of another sample.
-func (s *scope) move(to spot) { s.spot, s.seeded = to, false }
+// setSpot makes s the scope of another sample.
+func (s *scope) setSpot(to spot) { s.spot, s.seeded = to, false }
 
 // A PanicError is a panic in user code, as an error: the panic's value, and the
 // stack where it happened.
@@ -457,16 +465,20 @@ func placeOfPanic() string {
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
 	self, _ := frames.Next()
 	here := strings.TrimSuffix(self.Function, "placeOfPanic") // the path of this package, and a dot
-	library := ""                                             // the folder of the standard library; "" before the panic
+	library := ""                                             // its folder; "" before the panic
+	rescuers := []string{"makeBatch[...]", "try", "apply[...]", "fillSlots[...]", "handOver[...]"}
 	for f, more := frames.Next(); more; f, more = frames.Next() {
 		name, own := strings.CutPrefix(f.Function, here)
 		switch {
 		case f.Function == "runtime.gopanic":
-			library = cmp.Or(strings.TrimSuffix(f.File, "runtime/panic.go"), "runtime/") // "runtime/" with -trimpath
+			library = strings.TrimSuffix(f.File, "runtime/panic.go")
+			if library == "" { // with -trimpath
+				library = "runtime/"
+			}
 		case library == "" || strings.HasPrefix(f.File, library):
 		case !own || strings.HasSuffix(f.File, "_test.go"):
 			return fmt.Sprintf(" (%s:%d)", path.Base(f.File), f.Line)
-		case slices.Contains([]string{"makeBatch[...]", "try", "apply[...]", "fillSlots[...]", "handOver[...]"}, name):
+		case slices.Contains(rescuers, name):
 			return ""
 		}
 	}
@@ -510,7 +522,8 @@ func try(f func() error) (err error) {
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
 	panicIf(src == nil, "Map: the stream is nil")
 	panicIf(f == nil, "Map: f is nil")
-	panicIf(workers < 0 || workers > math.MaxInt32/8, "Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
+	panicIf(workers < 0 || workers > math.MaxInt32/8,
+		"Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[U]) bool) error {
 		seed := scopeOf(ctx).seed
 		// A Map before this one must not draw the same numbers. Outside f the
@@ -519,11 +532,18 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 		s.idle = true
 		if workers > 0 {
 			window := 8 * workers
-			items, results := make([]Item[T], window+1), make([]Item[U], window+1) // by slot
-			e := engine{workers: workers, window: window, seed: seed, work: func(w *worker, slot int) {
-				apply(w, f, &items[slot], &results[slot])
-			}}
-			return readAhead(between, src, from, e, items, func(slot int) bool { return yield(takeItem(&results[slot])) })
+			items := make([]Item[T], window+1)   // by slot
+			results := make([]Item[U], window+1) // by slot
+			work := func(w *worker, slot int) { apply(w, f, &items[slot], &results[slot]) }
+			e := engine{
+				workers: workers,
+				window:  window,
+				seed:    seed,
+				newWork: func() func(*worker, int) { return work },
+			}
+			return readAhead(between, src, from, e, items, func(slot int) bool {
+				return yield(takeItem(&results[slot]))
+			})
 		}
 		w := newWorker(between, -1, seed)
 		var result Item[U]
@@ -531,7 +551,8 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			if err != nil {
 				return err
 			}
-			if apply(w, f, &item, &result); !yield(takeItem(&result)) {
+			apply(w, f, &item, &result)
+			if !yield(takeItem(&result)) {
 				return nil
 			}
 		}
@@ -548,7 +569,9 @@ const (
 
 // apply sets *result to f of *item, or to a failed item. *item keeps only its
 // Err.
-func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U]) {
+func apply[T, U any](
+	w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U],
+) {
 	value, next := item.Value, item.Next
 	*result = Item[U]{Err: item.Err, Next: next}
 	*item = Item[T]{Err: item.Err}
@@ -562,7 +585,7 @@ func apply[T, U any](w *worker, f func(context.Context, T) (U, error), item *Ite
 		}
 	}()
 	defer rescue(&result.Err)
-	w.scope.move(spot{uint64(next.Epoch), uint64(next.Pos), mapPart})
+	w.scope.setSpot(spot{uint64(next.Epoch), uint64(next.Pos), mapPart})
 	result.Value, result.Err = f(w.ctx, value)
 }
 
@@ -584,7 +607,9 @@ func (s Stream[T]) Prefetch(n int) Stream[T] {
 	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		items := make([]Item[T], n+1) // by slot
-		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool { return yield(takeItem(&items[slot])) })
+		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool {
+			return yield(takeItem(&items[slot]))
+		})
 	})
 }
 
@@ -605,7 +630,8 @@ const maxPrefetch = 1 << 24
 // while a result is ready. Without workers the reader sends to results: that is
 // Prefetch.
 func readAhead[T any](
-	ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T], yield func(slot int) bool,
+	ctx context.Context, src Stream[T], from Cursor, e engine, items []Item[T],
+	yield func(slot int) bool,
 ) (err error) {
 	e.ordered = true
 	e.nextTask = func(int) bool { return true } // a permit for the reader
@@ -613,8 +639,8 @@ func readAhead[T any](
 		fillSlots(ctx, src, from, items, permits, tasks)
 	}
 	e.run(ctx, func(slot int) bool {
-		if end, ok := items[slot].Err.(endOfSource); ok { // The end counts, whatever has become of ctx meanwhile.
-			err = end.error
+		if end, ok := items[slot].Err.(endOfSource); ok {
+			err = end.error // which counts, whatever has become of ctx meanwhile
 			return false
 		}
 		return yield(slot)
@@ -631,7 +657,10 @@ type endOfSource struct{ error }
 // last, also if src panics or ends its goroutine. When ctx has ended, the next
 // item is not sent: the cause of ctx is the end, unless src has come to its
 // own.
-func fillSlots[T any](ctx context.Context, src Stream[T], from Cursor, items []Item[T], permits <-chan int, tasks chan<- int) {
+func fillSlots[T any](
+	ctx context.Context, src Stream[T], from Cursor, items []Item[T],
+	permits <-chan int, tasks chan<- int,
+) {
 	defer close(tasks)
 	slot, more := <-permits
 	var end error     // what src ends with
