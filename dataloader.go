@@ -729,12 +729,8 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 		return nil, errors.New(
 			"dataloader: the Collate is nil; List makes a slice of the samples")
 	}
-	return loaderOf(data.Len(), opts, func() builder[B] {
-		var samples []T // of one worker, from batch to batch
-		return func(w *worker, dst B) (B, error) {
-			return fetchAndCollate(w, data, collate, &samples, dst)
-		}
-	})
+	newBuilder := func() builder[B] { return fetchAndCollate(data, collate) }
+	return loaderOf(data.Len(), opts, newBuilder)
 }
 
 // NewFunc makes a loader of n samples. The function load makes each batch from
@@ -978,8 +974,7 @@ func (l *DataLoader[B]) items(
 		// There are no more workers, and there is no larger window, than steps.
 		workers := min(l.opts.Workers, p.steps)
 		window := max(1, min(l.opts.Workers*l.opts.Prefetch, p.steps))
-		slots := make([]task[B], window+1)
-		it := &iteration[B]{ctx: ctx, loader: l, pass: p, slots: slots, yield: yield}
+		it := &iteration[B]{ctx, l, p, make([]task[B], window+1), yield, nil}
 		e := engine{
 			workers:  workers,
 			window:   window,

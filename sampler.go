@@ -579,11 +579,11 @@ func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
 	d := deal{n: s.Len(), size: min(size, s.Len()+1), rank: Rank{0, 1}, dropLast: dropLast}.start(0)
-	name := fmt.Sprintf("Batches(%s, %d)", describe(s), size)
+	name := fmt.Sprintf("Batches(%s, %d", describe(s), size)
 	if dropLast {
-		name = fmt.Sprintf("Batches(%s, %d, dropLast)", describe(s), size)
+		name += ", dropLast"
 	}
-	return batchSampler{d.steps(), name, func(epoch int) func(int) []int {
+	return batchSampler{d.steps(), name + ")", func(epoch int) func(int) []int {
 		order := s.Order(epoch)
 		return func(k int) []int {
 			batch := d.positions(nil, k)

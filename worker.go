@@ -260,8 +260,8 @@ type task[B any] struct {
 }
 
 // A builder makes the batch of the indices that a worker has chosen, in the
-// memory of dst. It is fetchAndCollate, or the load of NewFunc. A builder is for
-// one worker.
+// memory of dst. It is that of fetchAndCollate, or calls the load of NewFunc. A
+// builder is for one worker.
 type builder[B any] func(w *worker, dst B) (B, error)
 
 // makeBatch turns a task into its batch, or into the error of the batch.
@@ -318,25 +318,25 @@ func (w *worker) chooseIndices() error {
 	return nil
 }
 
-// fetchAndCollate makes a batch as New does: it fetches the samples one by one,
+// fetchAndCollate returns the builder of New: it fetches the samples one by one,
 // and collates them. If OnError may drop samples, a batch of which none is left
-// is not collated. The memory of *samples is used again for the next batch.
-func fetchAndCollate[T, B any](
-	w *worker, data Dataset[T], collate Collate[T, B], samples *[]T, dst B,
-) (B, error) {
-	fetched, err := fetch(w, data, (*samples)[:0])
-	*samples = fetched
-	defer clear(fetched) // which must not be kept until the next batch
-	if err != nil || len(fetched) == 0 {
-		return dst, err
+// is not collated.
+func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) builder[B] {
+	var samples []T // whose memory is used again for the next batch
+	return func(w *worker, dst B) (batch B, err error) {
+		samples, err = fetch(w, data, samples[:0])
+		defer clear(samples) // which must not be kept until then
+		if err != nil || len(samples) == 0 {
+			return dst, err
+		}
+		defer trace.StartRegion(w.ctx, "collate").End()
+		batch, err = collate(dst, samples)
+		if err != nil {
+			first := w.loaded[:min(16, len(samples))]
+			err = fmt.Errorf("collating %d samples %v: %w", len(samples), first, err)
+		}
+		return batch, err
 	}
-	defer trace.StartRegion(w.ctx, "collate").End()
-	batch, err := collate(dst, fetched)
-	if err != nil {
-		first := w.loaded[:min(16, len(fetched))]
-		err = fmt.Errorf("collating %d samples %v: %w", len(fetched), first, err)
-	}
-	return batch, err
 }
 
 // fetch appends the samples of the batch. A sample that fails fails the batch,
