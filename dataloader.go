@@ -3,12 +3,11 @@
 // the epoch. It is PyTorch's DataLoader for Go. (It is not the batcher of
 // GraphQL queries that has the same name.)
 //
-//	images := dataloader.Func(60000, func(ctx context.Context, i int) (dataloader.Tensor[float32], error) {
-//		return decode(i)
-//	})
-//	loader, err := dataloader.New(images, dataloader.Stack[float32], dataloader.Options{
-//		BatchSize: 64, Shuffle: true, Workers: 4,
-//	})
+//	type image = dataloader.Tensor[float32]
+//	get := func(_ context.Context, i int) (image, error) { return decode(i) }
+//	images := dataloader.Func(60000, get)
+//	loader, err := dataloader.New(images, dataloader.Stack[float32],
+//		dataloader.Options{BatchSize: 64, Shuffle: true, Workers: 4})
 //	if err != nil {
 //		return err
 //	}
@@ -19,528 +18,60 @@
 //				return err
 //			}
 //			train(model, batch) // a Tensor of the shape [64, …]
-//			save(model, at) // with the cursor as JSON: the checkpoint
+//			save(model, at)     // with the cursor as JSON: the checkpoint
 //			loader.Recycle(batch)
 //		}
 //	}
 //
-// The rest of this comment is a lesson. It starts from a loop that anybody
-// would write, and each section answers one question. Most sections have
-// exercises, to be done in the package's folder: Predict, Run, Read and, in
-// some, Why, which is the answer, Break, a line to change so that a test
-// notices, and Write. Undo each Break. Look for its code from the head of the
-// function on, because this comment quotes it, too. The tests simulate time, so
-// a second takes no time; but each change is compiled, which takes 13 s, or 8 s
-// with go test -gcflags='-N -l'. "go doc -short" lists the exported names, and
-// "go doc -u -src engine.loop", for example, prints one that is not exported.
-// Examples and tests are in dataloader_test.go; the README has a command that
-// prints one.
-//
-// # A loop of ten lines
-//
-//	order := rng.Perm(n)
-//	for len(order) > 0 {
-//		k := min(batchSize, len(order))
-//		var samples []Sample
-//		for _, i := range order[:k] {
-//			samples = append(samples, load(i))
-//		}
-//		order = order[k:]
-//		train(stack(samples))
-//	}
-//
-// The loop makes three decisions: what sample i is, in which order samples
-// come, and how samples become a batch. In this package each decision is a
-// type, so each can be changed without the others.
-//
-// # The data set
-//
-// What is sample i? A [Dataset] has a length and fetches sample i (PyTorch:
-// Dataset, __len__ and __getitem__). [Slice] is a data set, and [Func], [Files]
-// and [Rows] make others; [Transform], [Cache], [Subset] and [Concat] make data
-// sets from others. Any sample may be fetched at any time, by several
-// goroutines at once, so a Get must be safe for concurrent use.
-//
-//   - Predict: 20 goroutines ask a Cache for the same sample, which takes a
-//     second. How often is it fetched?
-//   - Run: go test -v -run 'TestCache$'
-//   - Why: the first goroutine has the sample's lock while it fetches, so the
-//     others wait; then each finds what the first has fetched.
-//   - Read: Dataset, Func and Cache (insideCache follows in Random numbers)
-//   - Break: in Cache replace "lock <- kept" by "lock <- nil". The same command
-//     says how often the sample is fetched now.
-//
-// # The sampler
-//
-// Which sample stands at a position of an epoch? A [Sampler] says it (PyTorch:
-// Sampler). In the loop above the order is a table, which depends on everything
-// that was drawn from rng before; so nobody can tell the order of epoch 5
-// without the epochs before it. Here the order is a function of epoch and
-// position alone, and a loader can begin anywhere. Such a function needs no
-// table: [Random] keeps a permutation of up to 4,096 samples as one, but
-// computes the index at a position of a longer permutation.
-//
-//   - Predict: a data set has 10¹² samples. How long does the first batch of a
-//     shuffled epoch take, and how long a batch in the middle?
-//   - Run: go test -run '^$' -bench 'Start/n=1e12/(first|middle)$'
-//   - Read: Sampler, Random, permutation, feistel and feistel.at
-//   - Break: in feistel.at replace "left += add" by "left = add", and run go
-//     test -run TestRandomIsBijection
-//
-// # The batch
-//
-// How do samples become a batch? A [Collate] makes one (PyTorch: collate_fn).
-// [Stack] copies tensors of one shape into a tensor with one more dimension,
-// [Pad] makes sequences equally long, [List] keeps a slice. Large batches are
-// costly to allocate, so a Collate may reuse memory, as append does:
-// [DataLoader.Recycle] gives a batch back. [NewFunc] takes one function that
-// makes a whole batch from its indices.
-//
-//   - Predict: a loop recycles each of its 20 batches. For how many is memory
-//     allocated if nothing is loaded ahead of the loop, and for how many if 3
-//     workers load at most 6 batches ahead?
-//   - Run: go test -v -run TestRecycle
-//   - Why: a batch can be built in recycled memory, but batches that exist at
-//     the same time need memory of their own: the batch in the body of the
-//     loop, and those ahead of it.
-//   - Read: Collate, Stack and fetchAndCollate (its w stands for the goroutine
-//     that makes the batch)
-//   - Break: in Stack replace "copy(dst.Data[i*size:], s.Data)" by
-//     "copy(dst.Data, s.Data)", and run go test -run TestStack
-//
-// # One goroutine
-//
-// Who loads? With Options.Workers = 0 the loop's own goroutine loads each batch
-// when the loop asks for it (PyTorch: _SingleProcessDataLoaderIter). This is
-// the specification, with which the tests compare everything else: with workers
-// the batches, errors and random numbers are the same, and come sooner. They
-// come in the same order, too, unless Options.Unordered is set.
-//
-// One worker already saves much time, because it loads the next batches while
-// the loop trains. Four Examples build a loader step by step:
-// Example_inTenLines without a goroutine, Example_oneWorker, Example_outOfOrder
-// and Example_inFiftyLines.
-//
-//   - Predict: 20 samples take 0.1 s each, in batches of one, and the loop
-//     trains on each for 0.1 s. How long does an epoch take with 0 workers,
-//     with 1, with 4, with 100? And how long in a loop that takes no time?
-//   - Run: go test -v -run TestWallTime
-//   - Why: an epoch can take no less time than its training. With one worker
-//     that is the limit already, apart from the first batch, and more workers
-//     gain nothing; but a loop that takes no time waits for nothing but the
-//     workers.
-//   - Read: Example_inTenLines and Example_oneWorker
-//
-// # Several goroutines, out of order
-//
-// How do workers hand over batches without ever blocking? Workers are
-// goroutines. They take tasks from one queue and put results into another,
-// while the loop trains. A task says which batch to make, and its result is the
-// batch.
-//
-// If the queue of results had no room, the workers would block for ever after a
-// break, because nobody receives any more. A worker could select between its
-// send and a signal to stop, but room in the queue is simpler. How much room is
-// enough? A batch is in flight from the moment its task is sent until it is
-// handed to the body, and the loop bounds the number of batches in flight. The
-// bound is called the window: it is Workers × Prefetch, which is Workers × 2
-// unless Options.Prefetch is set. Each queue has room for a window, so no send
-// ever blocks.
-//
-// All workers take from one queue, so the first free worker takes the next
-// task. In PyTorch each worker has a queue of its own, so the same worker makes
-// the same batch in every run. That is what one queue loses, and why nothing in
-// a batch may depend on its worker. But goroutines gain more than they lose
-// against worker processes, because they share their memory: a batch reaches
-// the loop without pickling, and there are no processes to shut down.
-//
-// With Options.Unordered a batch is handed over, or yielded, as soon as it is
-// ready (PyTorch: in_order=False). So a slow batch delays no other, but a loop
-// that is left early has seen the fast batches.
-//
-//   - Predict: 3 workers have 5 tasks and send their results to a channel with
-//     room for r. The loop breaks after one result. How many workers are
-//     blocked for ever, for r = 0 to 4?
-//   - Run: go test -v -run TestNaivePool
-//   - Read: Example_outOfOrder (Example_oneWorker with one line more)
-//
-// # In order
-//
-// How can several workers keep the order? By default a batch that is ready too
-// early waits in the reorder cache until its turn (PyTorch:
-// _MultiProcessingDataLoaderIter, with _send_idx, _rcvd_idx and _task_info).
-// Two counters, send and recv, describe what is in flight:
-//
-//	recv <= send <= recv + window
-//
-//	batch    0 1 2 3 4 5 6 7 8 9 …
-//	             ^           ^
-//	             recv        send     window 6; 2 is slow, in a worker; 3, 4 and 6 are in the cache; 5 and 7 in other workers
-//
-// Each batch from recv to send-1 is in one place: the queue of tasks, a worker,
-// the queue of results, or the cache. So at most window batches are in flight,
-// even if batch 2 never comes. Out of order no batch waits for its turn, and
-// recv is just how many were handed over; the bound is the same.
-//
-// Example_inFiftyLines is this loader and nothing else; the lines that keep the
-// order are marked. The type engine has the same loop, but its queues carry
-// numbers instead of batches. A task lies in a slot of an array, the worker
-// makes the batch in the same slot, and whoever has received the slot's number
-// owns the slot. In order, batch k lies in slot k % (window+1), so the cache is
-// a flag for each slot, which says that its batch is ready.
-//
-// Why is there one slot more than the window? The loop sends the next task
-// before the body runs, because otherwise only window-1 batches would be in
-// flight meanwhile. But the batch in the body still lies in its slot, so with
-// window slots the next task would take that slot. To copy the batch out of the
-// slot first, the engine would have to know its type. It knows only numbers, so
-// one engine serves loaders and streams of any type, and a slot more is the
-// price.
-//
-// Skip what engine.loop says of readers, which are for streams. In a loader a
-// permit is a task. These lines correspond:
-//
-//	Example_inFiftyLines      engine.loop
-//	tasks <- send             nextTask puts the task into a slot, and permits <- slot
-//	cache[r.k%window] = &r    ready[<-results] = true
-//	for recv := range n       for recv < send; recv++ comes before the body, so the formula holds in the body, too
-//	                          spare, the slot that the body had last
-//	defer close(tasks)        in engine.run, which is read in Breaks
-//
-// The loop looks into the queue of results only while it waits for a batch. So
-// what is ready while the body runs stays in the queue, and goes into the cache
-// when the loop waits again. The picture in the README, and
-// testdata/timeline.txt, show the same batches without workers, with one, and
-// with three, out of order and in order. In the picture of three workers in
-// order, a vertical line at 135 ms shows the moment above; in a browser the
-// line moves, and recv, send and the cache with it.
-//
-//   - Predict: batch 0 of 20 hangs, with 2 workers and Prefetch 2. Meanwhile,
-//     how many are handed over, how many loaded, and how many being loaded, in
-//     order and out of order?
-//   - Run: go test -v -run TestStuckBatch
-//   - Write: replace the body of loader in Example_inFiftyLines, unread, by
-//     that of Example_outOfOrder, which has the same signature, and make it
-//     keep the order. The test is the output: go test -timeout 9s -run
-//     Example_inFiftyLines. 13 batches are loaded: 6 for the window, and one
-//     for each of the 7 that the body has had.
-//   - Read: Example_inFiftyLines, then engine, engine.inline and engine.loop
-//   - Break: in engine.loop replace "if e.ordered {" by "if false {". The same
-//     command notices.
-//   - Break: in engine.loop delete "ready[slot] = false". When a slot is used
-//     again its flag is still set, so the loop hands it over without waiting,
-//     and runs ahead of the workers. Then sends block after all: the same
-//     command says where each goroutine waits for ever.
-//   - Break: in engine.loop replace "spare := e.window" by "spare := 0", and
-//     run go test -run TestEverySchedule. The next task takes the slot of a
-//     result that the body has not had.
-//
-// # How large a window
-//
-// When does a larger window help? In the README's picture the window is 6, and
-// loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. While worker 2
-// loads it, worker 0 is idle from 140 ms on and worker 1 from 180 ms on,
-// because the window is full.
-//
-//   - Predict: the picture's batches with training of 10 ms, 5 ms and none. How
-//     long do window 6, window 12 and out of order take?
-//   - Run: go test -v -run TestWindow
-//   - Why: when batch 2 comes, ten batches are left. If the loop trains on each
-//     for 10 ms, training is the limit, whatever the window. If it trains for 5
-//     ms or less, loading is the limit, and with a window of 12 no worker is
-//     idle, so order costs nothing. Set Options.Prefetch to more than 2 if the
-//     times of batches vary much, or if a batch takes so little time that the
-//     workers wait for tasks.
-//   - Read: Options (from Workers to Unordered)
-//
-// # Random numbers
-//
-// Where do random numbers come from? [Rand] gives each sample a generator of
-// its own. It is seeded by a hash of the loader's seed and the sample's spot:
-// the epoch, the position in it and, under a BatchSampler, an order of whole
-// batches, the number in the batch. So the numbers depend on nothing else.
-// Before each Get the worker writes the spot into its scope, which the context
-// carries, and Rand makes the generator at its first call for this sample.
-// Inside a Cache the spot is only the sample's index, because one fetch serves
-// all epochs.
-//
-//   - Predict: each of 3 workers has a generator instead. Does sample 4 get the
-//     same number in ten runs?
-//   - Run: go test -v -run TestGeneratorPerWorker
-//   - Why: the workers share a queue, so which of them loads sample 4 depends
-//     on how long the other samples take.
-//   - Read: spot, scope, scope.move, Rand and insideCache
-//   - Break: in scope.move replace "s.spot, s.seeded = to, false" by "s.spot =
-//     to". The same command notices.
-//
-// # Errors
-//
-// How does the loop hear of a bad sample? At the batch's turn it gets an error,
-// a [*SampleError]. The SampleError says which batch failed; its Err is the
-// cause, such as the error of Get or a [PanicError]. The loop may go on with
-// the next batch. Every other error is the last, such as the end of the
-// context. A loop that skips bad batches tells the two apart:
-//
-//	for batch, err := range loader.Run(ctx, &at) {
-//		var bad *dataloader.SampleError
-//		if errors.As(err, &bad) {
-//			log.Print(bad)
-//			continue
-//		}
-//		if err != nil {
-//			return err
-//		}
-//		train(batch)
-//	}
-//
-// With Options.OnError, that function decides: it drops the sample, and the
-// batch is smaller, or it fails the batch:
-//
-//	if Get                  without OnError             with OnError
-//	returns an error        the batch fails             OnError decides
-//	panics                  the batch fails             OnError decides
-//	calls runtime.Goexit    the batch fails             the batch fails
-//	is waiting as ctx ends  the loop ends               the loop ends
-//
-// Workers change neither batches nor errors. Goexit is the one exception,
-// because with 0 workers it ends the loop's goroutine.
-//
-//   - Predict: in Example_oneWorker load calls runtime.Goexit, as t.FailNow
-//     does. What does the loop get?
-//   - Run: go test -v -run Example_errorsAndBreaks
-//   - Why: nothing. Goexit ends the worker, and runs only its deferred
-//     functions, so no result comes, and the loop waits for ever. In
-//     Example_errorsAndBreaks a deferred function sends the result, and starts
-//     another goroutine in the place of this one. The engine does the same, and
-//     makeBatch sets the error before it calls user code, because after a
-//     Goexit no line behind the call runs.
-//   - Read: Example_errorsAndBreaks, SampleError, fetch (sample w.indices[j]
-//     has the spot w.spots[j]), try, task, makeBatch (its pass follows in
-//     Cursors), rescue and engine.startWorker
-//   - Break: in engine.startWorker delete "e.startWorker(ctx, number, running,
-//     tasks, results)", and run go test -run TestEverySchedule. The next task
-//     is never begun.
-//
-// # Breaks
-//
-// How does a loop end? Goroutines live only inside the range, so a loader and a
-// stream have nothing to close. Leaving the range in any way ends the context
-// that each Get was given, and waits for the Gets that run. Tasks that no
-// worker has begun are dropped, and so are the batches that are being loaded or
-// wait for their turn. Their memory goes to the garbage collector, even if it
-// had been recycled; memory that waits in the loader for a later batch stays
-// there. But nothing is lost: no cursor counts a batch in flight, so a resume
-// loads it again.
-//
-//   - Predict: the loop breaks while a Get runs that takes an hour. When does
-//     the loop end, if the Get looks at its context, and if it does not?
-//   - Run: go test -v -run TestBreakWaits
-//   - Why: a goroutine cannot be stopped from outside, so the loop waits until
-//     every Get has returned.
-//   - Read: engine.run
-//   - Break: in engine.run replace "e.window), make(chan int, e.window)" by
-//     "e.window), make(chan int)". The same command says where the workers
-//     block, because nobody receives their results.
-//   - Break: in engine.run delete "defer running.Wait()". The same command says
-//     how many Gets still run after the loop.
-//   - Break: in engine.run delete the second "defer cancel()". The same command
-//     says how long the break takes: the workers load the rest of the window
-//     first, three batches of three hours. One of the two workers loads two of
-//     them: six hours.
-//
-// # Every schedule
-//
-// Is there an order of events in which the engine goes wrong? All that it waits
-// for is that a task ends, that the body goes on or breaks, or that the context
-// ends. TestEverySchedule plays all orders of these events for small engines,
-// and says the shortest one that goes wrong, from "the loop begins" on: after
-// it, for example, too few tasks have been sent.
-//
-//   - Predict: 1 worker, a window of 1, 3 tasks, and the next task is sent
-//     after the body. After which events is that wrong?
-//   - Break: in engine.loop move "sendTask(spare)" behind the if with yield.
-//   - Run: go test -run TestEverySchedule
-//   - Why: the loop begins, task 0 ends. Result 0 is in the body, so task 1
-//     must be in flight: 1 tasks sent, must be 2.
-//   - Read: TestEverySchedule
-//   - Write: empty the body of engine.loop, and write it again. One slot is
-//     always spare, at first the last one, then that which the body had last.
-//     nextTask may be called again after it has reported that there is none.
-//     TestEverySchedule is the specification. A loop of your own fails
-//     TestLesson, which looks for the Breaks, and TestAllocations if it
-//     allocates more.
-//
-// # Cursors and checkpoints
-//
-// What must be saved to continue? A loader has no position; a [Cursor] has. The
-// caller owns it, and Run keeps it current. A loader's cursor contains the
-// epoch, the position after the batch in hand, and a State: a description of
-// the order, Options.Seed and Options.DataVersion. In the middle of an epoch a
-// loader with another order, seed or version refuses the cursor, because the
-// position would mean other samples. If batches have come out of order, the
-// State also lists those that came before their turn. Saved as JSON the cursor
-// is the checkpoint; passed to Run it is the resume, for any number of workers
-// and, in order, any batch size (PyTorch: StatefulDataLoader):
-//
-//	{"epoch": 1, "pos": 128, "state": {"by": "Random(60000, seed 42)", "seed": 42}}
-//
-// The cursor after the last batch of an epoch still names that epoch. A resume
-// there has no batches, and goes on with the next epoch.
-//
-// Save the weights and the cursor together, after the step. If the process
-// dies, the next one continues at the saved cursor:
-//
-//	a batch that                      comes again?
-//	was in flight                     yes: it is not in the cursor
-//	was trained on before the save    no
-//	was trained on after the save     yes: its step is lost with the weights
-//	failed                            yes, until a later batch has succeeded or the epoch has ended
-//
-// A batch that comes again has the same random numbers, because they depend on
-// the position. A sample that OnError has dropped counts as seen.
-//
-//   - Predict: loops with 0 to 4 workers are left, and continued with others,
-//     in order or not. How many batches are lost, and how many come twice?
-//   - Run: go test -v -run TestUnorderedResume
-//   - Read: Cursor, pass, pass.markDone, pass.cursor and plan.resume (the next
-//     section has the deal)
-//   - Break: in plan.resume replace ", s.Done...)" by ")". The same command
-//     notices.
-//
-// # Ranks
-//
-// Who loads what if several processes train one model? Options.Rank gives each
-// rank its part of every epoch: the positions Index, Index+Count, … (PyTorch:
-// DistributedSampler). [RankFromEnv] knows the launchers. If the epoch cannot
-// be dealt out evenly, a [Tail] decides: PadTail repeats the first samples,
-// DropTail leaves out the last, UnevenTail does neither.
-//
-// A cursor counts the positions that all ranks together have consumed, so after
-// the same number of batches all ranks have the same cursor. It resumes any
-// number of ranks, because the rest of the epoch is dealt out anew:
-//
-//	if the ranks                          save           and resume
-//	step together, as in an all-reduce    one cursor     any number of ranks
-//	do not                                each cursor    any number, from the smallest pos: samples may come again, none is lost
-//	are Unordered                         each cursor    that rank alone, with the same batch size
-//
-// If ranks × BatchSize stays the same, the ranks together also train on the
-// same samples in each step, except perhaps in the last of an epoch, where they
-// share what is left. With DropLast and DropTail that step is the same, too.
-//
-//   - Predict: ten samples on four ranks, in batches of three. What does each
-//     rank get under each Tail? With batches of one, four ranks save a cursor
-//     after one step. Who gets what if three ranks continue?
-//   - Run: go test -v -run TestTails
-//   - Read: Rank, Tail and deal
-//   - Break: in Rank.nth replace "r.Index + i*r.Count" by "r.Index + i". The
-//     same command notices.
-//
-// # The way of a batch
-//
-// How does all of this work together? One batch, with two workers, goes the
-// following way. Read DataLoader.items, which has the nextTask of a loader, and
-// handOver on the way. An arrow stands where the slot's number goes to another
-// goroutine. The left column is the file:
-//
-//	dataloader  Run, follow, handOver          the loop; handOver keeps *at current
-//	            DataLoader.items               begins a pass, makes an engine and window+1 slots with a task in each
-//	            plan.resume                    cursor → pass: the rest of the epoch, and how it is dealt out
-//	worker      engine.run, engine.loop        starts the workers; sends and receives
-//	dataloader  nextTask, in items             step → task[B]  ──slot──> a worker
-//	worker      engine.startWorker, makeBatch  task[B] → batch, or its error
-//	            worker.chooseIndices           step → positions → indices
-//	sampler     deal.positions, indicesAt      the rank's positions of the step; the index at each
-//	worker      fetchAndCollate, fetch         indices → samples
-//	dataset     Get                            index → sample
-//	batch       a Collate                      samples → batch  ──slot──> the loop
-//	dataloader  received, in items             at its turn: settle asks OnError; pass.markDone, pass.cursor
-//	            handOver                       *at = the cursor after the batch
-//	            the body                       the batch
-//
-// # Streams
-//
-// How are data without indices loaded? By a [Stream], which is also the way to
-// a pipeline of your own. A Stream is a function that takes a cursor and
-// returns the items that follow, each with the cursor after it (PyTorch:
-// IterableDataset, torchdata.nodes). [FromSeq], [Indices] and [Tar] make
-// streams; Shuffle, [Mix], [Map], [Batch], Prefetch and others make one stream
-// from another. Because every item has its cursor, any composition resumes:
-//
-//	images := dataloader.Map(dataloader.Indices(dataloader.Random(n, seed)), 8, load)
-//	batches := dataloader.Batch(images, 64, dataloader.Stack[float32]).Prefetch(2)
-//
-// Use a DataLoader if the data have indices, because it knows its length, deals
-// out whole batches, and resumes any rank. Use a stream for data that can only
-// be read in order, for stages of your own, or if all workers should load
-// samples of one batch.
-//
-//   - Predict: a batch of 16 samples of 1 s each, 8 workers. When does the
-//     first batch come from a loader, when from the pipeline above?
-//   - Run: go test -v -run TestPipelineIsLoader
-//   - Why: a loader's worker makes a whole batch, so its 16 samples come one
-//     after the other; a Map deals out single items.
-//   - Read: Stream, ExampleStream_stage, Stream.Take, staged, stageState,
-//     ExampleCursor_stream (what its fields mean), readAhead, fillSlots and
-//     endOfSource
-//   - Break: in Stream.Take replace "source: item.Next" by "source:
-//     state.Source", and run go test -run TestStreams/Take
-//   - Write: a stage that drops an item equal to the one before it. A failed
-//     item stays, and so does the item after it. A resume needs the item
-//     before, but a cursor holds places, not items. So State is the source's
-//     cursor before the last item kept. The test, in a _test.go file here: with
-//     order := OrderFunc(6, func(int) []int { return []int{0, 0, 1, 0, 2, 2} })
-//     checkStream(t, stage(Map(Indices(order), 2, failing(3, 1).Get)), 2)
-//     returns 0, an error, 0 and 2, those of epoch 2.
-//
-// # Where the time goes
-//
-// Is the loader too slow? Options.Trace gets a [Timing] for each batch, and
-// [Stats] sums them up in one line, which names the bottleneck. Three loops of
-// TestStats:
-//
-//	           workers × Prefetch   loading a batch                training on it
-//	loader     2 × 2                100 ms                         30 ms
-//	training   4 × 2                20 ms                          100 ms
-//	ragged     4 × 1                52 to 151 ms, 101 on average   25 ms
-//
-// [Progress] shows how far an epoch has got. In profiles, goroutines have the
-// label dataloader ("worker 0", "reader"). In execution traces (go test -trace)
-// each batch of a loader has a log entry, and the regions fetch and collate, or
-// load.
-//
-//   - Predict: how many workers does each loop need? What else helps ragged?
-//   - Run: go test -v -run TestStats
-//   - Why: 100 ms of loading for 30 ms of training take 4 workers, 20 ms for
-//     100 ms one, and 101 ms for 25 ms 4, as many as there are. But slow
-//     batches block them: with Prefetch 2 the loop takes 5.2 s, and not 6.4 s.
-//   - Read: Timing, Stats.Observe, Stats.String and Stats.verdict
+// A [DataLoader] loads a [Dataset] in the order of a [Sampler], in batches that
+// a [Collate] or the function of [NewFunc] makes. A [Stream] loads data without
+// indices. [Rand] gives each sample its random numbers. A batch that fails is a
+// [*SampleError], which a loop may skip; every other error is the last.
 //
 // # To look up
 //
-//	may change at a checkpoint  in order: Workers, Prefetch, Rank, BatchSize. The rest of the epoch comes in other batches,
-//	                            with the same random numbers, except those of NewFunc, which are the batch's
-//	                            Unordered: Workers, Prefetch
-//	must not change there       the order, Seed, DataVersion: otherwise the cursor is refused
-//	                            the data: if their number stays the same, only DataVersion notices
-//	safe for concurrent use     Get, the functions of Func and Transform, Collate, NewFunc's load, a sampler's functions, Map's
-//	                            f. Workers call them while the body runs; without workers the loop calls them, in turn
-//	                            OnError and Trace, if loops share them: the loop calls them, just before it hands over a batch
-//	an order with a table       Random up to 4,096, TorchRandom, OrderFunc, Weighted without replacement
+// What may change at a checkpoint:
+//
+//	in order    Workers, Prefetch, Rank, BatchSize. The rest of the epoch
+//	            comes in other batches, with the same random numbers, except
+//	            those of NewFunc, which are the batch's
+//	Unordered   Workers, Prefetch
+//
+// What must not change there:
+//
+//	the order, Seed, DataVersion   otherwise the cursor is refused
+//	the data                       if their number stays the same, only
+//	                               DataVersion notices
+//
+// What must be safe for concurrent use:
+//
+//	Get, the functions of Func and       workers call them while the body
+//	Transform, Collate, NewFunc's load,  runs; without workers the loop calls
+//	a sampler's functions, Map's f       them, in turn
+//	OnError and Trace, if loops share    the loop calls them, just before it
+//	them                                 hands over a batch
+//
+// An order has a table if it is Random up to 4,096, TorchRandom, OrderFunc, or
+// Weighted without replacement. In profiles, goroutines have the label
+// dataloader ("worker 0", "reader"). In execution traces (go test -trace) each
+// batch of a loader has a log entry, and the regions fetch and collate, or
+// load.
 //
 // # Reading order
 //
-// To learn how a loader works, go through this comment and do its exercises. To
-// change the package, read it by file; the way of a batch is the map. Four
-// files answer one question each, first for data with indices, then, after the
-// line "Second reading", for streams: what (dataset.go), in which order
-// (sampler.go), in what shape (batch.go), by which goroutine and how
-// (worker.go). Read their first halves, then that of dataloader.go, then the
-// second halves, then tar.go, which reads many small files as a few tar files
-// (PyTorch: webdataset; see [Tar], [OpenTar] and [TarWriter]). The first halves
-// are 9,500 words of comment, without this one, and 1,650 lines of code. The
-// numbers that go with a batch, such as step and pos, are explained at the type
-// deal.
+// To learn how a loader works, read testdata/lesson.md, in a browser or a
+// terminal: it starts from a loop of ten lines, answers one question a section,
+// and has exercises.
+//
+// To change the package, read it by file. Four files answer one question each,
+// first for data with indices, then, after the line "Second reading", for
+// streams: what (dataset.go), in which order (sampler.go), in what shape
+// (batch.go), by which goroutine and how (worker.go). Read their first halves,
+// then that of dataloader.go, then the second halves, then tar.go, which reads
+// many small files as a few tar files (PyTorch: webdataset; see [Tar],
+// [OpenTar] and [TarWriter]). The first halves are two fifths of the code; the
+// lesson's section "The way of a batch" is their map. The numbers that go with
+// a batch, such as step and pos, are explained at the type deal.
 package dataloader
 
 import (

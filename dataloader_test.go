@@ -4,7 +4,7 @@ package dataloader
 //
 //	Helpers                          data sets, samplers and sequences under observation, and how results are compared
 //	The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
-//	The tests of the first reading   README.md, the lesson; the classic loader, file by file: dataset.go, sampler.go, batch.go, …
+//	The tests of the first reading   README.md, testdata/lesson.md; the classic loader, file by file: dataset.go, sampler.go, …
 //	The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
 //	The tests of tar shards          the stream, the web, the index, the writer
 //
@@ -18,7 +18,7 @@ package dataloader
 //	           TestRefusedCursors, TestReadAhead, TestResumes and TestStreamsThatDie, if it has a state, reads ahead, reads
 //	           again or calls a function. If it reads again, it calls stageState.changed. Five lists name the stages: the
 //	           comments at Stream, at Run (those that cannot know the last item), above streamOf (the two kinds), at stageState
-//	           (what N counts), and the package comment
+//	           (what N counts), and the lesson's section Streams
 //	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in TestBadOptions, for data of another length; a name in cursors
 //	           that tells it from every other order, as in TestRefusedCursors; the sentence at Sampler
 //	an option  its zero value, which changes nothing, and what it excludes, in TestBadOptions; if it changes what a rank loads,
@@ -6184,33 +6184,47 @@ func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 	return names, source
 }
 
-// TestLesson checks the exercises of the package comment: every name to read is declared, and every command runs something.
+// TestLesson checks testdata/lesson.md: each Predict has a Run, a Read and a
+// Why, what a Read or a row of the way of a batch names is declared, each
+// command runs something, each line that a Break quotes stands in its function,
+// and each link leads to a file or a heading.
 func TestLesson(t *testing.T) {
 	names, source := declared(t)
-	lesson, _, _ := strings.Cut(source["dataloader.go"], "\npackage ")
-	lesson = strings.ReplaceAll(lesson, "\n//     ", " ") // an item on one line
-	reads := regexp.MustCompile(`//   - Read: (.*)`).FindAllStringSubmatch(lesson, -1)
-	runs := regexp.MustCompile(`//   - Run: (go test [^(\n]+)`).FindAllStringSubmatch(lesson, -1)
-	if n := strings.Count(lesson, "//   - Predict: "); n == 0 || n != len(runs) || n != len(reads) {
-		t.Errorf("%d predictions, %d commands, %d lists of names, want as many of each", n, len(runs), len(reads))
+	lesson := string(must(os.ReadFile("testdata/lesson.md")))
+	// Now an item stands on one line, without its marks.
+	lesson = strings.NewReplacer("\r", "", "\n  ", " ", "**", "", "`", `"`).Replace(lesson)
+	all := func(pattern, text string) [][]string {
+		return regexp.MustCompile("(?m)"+pattern).FindAllStringSubmatch(text, -1)
 	}
-	for _, read := range reads {
-		for _, name := range regexp.MustCompile(`,? and |, (?:then )?`).Split(read[1], -1) {
-			if name, _, _ = strings.Cut(name, " "); !names[name] { // behind the name: which part of it
-				t.Errorf("%s: there is no %s", read[0], name)
-			}
+	exercises := strings.Split(lesson, "\n- Predict: ")[1:]
+	failIf(t, len(exercises) == 0, "no exercises")
+	for _, exercise := range exercises {
+		for _, part := range []string{"\n- Run: \"go test -", "\n- Read: \"", "\n<details><summary>Why</summary>\n\n"} {
+			equal(t, fmt.Sprintf("%.40s: occurrences of %q", exercise, part), strings.Count(exercise, part), 1)
 		}
 	}
-	for _, item := range regexp.MustCompile(`//   - Break: in .*`).FindAllString(lesson, -1) {
-		pattern := regexp.MustCompile(`in (?:(\w+)\.)?(\w+) (?:replace|move|delete)(?: the second)? "([^"]+)"`)
-		part := pattern.FindStringSubmatch(item) // type, function and code
+	links := map[string]bool{} // to headings
+	for _, heading := range all("^## (.+)", lesson) {
+		links["#"+strings.NewReplacer(",", "", " ", "-").Replace(strings.ToLower(heading[1]))] = true
+	}
+	for _, link := range all(`\]\((.+?)\)`, lesson) {
+		_, err := os.Stat("testdata/" + link[1])
+		failIf(t, err != nil && !links[link[1]], "%s leads nowhere", link[0])
+	}
+	for _, command := range all(`"(go test -[^"]+)"`, lesson) {
+		checkCommand(t, names, command[1])
+	}
+	for _, line := range all(`^(- Read|\| \w+): .*`, lesson) {
+		for _, name := range all(`"([\w.]+)"`, line[0]) {
+			failIf(t, !names[name[1]], "%s: there is no %s", line[0], name[1])
+		}
+	}
+	for _, item := range all("^- Break: .*", lesson) {
+		pattern := `in "(?:(\w+)\.)?(\w+)" (?:replace|move|delete)(?: the second)? "([^"]+)"`
+		part := all(pattern, item[0])[0] // type, function and code
 		function := regexp.MustCompile(fmt.Sprintf(`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
-		if !strings.Contains(function.FindString(fmt.Sprint(source)), part[3]) {
-			t.Errorf("%s: there is no such code", item)
-		}
-	}
-	for _, run := range runs {
-		checkCommand(t, names, run[1])
+		stands := strings.Contains(function.FindString(fmt.Sprint(source)), part[3])
+		failIf(t, !stands, "%s: there is no such code", item[0])
 	}
 }
 
