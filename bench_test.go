@@ -776,6 +776,21 @@ func BenchmarkTokens(b *testing.B) {
 	against(b, "NewFunc/workers=2/against-Func", "window", windows, "Func", stacked(2), filled(2), tokens)
 }
 
+// BenchmarkPacking is what packTexts and Stack cost a token: texts of up to 599
+// tokens of 4 bytes, shuffled, in rows of 1,024, in batches of 16. The baseline
+// copies as many tokens.
+func BenchmarkPacking(b *testing.B) {
+	const n = 12000
+	tokens := slices.Repeat([]int32{1}, 300*n)
+	text := func(_ context.Context, i int) ([]int32, error) { return tokens[299*i:][:i%600], nil }
+	rows := packTexts(Map(Indices(Random(n, 0)), 0, text), 1024)
+	run := func() {
+		for range Batch(rows, 16, Stack[int32]).Epoch(b.Context(), 0) {
+		}
+	}
+	against(b, "texts", "token", 299*n, "copy", func() { copy(tokens, tokens[n:]) }, run)
+}
+
 // BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
 // permutation of the same length that rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17 ns. Draws
 // by weight are compared with a binary search in n numbers and a sort of n numbers by a comparing function, without the rest.

@@ -1,6 +1,6 @@
 """Measures Python's loaders, for the table in README.md, section "How fast".
 
-    pip install torch torchvision torchdata webdataset Pillow
+    pip install torch torchvision torchdata webdataset Pillow numpy
     python3 testdata/peers.py
 
 A row whose package is not installed says so. The last column names the benchmark of this package that does the same work:
@@ -126,6 +126,45 @@ def mixture():
     return f"torchdata.nodes: {item(2)}, {item(100)} and {item(1000)} an item"
 
 
+def packing():
+    """texts of up to 599 tokens, packed into rows of 1,024, in batches of 16: row-wise and batch-wise"""
+    import numpy
+
+    n, length, size = 12_000, 1024, 16
+    tokens = numpy.ones(300 * n, numpy.int32)
+    texts = [tokens[299 * i : 299 * i + i % 600] for i in range(n)]
+    random.shuffle(texts)
+
+    def rows():
+        row, filled = numpy.empty(length, numpy.int32), 0
+        for text in texts:
+            while len(text):
+                part = text[: length - filled]
+                row[filled : filled + len(part)] = part
+                filled, text = filled + len(part), text[len(part) :]
+                if filled == length:
+                    yield row
+                    row, filled = numpy.empty(length, numpy.int32), 0
+
+    def by_rows():
+        packed = rows()
+        while batch := list(itertools.islice(packed, size)):
+            yield numpy.stack(batch)
+
+    def by_batches():
+        parts, count = [], 0
+        for text in texts:
+            parts.append(text)
+            count += len(text)
+            if count >= size * length:
+                joined = numpy.concatenate(parts)
+                yield joined[: size * length].reshape(size, length)
+                parts, count = [joined[size * length :]], count - size * length
+
+    rowwise, batchwise = (duration(median(lambda: drain(pack())) / sum(map(len, texts))) for pack in (by_rows, by_batches))
+    return f"NumPy: row-wise {rowwise} a token, batch-wise {batchwise}"
+
+
 def tar_shards():
     """four shards that webdataset wrote, 4 KB files"""
     import webdataset
@@ -200,6 +239,7 @@ def main():
         (few_without_replacement, "Random/few"),
         (map_stage, "Streams/Map"),
         (mixture, "Streams/Mix"),
+        (packing, "Packing"),
         (tar_shards, "Tar/PAX/stream"),
         (images, "Images/image-jpeg"),
         (augmentation, "Images/recipe"),
@@ -210,7 +250,7 @@ def main():
             figures = f"not measured: {missing}"
         print(f"| {measure.__doc__} | {figures} | `{benchmark}` |", flush=True)
     print()
-    for package in "torch", "torchvision", "torchdata", "webdataset", "Pillow":
+    for package in "torch", "torchvision", "torchdata", "webdataset", "Pillow", "numpy":
         try:
             print(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
