@@ -5136,9 +5136,15 @@ func Example_jsonLines() {
 	// [{a}]
 }
 
-// A CSV file that is larger than memory: csv.Reader says where each record begins, since line breaks may stand between
-// quotes, and Get parses its record. A record with too few or too many fields is an error of the first pass. Several files
-// are data sets for Concat. For a file that fits into memory, parse what ReadAll returns, and put it into a Slice.
+// A CSV file that is larger than memory: csv.Reader says where each record
+// begins, since line breaks may stand between quotes, and Get parses its
+// record. Get takes a bufio.Reader from a pool, because csv.NewReader would
+// allocate one of 4 KB for each record. A record with too few or too many
+// fields is an error of the first pass. Several files are data sets for Concat.
+// For a file that fits into memory, set ReuseRecord, append the numbers of all
+// records to one []float32, and make Rows of it: a Slice of what ReadAll
+// returns takes 1.2 to 2.5 times as long. Clone the strings that stay, because
+// each keeps its record in memory.
 func Example_csv() {
 	dir, err := os.MkdirTemp("", "csv")
 	if err != nil {
@@ -5174,8 +5180,12 @@ func Example_csv() {
 	}
 
 	type sample = Pair[Tensor[float32], string]
+	buffers := sync.Pool{New: func() any { return bufio.NewReader(nil) }}
 	data := Func(len(offsets)-1, func(_ context.Context, i int) (sample, error) {
-		fields, err := csv.NewReader(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i])).Read()
+		buffer := buffers.Get().(*bufio.Reader)
+		defer buffers.Put(buffer)
+		buffer.Reset(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i]))
+		fields, err := csv.NewReader(buffer).Read()
 		if err != nil {
 			return sample{}, fmt.Errorf("record %d: %w", i, err)
 		}
