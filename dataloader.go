@@ -260,8 +260,7 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 		return nil, errors.New(
 			"dataloader: the Collate is nil; List makes a slice of the samples")
 	}
-	newBuilder := func() builder[B] { return fetchAndCollate(data, collate) }
-	return loaderOf(data.Len(), opts, newBuilder)
+	return loaderOf(data.Len(), opts, func() builder[B] { return fetchAndCollate(data, collate) })
 }
 
 // NewFunc makes a loader of n samples. The function load makes each batch from
@@ -349,6 +348,8 @@ func (p *plan) setOrder(n int, opts Options) error {
 // batch.
 func (p *plan) check(needs need) error {
 	n, o := p.samples, &p.opts
+	first := p.deal // of the rank that has the most batches
+	first.rank.Index = 0
 	return cmp.Or(
 		errorIf(n < needs.samples || needs.exactly && n > needs.samples,
 			"dataloader: Options: %s is for %d samples, the data set has %d; "+
@@ -356,7 +357,7 @@ func (p *plan) check(needs need) error {
 				"and other orders an n of at most %[3]d", p.name, needs.samples, n),
 		errorIf(n > 0 && p.deal.n == 0,
 			"dataloader: Options: %s is empty, and there are %d samples", p.name, n),
-		errorIf(n > 0 && p.deal.mostSteps() == 0,
+		errorIf(n > 0 && first.start(0).steps() == 0,
 			"dataloader: Options leave no batch of %d samples: %s, BatchSize %d, "+
 				"DropLast %t, Rank.Count %d, DropTail %t; use smaller batches or fewer ranks",
 			n, p.name, o.BatchSize, o.DropLast, o.Rank.Count, o.Tail == DropTail))

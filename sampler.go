@@ -906,13 +906,6 @@ func (d deal) steps() int {
 	return ceil(d.dealt, d.size)
 }
 
-// mostSteps returns the number of batches of the rank that has the most: the
-// first.
-func (d deal) mostSteps() int {
-	d.rank.Index = 0
-	return d.start(d.begin).steps()
-}
-
 // positions appends the positions of this rank's batch at a step. Under PadTail
 // positions from n on stand for the first ones: n for position 0, n+1 for
 // position 1.
@@ -1230,8 +1223,8 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	name := fmt.Sprintf("Mix(%d in turn, %s)", len(srcs), stop)
 	if opts.Weights != nil {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
+		opts.Weights = scaleWeights(opts.Weights)
 	}
-	opts.Weights = scaleWeights(opts.Weights)
 	return staged(name, len(srcs), func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
@@ -1264,9 +1257,6 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 // ratio, and with the largest one small weights keep the most bits. A weight
 // that is still too small is not rounded to 0.
 func scaleWeights(weights []float64) []float64 {
-	if len(weights) == 0 {
-		return nil
-	}
 	_, exponent := math.Frexp(slices.Max(weights)) // the largest is below 2^exponent
 	room := 1024 - bits.Len(uint(len(weights)))    // below 2^room the sum is below 2^1024
 	scaled := make([]float64, len(weights))
