@@ -101,9 +101,9 @@ import (
 // one sample a batch, in order, in the loop's own goroutine.
 type Options struct {
 	// BatchSize is the number of samples in a batch; 0 means 1. It may change
-	// at a checkpoint, unless Unordered is set, or Shuffle or Unbatch follow
-	// StreamOf the loader: the same samples follow, divided otherwise. PyTorch:
-	// batch_size.
+	// at a checkpoint: the same samples follow, divided otherwise. It must not
+	// change if Unordered is set, or if Shuffle or Unbatch follow StreamOf the
+	// loader. PyTorch: batch_size.
 	BatchSize int
 	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential.
 	// PyTorch: shuffle.
@@ -112,12 +112,12 @@ type Options struct {
 	// PyTorch: generator.
 	Seed uint64
 	// DataVersion names the data, in UTF-8: a version, a date, a hash of the
-	// ids in hex. It is part of the cursors. A loader of other data refuses
-	// them, even if their number is the same: otherwise some samples would come
-	// twice in the epoch, and others never. "", in a cursor or here, fits every
-	// name, and the start of an epoch fits all data. If Shuffle or Unbatch
-	// follow StreamOf the loader, "" fits only "", so a DataVersion that is
-	// added to a running job refuses its checkpoints.
+	// ids in hex. Cursors contain it. A loader of other data refuses them, even
+	// if the number of samples is the same: otherwise some would come twice in
+	// the epoch, and others never. "", in a cursor or here, fits every name,
+	// and the start of an epoch fits all data. If Shuffle or Unbatch follow
+	// StreamOf the loader, "" fits only "", so a DataVersion that is added to a
+	// running job refuses its checkpoints.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
@@ -149,28 +149,30 @@ type Options struct {
 	// resumes from the cursor. PyTorch: in_order=False.
 	Unordered bool
 
-	// OnError, if not nil, is asked about each sample that cannot be fetched:
-	// nil drops the sample, an error fails its batch, and OnError is not asked
-	// about the rest of it. A batch whose samples are all dropped is skipped;
-	// but on several ranks that must take equal steps (PadTail, DropTail) it
-	// fails: see ExampleOptions_onErrorRanks. OnError is not asked about a
-	// Goexit, nor about errors of no single sample, which have Index -1 and
-	// fail the batch: those of Collate, NewFunc's load and the sampler.
+	// OnError, if not nil, decides what a sample costs that cannot be fetched.
+	// If it returns nil, the sample is dropped. If it returns an error, the
+	// batch fails, and OnError is not asked about the rest of the batch. A
+	// batch whose samples are all dropped is skipped; but on several ranks that
+	// must take equal steps (PadTail, DropTail) it fails: see
+	// ExampleOptions_onErrorRanks.
+	//
+	// OnError is not asked about a Goexit, nor about errors of no single
+	// sample, which have Index -1 and fail the batch: those of Collate,
+	// NewFunc's load and the sampler.
 	//
 	// Have a budget, as in ExampleOptions_onError: an epoch without batches is
-	// no error. What OnError counts is in no cursor.
+	// no error. Cursors do not contain what OnError counts.
 	//
-	// OnError runs when the batch is about to be handed over, in the goroutine
-	// that reads the loader, so the order of its calls does not depend on
-	// Workers, unless Unordered is set. That goroutine is the loop's or, behind
-	// Mix, Prefetch or a Map with workers, one that reads ahead of the loop.
-	// Guard what OnError shares with others: two loops over one loader, and two
-	// loaders in a Mix, may call it at the same time.
+	// OnError runs just before the batch is handed over, in the goroutine that
+	// reads the loader. So the order of its calls does not depend on Workers,
+	// unless Unordered is set. That goroutine is the loop's or, behind Mix,
+	// Prefetch or a Map with workers, one that reads ahead of the loop. Two
+	// loops over one loader, and two loaders in a Mix, may call OnError at the
+	// same time.
 	OnError func(*SampleError) error
-	// Trace, if not nil, is called for each batch, where OnError would be, just
-	// before the batch is handed over. A failed batch counts too, and so does a
-	// batch whose samples were all dropped; both have 0 Samples. A panic in
-	// Trace ends the loop.
+	// Trace, if not nil, is called for each batch, after OnError. A failed
+	// batch counts too, and so does a batch whose samples were all dropped;
+	// both have 0 Samples. A panic in Trace ends the loop.
 	Trace func(Timing)
 }
 
@@ -229,8 +231,8 @@ type DataLoader[B any] struct {
 
 	mu   sync.Mutex // guards free; never held while user code runs
 	free []B        // the batches given back by Recycle
-	// At most maxFree batches are kept: one for each batch in flight, one for the
-	// body, one recycled late.
+	// At most maxFree batches are kept: one for each batch in flight, one for
+	// the body, one recycled late.
 	maxFree int
 }
 
@@ -248,10 +250,9 @@ type plan struct {
 
 // New makes a loader of the samples of data, which collate makes into batches.
 // Unlike with NewFunc, each sample has its own Rand, and OnError is asked about
-// each sample that fails. New calls data.Len once. Options that make no sense
-// are an error that names the field, its value and what is allowed, and so are
-// options that leave no rank a batch. An empty data set is not an error; it
-// yields no batches.
+// each sample that fails. New calls data.Len once. Options that make no sense,
+// or leave no rank a batch, are an error that names the field, its value and
+// what is allowed. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: the data set is nil")
@@ -270,19 +271,19 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 // indices, which are reused for the next batch.
 //
 // Use NewFunc if samples must be read or decoded: load writes them straight
-// into their batch, where New would allocate and copy each of them. load may
-// copy from a file that the program has mapped into memory: on warm pages that
-// takes half as long as ReadAt, or less; but if the file is truncated
-// meanwhile, a signal ends the program, where ReadAt returns an error. Use
-// NewFunc also if a whole batch comes in one call, as from a database
-// (ExampleNewFunc_database).
+// into their batch, where New would allocate and copy each of them. Use it also
+// if a whole batch comes in one call, as from a database
+// (ExampleNewFunc_database). load may copy from a file that is mapped into
+// memory. On warm pages that takes half as long as ReadAt, or less. But if the
+// file is truncated meanwhile, a signal ends the program, where ReadAt returns
+// an error.
 //
 // With workers load runs in several goroutines at once, on different batches.
 // Rand(ctx) is the generator of the batch, so its samples have none of their
-// own. An error of load, or a panic, fails the batch, with Index -1; OnError is
-// not asked, so load itself decides about a bad sample. There is no Dataset for
-// Split or Concat to take; load may map the indices to those of a part.
-// Everything else is as in New. PyTorch: __getitems__.
+// own. An error of load, or a panic, fails the batch, with Index -1. OnError is
+// not asked, so load itself decides about a bad sample. Split and Concat need a
+// Dataset; load may map the indices to those of a part instead. Everything else
+// is as in New. PyTorch: __getitems__.
 func NewFunc[B any](
 	n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options,
 ) (*DataLoader[B], error) {
@@ -334,7 +335,8 @@ func (p *plan) setOrder(n int, opts Options) error {
 			order, count, math.MaxInt/2)
 	}
 	p.opts, p.samples, p.name = o, n, describe(order)
-	// All larger sizes make the same one batch, but products of them could overflow.
+	// All larger sizes make the same one batch, but products of them could
+	// overflow.
 	size := min(o.BatchSize, count+1)
 	p.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
 	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion}
@@ -397,13 +399,15 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // Any other error ends the loop and leaves *at unchanged. There are four
 // causes: the context has ended (the error is context.Cause), the cursor does
 // not fit, the sampler has no order for the epoch, or Options.Trace has
-// panicked. When the last batch has been handed over the epoch is complete,
-// even if the context ends then, unless OnError drops a whole batch behind it.
-// A loop over epochs must end at such an error too, because *at does not move.
-// So must a caller of iter.Pull2: the sequence ends after the error, but the
-// epoch is not complete. The error of an ended context comes when the Gets that
-// run have returned; a Get that hangs delays it. ExampleDataLoader_Run_signal
-// saves a checkpoint all the same.
+// panicked. A loop over epochs must end at such an error too, because *at does
+// not move. So must a caller of iter.Pull2: the sequence ends after the error,
+// but the epoch is not complete.
+//
+// When the last batch has been handed over the epoch is complete, even if the
+// context ends then. Exception: if OnError drops every batch that would still
+// follow, the loop may end with the context's error. That error comes when the
+// Gets that run have returned, so a Get that hangs delays it;
+// ExampleDataLoader_Run_signal saves a checkpoint all the same.
 //
 // Ranging again over the same sequence continues at *at: after a complete
 // epoch, with the next one. A range with one variable loses the errors, and
@@ -434,8 +438,8 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine:
 // the batch that a loop over the epoch yields at its turn k. Step s of a
-// training is Batch(ctx, s/Len(), s%Len()). It does not disturb loops that are
-// running. It asks Options.OnError, and does not call Options.Trace.
+// training is Batch(ctx, s/Len(), s%Len()). Loops that are running are not
+// disturbed. Batch asks Options.OnError, and does not call Options.Trace.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	if k >= l.Len() || k < 0 || epoch < 0 {
 		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: "+
@@ -467,9 +471,9 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // A loop that recycles each batch in its body needs the memory of Workers ×
 // Prefetch + 1 batches: the window in flight, and the one in the body. A loop
 // that recycles a batch only after it has the next one needs memory for one
-// batch more. The loader keeps at most that number, Workers × Prefetch + 2, and
-// leaves the rest to the garbage collector. The garbage collector also gets the
-// memory of batches that fail, and of those in flight when a loop is left.
+// batch more. The loader keeps at most that number, Workers × Prefetch + 2. The
+// garbage collector gets the rest, the memory of batches that fail, and that of
+// batches in flight when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mustExist()
 	l.mu.Lock()
@@ -552,8 +556,8 @@ func (it *iteration[B]) newWork() func(w *worker, slot int) {
 	return func(w *worker, slot int) { makeBatch(w, it.pass, &it.slots[slot], build) }
 }
 
-// deliver hands over the batch in a slot. It returns false if the loop ends: the
-// body has left it, or err says why.
+// deliver hands over the batch in a slot. It returns false if the loop ends:
+// the body has left it, or err says why.
 func (it *iteration[B]) deliver(slot int) bool {
 	t, p, l := &it.slots[slot], it.pass, it.loader
 	t.timing.Received = p.now()
@@ -579,8 +583,8 @@ func (it *iteration[B]) deliver(slot int) bool {
 
 // settle completes a task that a worker has done: it asks OnError about the
 // samples that failed, fills in the timing, and drops the batch if there is an
-// error. Where ranks must take equal steps, a batch of which nothing is left
-// fails: a rank that skipped it would let the others wait for ever.
+// error. Where ranks must take equal steps, a batch that has lost all samples
+// fails: if one rank skipped it, the others would wait for ever.
 func settle[B any](p *pass, t *task[B]) {
 	if err := p.askOnError(t.step, t.failed); err != nil {
 		t.err = err
@@ -615,21 +619,21 @@ type Cursor struct {
 	// State describes the loader or stream that made the cursor; a different
 	// one refuses it. Workers and Prefetch are not part of the description. Nor
 	// are Rank and BatchSize, unless Unordered is set: with others the rest of
-	// the epoch comes in other batches, with the same random numbers. (Those of
-	// NewFunc differ, because they are the batch's.) A stream may also keep
-	// data of its own in State. The description has lengths, seeds and
-	// Options.DataVersion, but not the content of the data. At the start of an
-	// epoch it is nil. In a cursor decoded from JSON it is a json.RawMessage,
-	// which Load decodes.
+	// the epoch comes in other batches, with the same random numbers. With
+	// NewFunc the random numbers belong to the batch, so they change with its
+	// size. The description has lengths, seeds and Options.DataVersion, but not
+	// the content of the data. A stream may also keep data of its own in State.
+	// At the start of an epoch State is nil. In a cursor decoded from JSON it
+	// is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
-// ErrCursor is in every error that refuses a cursor, and errors.Is finds it
-// there. The cursor was made by another loader or stream; its source has
-// changed; it is damaged; or it is JSON of something else. A program can say so
-// and begin the epoch again. json.Unmarshal refuses a text that is not JSON
-// with an error of its own. ErrCursor's text is just "cursor", because it
-// stands in the middle of a sentence.
+// Every error that refuses a cursor wraps ErrCursor. Another loader or stream
+// has made the cursor, its source has changed, it is damaged, or it is JSON of
+// something else. A program can report the error and begin the epoch again. A
+// text that is not JSON is refused by json.Unmarshal, with an error of its own.
+// ErrCursor's text is just "cursor", because it stands in the middle of a
+// sentence.
 var ErrCursor = errors.New("cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the
@@ -637,10 +641,9 @@ var ErrCursor = errors.New("cursor")
 // unknown fields are errors: JSON of another kind must not be taken for the
 // start of epoch 0. null leaves *c as it is.
 //
-// If a struct embeds a Cursor, this method reads the whole struct, whose own
-// fields are unknown to it. From a file that was written so, decode epoch, pos
-// and state into a struct, state as a json.RawMessage, and make a Cursor of
-// them.
+// If a struct embeds a Cursor, this method reads the whole struct, and refuses
+// its other fields. To read a file that was written so, decode epoch, pos and
+// state into a struct, state as a json.RawMessage, and make a Cursor of them.
 func (c *Cursor) UnmarshalJSON(data []byte) error {
 	var f *struct { // nil for null; a field is nil if it is missing, or null
 		Epoch, Pos *int
@@ -703,8 +706,7 @@ func (c Cursor) Load(state any) error {
 }
 
 // String returns the cursor as JSON with sorted keys. Cursors with the same
-// String are the same place, whether they are fresh or come from JSON, which
-// another program may have written anew.
+// String are the same place, whether they are fresh or come from JSON.
 func (c Cursor) String() string {
 	var fields any
 	data, err := json.Marshal(c)
@@ -790,15 +792,15 @@ func follow[T any](
 // error. handOver does not recover a panic of the body, or one that comes after
 // the body has left.
 //
-// The documentation of errgroup argues against turning panics into errors:
-// whoever gets the error may not see that the program is broken. Here the error
-// keeps the panic's value and stack, and one broken file among a million must
-// not end a run of ten days.
+// The documentation of errgroup argues against turning panics into errors: the
+// error may hide that the program is broken. Here the error keeps the panic's
+// value and stack, and one broken file among a million must not end a run of
+// ten days.
 func handOver[T any](
 	items func(from Cursor) iter.Seq2[Item[T], error], at *Cursor, yield func(T, error) bool,
 ) (end error) {
-	// Whether a panic now is one of items: the body does not run, and has not left
-	// the loop.
+	// Whether a panic now is one of items: the body does not run, and has not
+	// left the loop.
 	ours := true
 	defer func() {
 		if !ours {
@@ -834,10 +836,10 @@ func handOver[T any](
 //
 // If err itself, and not an error that it wraps, is a *SampleError, it comes
 // from the loader at the source; stages pass it on unchanged. It stays as it is
-// if the loader itself has made next. Behind a stage that makes its own cursors
-// the loader's epoch and batch are not those of the loop, and only the sample's
-// index is kept. If a user's function runs a loop of its own that fails, the
-// stage has wrapped its error, and the place in it is ignored.
+// if the loader itself has made next. Behind a stage that makes its own
+// cursors, the loader's epoch and batch are not those of the loop, so only the
+// sample's index is kept. If a user's function runs a loop of its own that
+// fails, the stage has wrapped the error, and the place in it is ignored.
 func itemError(next Cursor, err error) *SampleError {
 	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
 	if source, ok := err.(*SampleError); ok {
@@ -882,13 +884,13 @@ type loaderState struct {
 	Data string `json:"data,omitempty"` // Options.DataVersion
 	// Done lists the steps that have been handed over out of order, counted
 	// from Pos. Rank and Size, the batch size, say what a step is. Loaders with
-	// Options.Unordered always set Rank and Size: each rank has handed over
-	// other batches, so another rank's cursor does not fit.
+	// Options.Unordered always set both: each rank has handed over other
+	// batches, so another rank's cursor does not fit.
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
-	// The cursors of StreamOf have these, the number of ranks and the batch
-	// size, for stages that compare cursors. No loader looks at them.
+	// Ranks and Batch, the batch size, are in the cursors of StreamOf, for
+	// stages that compare cursors. No loader looks at them.
 	Ranks int `json:"ranks,omitempty"`
 	Batch int `json:"batch,omitempty"`
 }
@@ -913,8 +915,8 @@ type pass struct {
 	epoch     int
 	deal      deal
 	indicesAt indicesAt
-	// firstBatch is the number of step 0's batch in the epoch. It is approximate if
-	// ranks × BatchSize has changed since the cursor.
+	// firstBatch is the number of step 0's batch in the epoch. It is
+	// approximate if ranks × BatchSize has changed since the cursor.
 	firstBatch int
 	steps      int
 
@@ -922,8 +924,8 @@ type pass struct {
 	next int    // the next step to send, unless it is done
 	done []span // the steps that have been handed over; sorted, no two touch
 	last Timing // of the batch before; zero for the first
-	// returned is when the body returned last, at first when the pass began, and
-	// zero without Trace.
+	// returned is when the body returned last, at first when the pass began,
+	// and zero without Trace.
 	returned time.Time
 }
 
@@ -1086,8 +1088,8 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 // its error on. After a resume on another number of ranks Batch is approximate.
 type SampleError struct {
 	Epoch int
-	// Batch is the batch of this rank, from 0, also in the loader's stream. It is
-	// -1 for any other item of a stream.
+	// Batch is the batch of this rank, from 0, also in the loader's stream. It
+	// is -1 for any other item of a stream.
 	Batch int
 	// Index is the sample's index in the data set. It is -1 if the batch or the
 	// item failed as a whole.
@@ -1176,7 +1178,8 @@ type Stats struct {
 
 	loading, waiting, training time.Duration
 	// starting is the part of waiting that was for the first batches of loops.
-	// blocked is the part during which the batch after the awaited one was ready.
+	// blocked is the part during which the batch after the awaited one was
+	// ready.
 	starting, blocked time.Duration
 
 	last Timing
