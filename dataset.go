@@ -64,8 +64,8 @@ func (s Slice[T]) Get(_ context.Context, i int) (sample T, err error) {
 	return s[i], nil
 }
 
-// refuseIndex returns the error of an index that a data set of n samples does not
-// have.
+// refuseIndex returns the error of an index that a data set of n samples does
+// not have.
 func refuseIndex(i, n int) error {
 	return fmt.Errorf("index %d is outside the data set, which has %d samples", i, n)
 }
@@ -611,9 +611,8 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //
 // A stream of your own is a function of this type. ExampleStream and
 // ExampleStream_stage show a source and a stage. To test your own, copy it into
-// a test file in this folder and call checkStream, in which time is fake: a
-// client that keeps a connection open would hang or time out there. These are
-// the rules:
+// a test file in this folder and call checkStream. It runs in a bubble of
+// testing/synctest, where a real connection hangs. These are the rules:
 //
 //   - A cursor with Pos 0 and a nil State is the start of an epoch, and the
 //     stream begins there. Any other cursor must be one of its own: the stream
@@ -829,9 +828,9 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 // after them the source stands at last. If the cursor reads nothing again,
 // changed returns nil.
 //
-// If one of them has failed, perhaps only for a moment, its error is returned,
-// and the cursor is not refused: a program that began the epoch again would
-// repeat what was yielded.
+// If an item that is read again has failed, perhaps only for a moment, its
+// error is returned, and the cursor is not refused: a program that began the
+// epoch again would repeat what was yielded.
 func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) error {
 	if s.N == 0 {
 		return nil
@@ -1027,30 +1026,33 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	})
 }
 
-// OnError asks f about each failed item, as Options.OnError is asked about a
-// sample. If f returns nil, the item is dropped. If f returns an error, that is
-// the item's error. The SampleError says where the item is in s. Without
-// OnError one failed item fails its whole Batch. f runs in the goroutine that
-// reads the stream, once for each failed item, in their order. A resume reads
-// the items after the cursor again, so f may be asked again about one that was
+// OnError keeps one failed item from failing its whole Batch. f is asked about
+// each failed item, as Options.OnError is about a sample: if f returns nil, the
+// item is dropped; if f returns an error, that is the item's error. The
+// SampleError says where the item is in s. f runs in the goroutine that reads
+// the stream, once for each failed item, in their order. A resume reads the
+// items after the cursor again, so f may be asked again about one that was
 // dropped there.
 //
-// Put OnError behind the last stage whose resume reads items again, which are
-// Shuffle and Unbatch, and before Batch. These stages count items. Suppose that
-// an item fails for a moment, and is dropped before them. Then a resume counts
-// another number, and refuses the cursor: for that moment, or for ever if the
-// item failed before the checkpoint. If another item fails in its place when
-// the items are read again, the numbers are equal, and the cursor is accepted:
-// one sample comes twice, and one never. Where OnError must stand before them,
-// try a refused cursor again. A Filter before them has the same effect, since
-// it keeps failed items, and so have Batch and Unbatch before Shuffle, where
-// one failed item stands for a batch.
+// Put OnError before Batch, and behind the last stage whose resume reads items
+// again, which are Shuffle and Unbatch. These stages count items. Suppose that
+// an item fails for a moment, and is dropped before them. Then a resume reads
+// another number of items:
+//
+//   - If the item fails only when a resume reads it again, the cursor is
+//     refused for that moment. Try again.
+//   - If the item failed before the checkpoint, the cursor is refused for ever.
+//   - If another item fails in its place, the numbers are equal, and the cursor
+//     is accepted: one sample comes twice, and one never.
+//
+// A Filter before them has the same effect, since it keeps failed items, and so
+// have Batch and Unbatch before Shuffle, where one failed item stands for a
+// batch.
 //
 // OnError may stand before Stream.Shard only if the same items fail on all
-// ranks. The same holds of Filter, which keeps failed items, and of Unbatch,
-// which yields one failed item for a batch. If a connection breaks on one rank
-// alone, its rows move: samples come twice and others never, and nothing in the
-// package notices, because no rank knows the rows of another.
+// ranks. The same holds of Filter and Unbatch. If a connection breaks on one
+// rank alone, its rows move: samples come twice and others never, and nothing
+// in the package notices, because no rank knows the rows of another.
 // ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")

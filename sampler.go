@@ -245,10 +245,10 @@ func below(n, seed, i uint64) int {
 func unit(x uint64) float64 { return float64(x>>11) * 0x1p-53 }
 
 // RandomWithReplacement draws the index at each of the count positions of an
-// epoch from 0 … n-1, independently of the others. It panics if n is negative
-// or count is not positive. As the one exception, count may be 0 if n is 0.
-// Samplers that are combined need different seeds: with one seed and n, this
-// and Weighted draw with the same random numbers. PyTorch: RandomSampler with
+// epoch from 0 … n-1, independently of the others. It panics if n is negative,
+// or if count is not positive; count may be 0 if n is 0. Samplers that are
+// combined need different seeds: with one seed and n, RandomWithReplacement and
+// Weighted draw with the same random numbers. PyTorch: RandomSampler with
 // replacement=True and num_samples=count.
 func RandomWithReplacement(n, count int, seed uint64) Sampler {
 	panicIf(n < 0, "RandomWithReplacement: n is %d, must not be negative", n)
@@ -496,7 +496,7 @@ func newTwister(seed uint32) func() uint32 {
 // OrderFunc is an order that the caller computes: order(epoch) returns the n
 // indices of an epoch, the same ones whenever it is asked for that epoch. The
 // indices are copied. If their number is not n, that is the last error of the
-// loop; under Resize it fails each batch. A cursor cannot distinguish two
+// loop. Inside Resize each batch fails instead. A cursor cannot distinguish two
 // OrderFuncs of the same length. OrderFunc panics if n is negative or order is
 // nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
@@ -506,7 +506,8 @@ func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	return sampler{n, name, func(epoch int) func(int) int {
 		indices := slices.Clone(order(epoch))
 		if len(indices) != n {
-			// Order has no error result; the loader turns the panic into an error.
+			// Order has no error result; the loader turns the panic into an
+			// error.
 			panic(fmt.Errorf("OrderFunc: the order of epoch %d has %d positions, must have %d",
 				epoch, len(indices), n))
 		}
@@ -516,8 +517,8 @@ func OrderFunc(n int, order func(epoch int) []int) Sampler {
 
 // Resize makes epochs of count positions from a sampler of another length, by
 // walking on through the sampler's epochs: with count = 2·s.Len(), epoch 3
-// covers epochs 6 and 7 of s. It panics if s is nil or count is not positive.
-// As the one exception, count may be 0 if s is empty. PyTorch: num_samples.
+// covers epochs 6 and 7 of s. It panics if s is nil, or if count is not
+// positive; count may be 0 if s is empty. PyTorch: num_samples.
 func Resize(s Sampler, count int) Sampler {
 	panicIf(s == nil, "Resize: the sampler is nil")
 	n := s.Len()
@@ -769,7 +770,8 @@ func RankFromEnv() (Rank, error) {
 		hint        string // what else to say if they make no sense
 	}{
 		{"RANK", "WORLD_SIZE", step, ""},
-		// No bound: the step may be one of daemons, which may outnumber the ranks.
+		// No bound: the step may be one of daemons, which may outnumber the
+		// ranks.
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""},
 		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", ""},
 		{"PMI_RANK", "PMI_SIZE", step, ""},
@@ -780,7 +782,8 @@ func RankFromEnv() (Rank, error) {
 	const others = "PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK " +
 		"PALS_RANKID ALPS_APP_PE HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK " +
 		"VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX"
-	// Whether this is the script of sbatch, for one task, and not a step of srun.
+	// Whether this is the script of sbatch, for one task, and not a step of
+	// srun.
 	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv(step) == "" &&
 		cmp.Or(os.Getenv("SLURM_NTASKS"), "1") == "1"
 	for _, l := range launchers {
@@ -1027,7 +1030,8 @@ type shuffler[T any] struct {
 	begin int
 	kept  []Cursor // the source's cursors before the items begin, begin+step, …
 
-	// These are for the items that a resume reads again; see stageState.changed.
+	// These are for the items that a resume reads again; see
+	// stageState.changed.
 	failed  error // of the first item that failed
 	changed error // why these items are not those that left before from
 }
@@ -1170,36 +1174,38 @@ type MixOptions struct {
 	Stop    Stop
 }
 
-// Mix takes items from several sources, in turn or by weight. In epoch e every
-// source starts with its epoch e; a source that is continued goes on with its
-// epochs e+1, e+2, …. If an epoch of such a source has no items, the mix cannot
-// be continued. With StopAtLast the weights are those of the sources that are
-// left. The cursor of a mix contains the cursors of all sources, the number of
-// draws, and which sources have ended. It has no items: those that were read
-// ahead but not yielded are read again at a resume.
-//
-// Every source is read in a goroutine of its own, up to eight items ahead. At
-// the start and at a resume the first 64 sources are opened at the same time,
-// and the others at their first draw; the loop waits only for the source that
-// it draws. So the sources run concurrently and must not share state: two
-// FromSeq over one reader are wrong. A source's error comes, with the source's
-// number, when the source is drawn. When the loop is left, the context of the
-// sources ends, and Mix waits for them to return.
-//
-// By weight, the draws are not random, but spread evenly: at any place of the
-// epoch, the number of items from each source is its share within a few items.
-// Seed and epoch say where the pattern begins.
+// Mix takes items from several sources, in turn or by weight: to train on
+// several data sets in given proportions, or to read several Tar streams side
+// by side. By weight, draws are not random but spread evenly: at any place of
+// the epoch, the number of items from each source is its share within a few
+// items. Seed and epoch say where the pattern begins.
 //
 // If the sources have indices, a sampler mixes them without goroutines, and its
 // cursor is one line: ExampleSampler_mixture draws at random from many data
 // sets, ExampleBatches_quota puts exact numbers of each into every batch, and
 // ExampleOrderFunc_mixture changes the weights in the course of an epoch.
 //
-// On several ranks, Shard each source, and Mix the parts. Mixed first and dealt
-// out afterwards, two sources in turn leave each of two ranks with one source
-// only, and draws by weight, which follow the golden ratio, leave 34 ranks, or
-// another Fibonacci number, long runs of one source. Only a Shuffle between Mix
-// and Shard prevents that.
+// In epoch e every source starts with its epoch e. A source that is continued
+// goes on with its epochs e+1, e+2, …; if one of them has no items, the mix
+// cannot be continued. With StopAtLast the weights are those of the sources
+// that are left. A source's error comes, with the source's number, when the
+// source is drawn.
+//
+// Every source is read in a goroutine of its own, up to eight items ahead. At
+// the start and at a resume the first 64 sources are opened at the same time,
+// and the others at their first draw; the loop waits only for the source that
+// it draws. So the sources run concurrently and must not share state: two
+// FromSeq over one reader are wrong. When the loop is left, the context of the
+// sources ends, and Mix waits for them to return.
+//
+// The cursor of a mix contains the cursors of all sources, the number of draws,
+// and which sources have ended. Items that were read ahead but not yielded are
+// read again at a resume.
+//
+// On several ranks, Shard each source, and Mix the parts. Dealt out afterwards,
+// the parts would keep a pattern: with two sources in turn, each of two ranks
+// gets one source only. By weight, some numbers of ranks, such as 34, get long
+// runs of one source. Only a Shuffle between Mix and Shard prevents that.
 //
 // Mix panics if there is no source, a source is nil, the number of weights is
 // not that of the sources, a weight is not positive and finite, or Stop is none
@@ -1331,11 +1337,12 @@ func (m *mixer[T]) noteEnds() {
 	}
 }
 
-// A sourceReader reads a source ahead, by fillSlots in a goroutine of its own. As in Prefetch, the loop sends permits and receives tasks, both
-// of them numbers of slots. With one slot the goroutines wait for each other at
-// every item. With mixAhead = 8 slots an item takes at most a quarter longer
-// than with iter.Pull2. With 32 slots it takes no longer, but four times as
-// many items wait in memory.
+// A sourceReader reads a source ahead, by fillSlots in a goroutine of its own.
+// As in Prefetch, the loop sends permits and receives tasks, both of them
+// numbers of slots. With one slot the goroutines wait for each other at every
+// item. With mixAhead = 8 slots an item takes at most a quarter longer than
+// with iter.Pull2. With 32 slots it takes no longer, but four times as many
+// items wait in memory.
 //
 // Rejected: iter.Pull2, which is a coroutine and not a goroutine. Its first
 // call opens the source, so it would have to be called in another goroutine to
@@ -1380,13 +1387,13 @@ func (m *mixer[T]) startReader(i int) {
 	}
 }
 
-// chooseSource returns the number of the source whose turn it is. By weight, draw n
-// takes the source into whose share of [0, 1) the fractional part of offset +
-// n/φ falls, where φ is the golden ratio. Of all numbers φ is approximated
-// worst by fractions, so these points are spread most evenly: over 100,000
-// draws, the count of a source differs from its share by less than 5. Of random
-// draws it differs by some hundred. Sources that are left out have no share. In
-// turn, a source that is stepped over counts as a draw.
+// chooseSource returns the number of the source whose turn it is. By weight,
+// draw n takes the source into whose share of [0, 1) the fractional part of
+// offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is
+// approximated worst by fractions, so these points are spread most evenly: over
+// 100,000 draws, the count of a source differs from its share by less than 5.
+// Of random draws it differs by some hundred. Sources that are left out have no
+// share. In turn, a source that is stepped over counts as a draw.
 func (m *mixer[T]) chooseSource() int {
 	n, count := m.draws, len(m.srcs)
 	m.draws++
@@ -1403,8 +1410,8 @@ func (m *mixer[T]) chooseSource() int {
 	return i
 }
 
-// nextItem returns the next item of source i, or one whose Err is an endOfSource,
-// and lets the source read another item.
+// nextItem returns the next item of source i, or one whose Err is an
+// endOfSource, and lets the source read another item.
 func (m *mixer[T]) nextItem(i int) Item[T] {
 	if m.readers[i] == nil {
 		m.startReader(i)
@@ -1416,10 +1423,10 @@ func (m *mixer[T]) nextItem(i int) Item[T] {
 	return item
 }
 
-// noteMove notes where source i stands from the next item on. After as many moves
-// as there are sources, but at least 16, base is made anew. So a cursor that is
-// kept holds at most two cursors for each source, and few sources cost no base
-// an item.
+// noteMove notes where source i stands from the next item on. After as many
+// moves as there are sources, but at least 16, base is made anew. So a cursor
+// that is kept holds at most two cursors for each source, and few sources cost
+// no base an item.
 func (m *mixer[T]) noteMove(i int, to Cursor) {
 	if m.moves == max(len(m.at), 16) {
 		m.moves, m.moved = 0, nil
@@ -1468,42 +1475,45 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 }
 
 // Shard takes every Count-th item, from item Index on: this rank's part of a
-// source that cannot deal itself out. All ranks must read the same items in the
-// same order. If one of them reads fewer, as when its connection breaks in the
-// middle of a shard, it has other items from there on, and its loop may get no
-// error. An Opener that opens again prevents that (ExampleOpener_reopen). An
-// OnError before Shard may do no more than cancel the context, if TarError.Rest
-// is true.
+// source that cannot deal itself out. tail says what happens if the items
+// cannot be dealt out evenly, as Options.Tail does for a loader. Under PadTail
+// and DropTail all ranks have the same number of items, and therefore of
+// batches. For PadTail the items that are repeated are read once more from the
+// start of the epoch. Shard panics if the rank or the tail makes no sense.
 //
-// Put stages that drop or reorder items before Shard: Filter, Shuffle, and an
-// OnError that drops the same items on all ranks. Put one-for-one stages and
-// Batch after it. Then the cursor of any rank, taken after the same number of
-// steps, resumes every rank, and any number of ranks. After Shard, Filter and
-// OnError would leave the ranks different numbers of items. With Shuffle or
-// Unbatch after Shard, save one cursor for each rank: another rank may accept
-// it, and lose items, because Unbatch has nothing to compare between two
-// batches. UnevenTail needs one cursor for each rank in more pipelines; see
-// there.
+// Before Shard, put stages that drop or reorder items: Filter, Shuffle, and an
+// OnError that drops the same items on all ranks. After it, put one-for-one
+// stages and Batch. Then the cursor of any rank, taken after the same number of
+// steps, resumes every rank, and any number of ranks. There are three
+// exceptions:
+//
+//   - After Shard, Filter and OnError leave the ranks different numbers of
+//     items.
+//   - With Shuffle or Unbatch after Shard, save one cursor for each rank.
+//     Another rank may accept it, and lose items, because Unbatch has nothing
+//     to compare between two batches.
+//   - UnevenTail needs one cursor for each rank in more pipelines; see there.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
-// parts; the same holds of these cursors. A Mix that is dealt out by Shard
-// keeps its pattern: of two sources in turn, each of two ranks gets only one.
+// parts; see Mix. The same holds of these cursors.
 //
-// tail says what happens if the items cannot be dealt out evenly, as
-// Options.Tail does for a loader: under PadTail and DropTail all ranks have the
-// same number of items, and therefore of batches. For PadTail the items that
-// are repeated are read once more from the start of the epoch. Shard panics if
-// the rank or the tail makes no sense.
+// All ranks must read the same items in the same order. If one of them reads
+// fewer, as when its connection breaks in the middle of a shard, it has other
+// items from there on, and its loop may get no error. An Opener that opens
+// again prevents that (ExampleOpener_reopen). If TarError.Rest is true, an
+// OnError before Shard must cancel the context, and not drop the item.
 //
 // Shard reads a row of Count items, one for each rank, and then yields the one
 // of this rank. So its cursors stand between two rows, where all ranks agree,
 // and nothing has to be counted again at a resume. Three ranks, and the cursors
 // after their first items; the source's cursor is the same in all of them:
 //
-//	row 0      item 0   item 1   item 2
-//	yielded    rank 0   rank 1   rank 2
-//	Pos             1        2        3      differs from rank to rank, and so do the random numbers of a Map behind Shard
-//	N               2        1        0      how many items of the row come after; Pos + N is where row 1 begins, for all ranks
+//	row 0    item 0  item 1  item 2
+//	yielded  rank 0  rank 1  rank 2
+//	Pos           1       2       3  differs from rank to rank, and so do the
+//	                                 random numbers of a Map behind Shard
+//	N             2       1       0  how many items of the row come after;
+//	                                 Pos + N is where row 1 begins
 //
 // In a last row that is not full, Pos and N do not tell how many ranks there
 // are, so Count does, for the stages that compare cursors.

@@ -91,9 +91,10 @@ type engine struct {
 	// also if it is asked again. It runs in the loop.
 	nextTask func(slot int) bool
 
-	// newWork returns the function that turns the task in a slot into its result.
-	// Each worker has one for itself, so the function may keep memory. It leaves a
-	// result in the slot even if user code panics or calls runtime.Goexit.
+	// newWork returns the function that turns the task in a slot into its
+	// result. Each worker has one for itself, so the function may keep memory.
+	// It leaves a result in the slot even if user code panics or calls
+	// runtime.Goexit.
 	newWork func() func(w *worker, slot int)
 
 	// read is nil for loaders. For streams it runs in a goroutine of its own,
@@ -318,9 +319,9 @@ func (w *worker) chooseIndices() error {
 	return nil
 }
 
-// fetchAndCollate returns the builder of New: it fetches the samples one by one,
-// and collates them. If OnError may drop samples, a batch of which none is left
-// is not collated.
+// fetchAndCollate returns the builder of New: it fetches the samples one by
+// one, and collates them. If OnError may drop samples, a batch of which none is
+// left is not collated.
 func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) builder[B] {
 	var samples []T // whose memory is used again for the next batch
 	return func(w *worker, dst B) (batch B, err error) {
@@ -511,12 +512,14 @@ func try(f func() error) (err error) {
 // before the cursor.
 //
 // Rand(ctx) in f has the seed of WithSeed, and depends on the item's epoch and
-// position. Its numbers differ from those of a loader at the source. Of two
-// Maps, one behind the other, each draws numbers of its own; to put another Map
-// behind a Map changes the numbers of the first. Two Maps side by side, as in
-// Zip or Chain, draw the same numbers at the same position, and so do two ranks
-// if a stage after Shard, such as Shuffle, counts anew; let f use
-// Rand(WithSeed(ctx, n)) with an n of its own there.
+// position. Its numbers differ from those of a loader at the source.
+//
+//   - Maps in a chain draw different numbers. A Map that is added behind
+//     another one changes the other one's numbers.
+//   - Maps side by side, as in Zip or Chain, draw the same numbers at the same
+//     position. So do two ranks, if a stage after Shard, such as Shuffle,
+//     counts anew. Let f use Rand(WithSeed(ctx, n)) there, with an n of its
+//     own.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
