@@ -241,7 +241,8 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 				return err
 			}
 			if batch.Err != nil {
-				// One failed item, also if elements of the batch came before the cursor.
+				// One failed item, also if elements of the batch came before
+				// the cursor.
 				state.N, batch.Value = 0, make([]T, 1)
 			}
 			again := &reread{len(batch.Value), batch.Next}
