@@ -323,9 +323,8 @@ const cacheSalt = 0x6361636865
 // was given by a loader or a Map, or one of WithSeed. With any other context it
 // panics, because every sample would draw the same numbers.
 //
-// In PyTorch each worker has generators and a queue of its own, and gets the
-// same batches in every run, unless in_order is False. So the numbers are the
-// same too, until the number of workers changes.
+// In PyTorch each worker has generators and a queue of its own, so the numbers
+// are the same until the number of workers changes.
 func Rand(ctx context.Context) *rand.Rand {
 	s := scopeOf(ctx) // see worker.go
 	panicIf(s.idle, "Rand: the context is from no loader of this package; "+
@@ -350,7 +349,7 @@ func Rand(ctx context.Context) *rand.Rand {
 //
 // In any other context the seed is taken as it is: use WithSeed around a
 // stream's loop to set the seed of its Maps. A loader has Options.Seed instead.
-// Outside of loaders and streams repeated calls of Rand with this context
+// Outside loaders and streams, repeated calls of Rand with this context
 // continue one sequence.
 func WithSeed(ctx context.Context, seed uint64) context.Context {
 	s := scopeOf(ctx)
@@ -449,11 +448,14 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 // first element is matched against the entries of dir, the others against what
 // lies below:
 //
-//	"train", …  is a name spelled out: the others are matched below the folder train, if there is one
-//	"**", …     stands for no folder: the others are matched against the entries of dir; and for any folder: the whole
-//	            pattern is matched below it
+//	"train", …  is a name spelled out: the others are matched below the folder
+//	            train, if there is one
+//	"**", …     stands for no folder: the others are matched against the
+//	            entries of dir; and for any folder: the whole pattern is
+//	            matched below it
 //	"*", …      stands for any folder: the others are matched below it
-//	"*.png"     is the last element: it is matched against the files in dir; "**" is then like "*", in dir and below
+//	"*.png"     is the last element: it is matched against the files in dir;
+//	            "**" is then like "*", in dir and below
 //
 // A file may be listed more than once if "**" occurs more than once.
 func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) {
@@ -620,8 +622,8 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //     it yields one error, which wraps ErrCursor, and ends.
 //   - State is any value that encoding/json writes and reads. It must not
 //     change after the item has been yielded. Stages behind copy it into their
-//     own, and each checkpoint has it. So it holds places, not items, and a
-//     digest of what is only compared.
+//     own, and each checkpoint has it. So it holds places, not items, and
+//     digests of what is only compared.
 //   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and
 //     the State from which the item after it can be read.
 //   - A stream looks at ctx when an item is ready. If ctx has ended, it does
@@ -942,11 +944,11 @@ const fromSeq = "FromSeq"
 // and has only one epoch.
 //
 // A seq that sees that ctx has ended may return before its last item. So if ctx
-// has ended when seq returns, the epoch does not count as complete, and its
-// last pair has the cause of ctx. A resume calls seq again and skips the items
-// before the cursor. If seq ends there with an item that had not failed before,
-// or too early after a failed one, the epoch is not taken for complete: that
-// item's error is the last of the loop, and the next try may succeed.
+// has ended when seq returns, the epoch is not complete, and its last pair has
+// the cause of ctx. A resume calls seq again and skips the items before the
+// cursor. If one of these fails now, and seq ends with it, or after it and too
+// early, the epoch is not complete either: the error of that item is the last
+// of the loop, and the next try may succeed.
 //
 // The cursor of one FromSeq fits every other, because nothing is known about
 // seq. So do not deal out inside seq: resumed on another number of ranks,

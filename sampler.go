@@ -143,13 +143,13 @@ func permutation(n int, seed uint64) func(pos int) int {
 // ⌈n/2^k⌉. So the network permutes a domain of a × 2^k numbers, which is hardly
 // larger than n. A result outside 0 … n-1 goes in again ("cycle walking": Black
 // and Rogaway, Ciphers with Arbitrary Finite Domains, 2002); see at. That
-// happens to at most about one result in √(n/2). For 10^12 samples the bound is
-// one in 707,000; in fact it is one in 1.4 million.
+// happens to at most about one result in √(n/2); of 10^12 samples it happens to
+// one in 1.4 million.
 //
 // In newFeistel(10, 0) the domain has 12 numbers. Four rounds turn 7 into 11,
 // which is outside, and four more turn 11 into 5. So position 7 has the value
 // 5, and the permutation's cycle skips 11. (So short a permutation is kept as a
-// table instead; the numbers are small so that they can be checked by hand.)
+// table instead; small numbers can be checked by hand.)
 //
 //	 7 = 1,3 → 0,1 → 2,3 → 0,3 → 2,3 = 11      the network's cycle  7 → 11 → 5 → 1 → 7
 //	11 = 2,3 → 1,1 → 0,3 → 1,0 → 1,1 = 5       the permutation's    7 ─────→ 5 → 1 → 7
@@ -360,15 +360,15 @@ func drawCumulative(weights []float64, largest float64) func(seed uint64) func(p
 // sums costs their logarithm, where a search one by one took 299 steps (of 300
 // weights).
 //
-// The result is that of a binary search in all sums, to the bit. The product in
+// A binary search in all sums has the same result, to the bit. The product in
 // part is rounded, so a number near the border of two parts may be in the wrong
 // one. But rounding never reverses an order: if part(a) < part(b), then a < b,
-// and nothing more is needed. The last sum may be rounded into part n, so guide
-// has n + 2 entries.
+// which is enough. The last sum may be rounded into part n, so guide has n + 2
+// entries.
 //
 // Rejected: an alias table (Walker, 1974), which draws in half the time. But
-// from the same random numbers it draws other samples, so that saved cursors
-// would not fit, and it takes twice the lines, which are harder to explain.
+// from the same random numbers it draws other samples, so saved cursors would
+// not fit, and it is twice as long.
 func newGuide(sums []float64) func(x float64) int {
 	scale := float64(len(sums)) / sums[len(sums)-1]
 	part := func(x float64) int { return int(x * scale) }
@@ -752,12 +752,15 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 // process; its Count is 0.
 //
 // RankFromEnv returns an error where a process would train on the wrong
-// samples. There are four cases: a number is missing or makes no sense; a
-// WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the number
-// of processes that srun has started; a launcher that is not in the table has
-// set a rank above 0 (PMIX_RANK, for example); or an sbatch script for several
-// tasks starts the process without srun, and Slurm calls the only process rank
-// 0 of many.
+// samples:
+//
+//   - a number is missing or makes no sense
+//   - a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the
+//     number of processes that srun has started
+//   - a launcher that is not in the table has set a rank above 0 (PMIX_RANK,
+//     for example)
+//   - an sbatch script for several tasks starts the process without srun, and
+//     Slurm calls the only process rank 0 of many
 //
 // The index in a manifest is not always the rank. In a JobSet of several Jobs,
 // and in a PyTorchJob with nprocPerNode but without torchrun, several processes
@@ -976,13 +979,12 @@ func Indices(s Sampler) Stream[int] {
 // 34.
 //
 // Shuffle is not a full permutation. A source of size items keeps some of its
-// order: the rank correlation is 0.38. For a small source let size be ten times
-// its length, where the correlation is 0.04; memory grows only with what has
-// been read. For data with indices use Random, which permutes a whole epoch in
-// 8 KiB.
+// order: the rank correlation is 0.38. If size is ten times the length of a
+// small source, it is 0.04; memory grows only with what has been read. For data
+// with indices use Random, which permutes a whole epoch in 8 KiB.
 //
-// Failed items are delayed like others. Put OnError behind Shuffle all the
-// same; Stream.OnError says why.
+// Failed items are delayed like others. Put OnError behind Shuffle;
+// Stream.OnError says why.
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
@@ -1341,14 +1343,13 @@ func (m *mixer[T]) noteEnds() {
 // As in Prefetch, the loop sends permits and receives tasks, both of them
 // numbers of slots. With one slot the goroutines wait for each other at every
 // item. With mixAhead = 8 slots an item takes at most a quarter longer than
-// with iter.Pull2. With 32 slots it takes no longer, but four times as many
-// items wait in memory.
+// with iter.Pull2. With 32 slots it takes no longer, but more items wait in
+// memory.
 //
-// Rejected: iter.Pull2, which is a coroutine and not a goroutine. Its first
-// call opens the source, so it would have to be called in another goroutine to
-// open all sources at once. But if a goroutine is locked to its thread
-// (runtime.LockOSThread), a coroutine that another goroutine has begun ends the
-// program there.
+// Rejected: iter.Pull2, a coroutine. Its first call opens the source, so it
+// would have to run in another goroutine to open all sources at once. But a
+// coroutine that another goroutine has begun ends the program in a goroutine
+// that is locked to its thread (runtime.LockOSThread).
 type sourceReader[T any] struct {
 	items          []Item[T]
 	permits, tasks chan int
@@ -1389,11 +1390,11 @@ func (m *mixer[T]) startReader(i int) {
 
 // chooseSource returns the number of the source whose turn it is. By weight,
 // draw n takes the source into whose share of [0, 1) the fractional part of
-// offset + n/φ falls, where φ is the golden ratio. Of all numbers φ is
-// approximated worst by fractions, so these points are spread most evenly: over
+// offset + n/φ falls, where φ is the golden ratio. Fractions approximate φ
+// worse than any other number, so these points are spread most evenly: over
 // 100,000 draws, the count of a source differs from its share by less than 5.
-// Of random draws it differs by some hundred. Sources that are left out have no
-// share. In turn, a source that is stepped over counts as a draw.
+// With random draws it would differ by some hundred. Sources that are left out
+// have no share. In turn, a source that is stepped over counts as a draw.
 func (m *mixer[T]) chooseSource() int {
 	n, count := m.draws, len(m.srcs)
 	m.draws++
