@@ -784,8 +784,8 @@ func follow[T any](
 // leaves the loop or there are no more. It returns why the loop cannot be
 // continued, or nil. In an epoch of three batches, the second of which fails:
 //
-//	the body gets   batch 0      a SampleError   batch 2      (the end)
-//	*at is after    batch 0      batch 0         batch 2      the epoch: {Epoch: epoch + 1}
+//	the body gets  batch 0  a SampleError  batch 2  (the end)
+//	*at is after   batch 0  batch 0        batch 2  the epoch: {Epoch: epoch + 1}
 //
 // If items panics, handOver returns the panic as the last error: with workers
 // the same panic happens in another goroutine, which can only report it as an
@@ -1031,8 +1031,10 @@ func (p *pass) askOnError(step int, failed []*SampleError) error {
 // step is added to the span that ends there, or otherwise to a new one, and
 // that span is joined to the next one if the two touch. In the picture above:
 //
-//	markDone(6)   a new span {6, 7} is joined to {7, 8}: done = {0, 2}, {3, 5} and {6, 8}
-//	markDone(2)   {0, 2} becomes {0, 3}, and is joined to {3, 5}: the low-water mark moves to 5
+//	markDone(6)  a new span {6, 7} is joined to {7, 8}:
+//	             done = {0, 2}, {3, 5} and {6, 8}
+//	markDone(2)  {0, 2} becomes {0, 3}, and is joined to {3, 5}:
+//	             the low-water mark moves to 5
 func (p *pass) markDone(step int) {
 	i := len(p.done) - 1
 	for p.done[i][0] > step {

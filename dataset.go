@@ -21,11 +21,12 @@ import (
 
 // What is sample i? The first half of this file answers for data with indices:
 //
-//	Dataset                                        the question: a length, and Get
-//	Slice, Func, Rows                              data sets from memory, from a function, from a tensor
-//	Pairs, Concat, Subset, Split, Transform        data sets from other data sets
-//	Cache                                          how often a sample is fetched; ExampleFunc_retry tries again
-//	Rand, WithSeed, Worker                         what a Get is told
+//	Dataset                         the question: a length, and Get
+//	Slice, Func, Rows               from memory, from a function, from a tensor
+//	Pairs, Concat, Subset, Split,
+//	Transform                       data sets from other data sets
+//	Cache                           how often a sample is fetched
+//	Rand, WithSeed, Worker          what a Get is told
 //
 // The second half begins with Files and Folder, data sets from a file system.
 // Then it answers for streams, where the next item takes the place of sample i.

@@ -135,9 +135,12 @@ func permutation(n int, seed uint64) func(pos int) int {
 // this network has eight.) This is one round with n = 10, where k = 2 and a =
 // 3, and the number 7 = 1 × 2^k + 3 is split into 1 and 3:
 //
-//	left  1 ──────(+2)──────┬──────── 0      left  = (left + hash(right)) mod a      hash(3) = 2, (1 + 2) mod 3 = 0
+//	left  1 ──────(+2)──────┬──────── 0    left  = (left + hash(right)) mod a
 //	                ^       v
-//	right 3 ────────┴────(xor 2)───── 1      right = right xor hash(left)            hash(0) = 2, 3 xor 2 = 1
+//	right 3 ────────┴────(xor 2)───── 1    right = right xor hash(left)
+//
+//	hash(3) = 2, (1 + 2) mod 3 = 0
+//	hash(0) = 2, 3 xor 2 = 1
 //
 // The right half has k bits, the left half counts from 0 to a-1 with a =
 // ⌈n/2^k⌉. So the network permutes a domain of a × 2^k numbers, which is hardly
@@ -744,7 +747,8 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //	Flux                        FLUX_TASK_RANK, FLUX_JOB_SIZE
 //	mpirun of MPICH, Intel MPI  PMI_RANK, PMI_SIZE
 //	srun                        SLURM_PROCID, SLURM_STEP_NUM_TASKS
-//	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you set in the manifest
+//	Kubernetes indexed Job      JOB_COMPLETION_INDEX, and WORLD_SIZE, which you
+//	                            set in the manifest
 //
 // The first row whose rank variable is set decides. The launchers in the rows
 // before srun also run inside Slurm jobs, and pass Slurm's variables on. If no
@@ -861,18 +865,23 @@ const (
 //	step 0        0   1   2
 //	              3   4   5      the next step begins at position 6, for all ranks
 //	step 1        6   7   8
-//	              9  10  11      PadTail takes 0 and 1 in place of 10 and 11, UnevenTail only 9, DropTail none of this row
+//	              9  10  11      PadTail takes 0 and 1 in place of 10 and 11,
+//	                             UnevenTail only 9, DropTail none of this row
 //
 // These numbers go with a batch. In engine, pass and deal they have these
 // names:
 //
-//	k            a task of an engine; send is the next one to be sent, recv the next result to be handed over (worker.go)
-//	slot         where a task lies: 0 … window (worker.go)
-//	step         a batch of a pass, from 0 where the pass began; all ranks take a step together (dataloader.go)
-//	Batch        a batch of this rank in the epoch, from 0: what errors and timings say
-//	pos          a position of the epoch's order: a sample, or a batch of a BatchSampler; what cursors count
-//	part         the number of a sample within a position, under a BatchSampler; otherwise 0
-//	index        a sample of the data set
+//	k      a task of an engine; send is the next one to be sent, recv the next
+//	       result to be handed over (worker.go)
+//	slot   where a task lies: 0 … window (worker.go)
+//	step   a batch of a pass, from 0 where the pass began; all ranks take a step
+//	       together (dataloader.go)
+//	Batch  a batch of this rank in the epoch, from 0: what errors and timings say
+//	pos    a position of the epoch's order: a sample, or a batch of a
+//	       BatchSampler; what cursors count
+//	part   the number of a sample within a position, under a BatchSampler;
+//	       otherwise 0
+//	index  a sample of the data set
 //
 // Batch = firstBatch + step, where firstBatch is 0 in a pass from the start of
 // an epoch. Task k is step k, unless the pass resumes a loop that was out of

@@ -20,10 +20,13 @@ import (
 // By which goroutine is a batch made, and how? The first half of this file
 // answers for loaders:
 //
-//	engine         which goroutine: queues between the loop and its workers, and the order of what comes back
-//	worker, task   how: a worker takes a task, chooses indices, fetches samples and collates them
-//	scope          what a context knows of the sample that is being loaded, for Rand and Worker
-//	PanicError     how a panic in user code becomes an error
+//	engine        which goroutine: queues between the loop and its workers, and
+//	              the order of what comes back
+//	worker, task  how: a worker takes a task, chooses indices, fetches samples
+//	              and collates them
+//	scope         what a context knows of the sample that is being loaded, for
+//	              Rand and Worker
+//	PanicError    how a panic in user code becomes an error
 //
 // The second half runs the functions of streams in the same engine: Map and
 // Prefetch.
