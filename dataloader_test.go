@@ -542,7 +542,9 @@ func Example() {
 	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
 		return float64(i * i), nil // open, read, decode
 	})
-	loader, err := New(squares, List[float64], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
+	loader, err := New(squares, List[float64], Options{
+		BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -654,7 +656,8 @@ func ExampleNew_inOrder() {
 
 // An epoch has the same order each time, and the next epoch has another. There is nothing to reset.
 func ExampleDataLoader_Epoch() {
-	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 6, Shuffle: true, Seed: 42})
+	data := Slice[int]{0, 1, 2, 3, 4, 5}
+	loader, err := New(data, List[int], Options{BatchSize: 6, Shuffle: true, Seed: 42})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -675,7 +678,8 @@ func ExampleDataLoader_Epoch() {
 // The cursor is the position after the batch in hand, so the number of that batch follows from it.
 func ExampleDataLoader_Run() {
 	const batchSize = 2
-	loader, err := New(Slice[string]{"a", "b", "c", "d", "e"}, List[string], Options{BatchSize: batchSize})
+	data := Slice[string]{"a", "b", "c", "d", "e"}
+	loader, err := New(data, List[string], Options{BatchSize: batchSize})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -740,7 +744,8 @@ func ExampleSampleError() {
 		for batch, err := range loader.Run(ctx, &at) {
 			var bad *SampleError
 			if errors.As(err, &bad) {
-				fmt.Println("skipped batch", bad.Batch, "because of sample", bad.Index, "with", bad.Err)
+				fmt.Println("skipped batch", bad.Batch,
+					"because of sample", bad.Index, "with", bad.Err)
 				continue
 			}
 			if err != nil {
@@ -818,9 +823,14 @@ func ExampleCursor() {
 
 	// load is such a process. It resumes a checkpoint, takes one step and returns the next checkpoint.
 	load := func(rank, ranks, batchSize int, saved []byte) []byte {
-		loader, err := New(data, List[int], Options{BatchSize: batchSize, Workers: ranks, Rank: Rank{Index: rank, Count: ranks}})
+		loader, err := New(data, List[int], Options{
+			BatchSize: batchSize, Workers: ranks, Rank: Rank{Index: rank, Count: ranks},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
 		var at Cursor
-		if err := errors.Join(err, json.Unmarshal(saved, &at)); err != nil {
+		if err := json.Unmarshal(saved, &at); err != nil {
 			log.Fatal(err)
 		}
 		for batch, err := range loader.Run(context.Background(), &at) {
@@ -869,11 +879,13 @@ func (o ordered) String() string { return fmt.Sprint(o.Sampler, " of ", o.versio
 // cause may be a cursor that a loop in Get has refused. A truncated file fails before, in json.Unmarshal, with an error that is
 // no ErrCursor.
 func ExampleErrCursor() {
-	at := Cursor{Epoch: 6, Pos: 2, State: json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)} // from a file
+	state := json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)
+	at := Cursor{Epoch: 6, Pos: 2, State: state} // from a file
 	rows := Indices(ordered{Sequential(3), "ids v2"})
 	for refusals := 0; at.Epoch < 7; {
 		for i, err := range rows.Run(context.Background(), &at) {
-			if bad := (*SampleError)(nil); errors.As(err, &bad) {
+			var bad *SampleError
+			if errors.As(err, &bad) {
 				fmt.Println("skipped:", bad)
 				continue
 			}
@@ -910,7 +922,8 @@ func Example_checkpoint() {
 	}
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "checkpoint.json")
-	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Shuffle: true, Workers: 2})
+	data := Slice[int]{1, 2, 3, 4, 5}
+	loader, err := New(data, List[int], Options{BatchSize: 2, Shuffle: true, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -930,7 +943,8 @@ func Example_checkpoint() {
 		}
 		defer os.Remove(file.Name()) // of no effect after Rename
 		_, err = file.Write(data)
-		if err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err == nil {
+		err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
+		if err == nil {
 			err = os.Rename(file.Name(), name)
 		}
 		if folder, failed := os.Open(dir); failed == nil {
@@ -1001,7 +1015,8 @@ func Example_checkpoint() {
 // the last batch may be smaller. On several ranks, sum gradients and samples over the ranks first.
 func Example_gradientAccumulation() {
 	const accumulate = 2 // batches in a step
-	loader, err := New(Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}, List[float64], Options{BatchSize: 2, Workers: 2})
+	data := Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}
+	loader, err := New(data, List[float64], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -1010,13 +1025,15 @@ func Example_gradientAccumulation() {
 		At     Cursor
 	}
 	train := func(batches int) { // one process, which is interrupted after a number of batches
-		at, gradient, samples, k := c.At, 0.0, 0, 0
+		at := c.At
+		gradient, samples, k := 0.0, 0, 0 // of the k batches since the last step
 		step := func() {
 			if k > 0 {
 				c.Weight -= gradient / float64(samples)
 				fmt.Println("a step of", samples, "samples makes the weight", c.Weight)
 			}
-			c.At, gradient, samples, k = at, 0, 0, 0 // save c here
+			c.At = at // save c here
+			gradient, samples, k = 0, 0, 0
 		}
 		for at.Epoch < 1 {
 			for batch, err := range loader.Run(context.Background(), &at) {
@@ -1060,7 +1077,9 @@ func ExampleFunc_growing() {
 		if c.At.State == nil { // it has not begun
 			c.N = data.Len()
 		}
-		loader, err := New(Func(c.N, data.Get), List[string], Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2})
+		loader, err := New(Func(c.N, data.Get), List[string], Options{
+			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
+		})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -1194,28 +1213,33 @@ func Example_training() {
 		for i, p := range gray.Pix {
 			pixels[i] = float32(p) / 255
 		}
-		return digit{First: Tensor[float32]{Data: pixels, Shape: []int{gray.Rect.Dy(), gray.Rect.Dx()}}, Second: label}, nil
+		shape := []int{gray.Rect.Dy(), gray.Rect.Dx()}
+		return digit{First: Tensor[float32]{Data: pixels, Shape: shape}, Second: label}, nil
 	}
 
 	// shift moves an image at random by up to a pixel in each direction. What leaves it on one side enters on the other.
 	shift := func(ctx context.Context, d digit) (digit, error) {
-		rng, width, pixels := Rand(ctx), d.First.Shape[1], d.First.Data
+		rng := Rand(ctx)
+		width, pixels := d.First.Shape[1], d.First.Data
 		k := (rng.IntN(3)-1)*width + rng.IntN(3) - 1
 		k = (k + len(pixels)) % len(pixels)
-		d.First.Data = slices.Concat(pixels[k:], pixels[:k]) // a copy, because the Cache keeps pixels
+		// A copy, because the Cache keeps pixels.
+		d.First.Data = slices.Concat(pixels[k:], pixels[:k])
 		return d, nil
 	}
 
 	// open returns the digits in a folder. Each is decoded once, by a worker.
 	open := func(folder string) Dataset[digit] {
-		fsys := digits(folder)                   // or os.DirFS(folder)
-		files, _, err := Folder(fsys, "*/*.png") // the classes are "0" to "9", so their numbers are the digits
+		fsys := digits(folder) // or os.DirFS(folder)
+		// The classes are "0" to "9", so their numbers are the digits.
+		files, _, err := Folder(fsys, "*/*.png")
 		if err != nil {
 			log.Fatal(err)
 		}
-		return Cache(Transform(files, func(_ context.Context, file Pair[string, int]) (digit, error) {
+		get := func(_ context.Context, file Pair[string, int]) (digit, error) {
 			return decode(fsys, file.First, file.Second)
-		}))
+		}
+		return Cache(Transform(files, get))
 	}
 
 	test := open("test")
@@ -1293,7 +1317,8 @@ func Example_training() {
 		if err := json.Unmarshal(saved, &c); err != nil {
 			log.Fatal(err)
 		}
-		loader, err := New(Transform(open("train"), shift), CollatePair(Stack[float32], List[int]), Options{
+		data := Transform(open("train"), shift)
+		loader, err := New(data, CollatePair(Stack[float32], List[int]), Options{
 			BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
 		})
 		if err != nil {
@@ -1326,7 +1351,8 @@ func Example_training() {
 	same := bytes.Equal(rest, whole)
 	fmt.Println("the same weights as without the interruption:", same)
 	var before, after checkpoint
-	if err := errors.Join(json.Unmarshal(half, &before), json.Unmarshal(rest, &after)); err != nil {
+	err := errors.Join(json.Unmarshal(half, &before), json.Unmarshal(rest, &after))
+	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("more than 9 of 10 test images recognized:", after.Recognized[29] > 225)
@@ -1336,21 +1362,26 @@ func Example_training() {
 
 	// What follows only shows the training, on standard error. A loss has two decimals, because machines that fuse
 	// multiplication and addition differ in the last ones.
-	fmt.Fprintln(os.Stderr, "A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
-	fmt.Fprintln(os.Stderr, "epoch  mean loss  test images recognized, after 1, 2, 4, 8, 16 and 30 epochs, numbered from 0")
+	show := log.New(os.Stderr, "", 0).Printf
+	show("A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
+	show("epoch  mean loss  test images recognized, " +
+		"after 1, 2, 4, 8, 16 and 30 epochs, numbered from 0")
 	for epoch, n := range after.Recognized {
 		switch epoch {
 		case 0, 1, 3, 7, 15, 29:
-			fmt.Fprintf(os.Stderr, "%5d  %9.2f  %3d %s\n", epoch, after.Loss[epoch]/550, n, strings.Repeat("#", n/4))
+			bar := strings.Repeat("#", n/4)
+			show("%5d  %9.2f  %3d %s", epoch, after.Loss[epoch]/550, n, bar)
 		case before.At.Epoch:
-			fmt.Fprintf(os.Stderr, "Interrupted in epoch %d, after %d of 18 batches. ", epoch, before.At.Pos/32)
-			fmt.Fprintf(os.Stderr, "The checkpoint has the weights and this cursor:\n%v\n", before.At)
-			fmt.Fprintln(os.Stderr, "Resumed from the checkpoint, with 3 workers:")
+			show("Interrupted in epoch %d, after %d of 18 batches. "+
+				"The checkpoint has the weights and this cursor:\n%v",
+				epoch, before.At.Pos/32, before.At)
+			show("Resumed from the checkpoint, with 3 workers:")
 		}
 	}
-	fmt.Fprintln(os.Stderr, "The weights are the same as without the interruption, bit for bit:", same)
-	fmt.Fprintln(os.Stderr, "Five of the test images, and what the model says they are:")
-	blocks := [2][2]string{{" ", "▄"}, {"▀", "█"}} // two rows of pixels in a line: the upper one, the lower one
+	show("The weights are the same as without the interruption, bit for bit: %t", same)
+	show("Five of the test images, and what the model says they are:")
+	// Two rows of pixels in a line: the upper one, the lower one.
+	blocks := [2][2]string{{" ", "▄"}, {"▀", "█"}}
 	var lines [9]string
 	for i := 4; i < test.Len(); i += 50 {
 		d, err := test.Get(context.Background(), i)
@@ -1372,7 +1403,7 @@ func Example_training() {
 		}
 		lines[8] += fmt.Sprintf("    %-16s", text)
 	}
-	fmt.Fprintln(os.Stderr, strings.Join(lines[:], "\n"))
+	show("%s", strings.Join(lines[:], "\n"))
 	// Output:
 	// the same weights as without the interruption: true
 	// more than 9 of 10 test images recognized: true
@@ -1533,7 +1564,8 @@ func ExampleRows() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("size", batch.Shape[0], "shape", batch.Shape, "dimensions", len(batch.Shape), batch.Data)
+		fmt.Println("size", batch.Shape[0], "shape", batch.Shape,
+			"dimensions", len(batch.Shape), batch.Data)
 	}
 	// Output:
 	// size 2 shape [2 2] dimensions 2 [0 0 1 1]
@@ -1543,11 +1575,20 @@ func ExampleRows() {
 
 // Pairs joins features and labels, which are two arrays. Their numbers of samples must be equal.
 func ExamplePairs() {
-	features, err1 := Rows(Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}})
-	labels, err2 := Rows(Tensor[int64]{Data: []int64{7, 8, 9}, Shape: []int{3}})
-	data, err3 := Pairs(features, labels)
-	loader, err4 := New(data, CollatePair(Stack[float32], Stack[int64]), Options{BatchSize: 3})
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	features, err := Rows(Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	labels, err := Rows(Tensor[int64]{Data: []int64{7, 8, 9}, Shape: []int{3}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	data, err := Pairs(features, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	loader, err := New(data, CollatePair(Stack[float32], Stack[int64]), Options{BatchSize: 3})
+	if err != nil {
 		log.Fatal(err)
 	}
 	for batch, err := range loader.Epoch(context.Background(), 0) {
@@ -1556,7 +1597,7 @@ func ExamplePairs() {
 		}
 		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Shape, batch.Second.Data)
 	}
-	_, err := Pairs(features, Slice[int]{1, 2})
+	_, err = Pairs(features, Slice[int]{1, 2})
 	fmt.Println(err)
 	// Output:
 	// [3 2] [0 0 1 1 2 2] [3] [7 8 9]
@@ -1569,7 +1610,8 @@ func ExampleRand() {
 		flip := Rand(ctx).IntN(2) == 1
 		angle := Rand(WithSeed(ctx, 2)).IntN(10) // from a second generator
 		onWorker := Worker(ctx) >= 0
-		return fmt.Sprint("image ", i, " flip ", flip, " angle ", angle, " on a worker ", onWorker), nil
+		const text = "image %d flip %t angle %d on a worker %t"
+		return fmt.Sprintf(text, i, flip, angle, onWorker), nil
 	})
 	for _, workers := range []int{0, 3} {
 		loader, err := New(data, List[string], Options{Seed: 7, Workers: workers})
@@ -1684,7 +1726,9 @@ func ExampleSampler() {
 func ExampleTorchRandom() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	for rank := range 3 {
-		loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: TorchRandom(10, 0), Rank: Rank{Index: rank, Count: 3}})
+		loader, err := New(data, List[int], Options{
+			BatchSize: 4, Sampler: TorchRandom(10, 0), Rank: Rank{Index: rank, Count: 3},
+		})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -1712,7 +1756,8 @@ type fewClasses struct {
 func (f fewClasses) Len() int { return f.passes * (len(f.classes) / f.perBatch) }
 
 func (f fewClasses) String() string {
-	return fmt.Sprintf("fewClasses(%d of %d, passes %d, %v)", f.perBatch, len(f.classes), f.passes, f.groups[0])
+	return fmt.Sprintf("fewClasses(%d of %d, passes %d, %v)",
+		f.perBatch, len(f.classes), f.passes, f.groups[0])
 }
 
 func (f fewClasses) Batches(epoch int) func(batch int) []int {
@@ -1735,13 +1780,19 @@ func (f fewClasses) Batches(epoch int) func(batch int) []int {
 // samples each, as losses that compare samples need it, and two ranks have a batch each. String names what makes the order, so
 // that a cursor of another order is refused. Copy the type fewClasses, too, which stands before this Example.
 func ExampleBatches() {
-	data := Slice[string]{"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9"}
-	sampler := fewClasses{classes: [][]int{{0, 2, 5, 8}, {1, 3, 7, 9}, {4, 6}}, perBatch: 2, passes: 4}
+	data := Slice[string]{
+		"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9",
+	}
+	cats, dogs, cows := []int{0, 2, 5, 8}, []int{1, 3, 7, 9}, []int{4, 6}
+	sampler := fewClasses{classes: [][]int{cats, dogs, cows}, perBatch: 2, passes: 4}
 	for c, class := range sampler.classes {
-		sampler.groups = append(sampler.groups, Batches(Random(len(class), uint64(c)), 2, true)) // two samples each
+		group := Batches(Random(len(class), uint64(c)), 2, true) // two samples each
+		sampler.groups = append(sampler.groups, group)
 	}
 	for rank := range 2 {
-		loader, err := New(data, List[string], Options{BatchSampler: sampler, Rank: Rank{Index: rank, Count: 2}})
+		loader, err := New(data, List[string], Options{
+			BatchSampler: sampler, Rank: Rank{Index: rank, Count: 2},
+		})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -1800,7 +1851,8 @@ type sameWidth struct {
 func (s sameWidth) String() string { return fmt.Sprint(s.BatchSampler, " on ", s.ranks, " ranks") }
 
 func (s sameWidth) Batches(epoch int) func(k int) []int {
-	batch, order, widths := s.BatchSampler.Batches(epoch), make([]int, s.Len()), make([]int, s.Len())
+	batch := s.BatchSampler.Batches(epoch)
+	order, widths := make([]int, s.Len()), make([]int, s.Len())
 	for k := range order {
 		order[k] = k
 		for _, i := range batch(k) {
@@ -1808,7 +1860,8 @@ func (s sameWidth) Batches(epoch int) func(k int) []int {
 		}
 	}
 	steps := s.Len() / s.ranks // in each epoch other batches are left over
-	slices.SortStableFunc(order[:steps*s.ranks], func(a, b int) int { return widths[a] - widths[b] })
+	byWidth := func(a, b int) int { return widths[a] - widths[b] }
+	slices.SortStableFunc(order[:steps*s.ranks], byWidth)
 	step := Random(steps, 1).Order(epoch)
 	return func(k int) []int {
 		if k < steps*s.ranks {
@@ -1829,7 +1882,9 @@ func ExampleBuckets_ranks() {
 	for i := range 80 {
 		lengths = append(lengths, 4+i*i/60)
 	}
-	texts := Func(len(lengths), func(_ context.Context, i int) ([]rune, error) { return make([]rune, lengths[i]), nil })
+	texts := Func(len(lengths), func(_ context.Context, i int) ([]rune, error) {
+		return make([]rune, lengths[i]), nil
+	})
 	buckets, err := Buckets(lengths, 240, 1)
 	if err != nil {
 		log.Fatal(err)
@@ -1837,7 +1892,9 @@ func ExampleBuckets_ranks() {
 	for _, sampler := range []BatchSampler{buckets, sameWidth{buckets, lengths, ranks}} {
 		widths := make([][ranks]int, (sampler.Len()+ranks-1)/ranks)
 		for rank := range ranks {
-			loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler, Rank: Rank{Index: rank, Count: ranks}})
+			loader, err := New(texts, Pad('.'), Options{
+				BatchSampler: sampler, Rank: Rank{Index: rank, Count: ranks},
+			})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -1864,7 +1921,8 @@ func ExampleRankFromEnv() {
 	os.Setenv("WORLD_SIZE", "4")
 	defer os.Unsetenv("RANK")
 	defer os.Unsetenv("WORLD_SIZE")
-	os.Unsetenv("SLURM_STEP_NUM_TASKS") // in case srun has started this test: WORLD_SIZE must not be below it
+	// In case srun has started this test: WORLD_SIZE must not be below it.
+	os.Unsetenv("SLURM_STEP_NUM_TASKS")
 	rank, err := RankFromEnv()
 	if err != nil {
 		log.Fatal(err)
@@ -1892,7 +1950,9 @@ func ExampleTail() {
 	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 		var steps [][]int
 		for rank := range 4 {
-			loader, err := New(data, List[int], Options{BatchSize: 3, Rank: Rank{Index: rank, Count: 4}, Tail: tail})
+			loader, err := New(data, List[int], Options{
+				BatchSize: 3, Rank: Rank{Index: rank, Count: 4}, Tail: tail,
+			})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -2154,7 +2214,8 @@ func Example_inFiftyLines() {
 				}
 				r := cache[recv%window]  // order
 				cache[recv%window] = nil // order
-				refill()                 // before the loop body runs, so that the workers are busy meanwhile
+				// Before the loop body runs, so that the workers are busy meanwhile.
+				refill()
 				if !yield(r.k, r.batch) {
 					return
 				}
@@ -2205,7 +2266,9 @@ func Example_errorsAndBreaks() {
 		batch int
 		err   error
 	}
-	loader := func(ctx context.Context, n int, load func(ctx context.Context, k int) (int, error)) iter.Seq2[int, error] {
+	loader := func(
+		ctx context.Context, n int, load func(ctx context.Context, k int) (int, error),
+	) iter.Seq2[int, error] {
 		return func(yield func(batch int, err error) bool) {
 			tasks, results := make(chan int, n), make(chan result, n)
 			for k := range n {
