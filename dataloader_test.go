@@ -2421,12 +2421,14 @@ func ExampleDataLoader_Batch() {
 // and loads nothing. Its cursors are those of the training, so At lets the training skip steps.
 func ExampleDataLoader_Batch_whichSamples() {
 	opts := Options{BatchSize: 3, Shuffle: true, Seed: 1, Rank: Rank{Index: 1, Count: 2}}
-	numbers := Func(20, func(_ context.Context, i int) (int, error) { return i, nil }) // 20 is the data set's Len
+	const n = 20 // the data set's Len
+	numbers := Func(n, func(_ context.Context, i int) (int, error) { return i, nil })
 	which, err := New(numbers, List[int], opts)
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, step := context.Background(), 5 // its loss was no number
+	ctx := context.Background()
+	step := 5 // its loss was no number
 	indices, err := which.Batch(ctx, step/which.Len(), step%which.Len())
 	fmt.Println("step", step, "of rank", opts.Rank.Index, "has", indices, err)
 	at := which.At(0, step+1) // skips it
@@ -2471,13 +2473,14 @@ func ExampleOptions_onError() {
 		return i, nil
 	})
 	budget := 2
-	loader, err := New(data, List[int], Options{BatchSize: 4, Workers: 2, OnError: func(bad *SampleError) error {
+	drop := func(bad *SampleError) error {
 		if budget--; budget < 0 {
 			return bad
 		}
 		fmt.Println("dropped sample", bad.Index)
 		return nil
-	}})
+	}
+	loader, err := New(data, List[int], Options{BatchSize: 4, Workers: 2, OnError: drop})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -2509,7 +2512,9 @@ func ExampleOptions_onErrorRanks() {
 	drop := func(bad *SampleError) error { return nil } // count it, and have a budget
 	var sums, weights [2]float64                        // of each step
 	for rank := range 2 {
-		loader, err := New(data, List[float64], Options{BatchSize: 2, Rank: Rank{Index: rank, Count: 2}, OnError: drop})
+		loader, err := New(data, List[float64], Options{
+			BatchSize: 2, Rank: Rank{Index: rank, Count: 2}, OnError: drop,
+		})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -2544,7 +2549,8 @@ func ExampleTiming() {
 	var waited time.Duration
 	trace := func(t Timing) {
 		inTime := !t.Done.Before(t.Start)
-		fmt.Println("batch", t.Batch, "worker", t.Worker, "samples", t.Samples, "dropped", t.Dropped, "in time", inTime)
+		fmt.Println("batch", t.Batch, "worker", t.Worker,
+			"samples", t.Samples, "dropped", t.Dropped, "in time", inTime)
 		waited += t.Wait
 	}
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2, Trace: trace})
@@ -2586,7 +2592,8 @@ func ExampleStats() {
 		}
 		time.Sleep(time.Millisecond) // train
 	}
-	line := stats.String() // here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck, workers needed: 5"
+	// Here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck, workers needed: 5".
+	line := stats.String()
 	fmt.Println(line[:strings.Index(line, " (")])
 	// Output: 10 batches, 100 samples
 }
@@ -2620,7 +2627,10 @@ func ExampleStats_perfectLoader() {
 		}
 	}
 	perfect := func(yield func([]int, error) bool) {
-		for k := 0; k < loader.Len() && yield(kept[k%len(kept)], nil); k++ {
+		for k := range loader.Len() {
+			if !yield(kept[k%len(kept)], nil) {
+				return
+			}
 		}
 	}
 	fmt.Println("now", train(loader.Epoch(context.Background(), 0)), "at best", train(perfect))
@@ -2634,9 +2644,10 @@ func ExampleTiming_picture() {
 	file := new(strings.Builder) // in a program os.Create("run.json")
 	fmt.Fprintln(file, "[")
 	begin := time.Now()
+	const event = `{"name": "%s %d", "ph": "X", "pid": 1, "tid": %d, "ts": %.3f, "dur": %.3f},`
 	add := func(tid int, name string, batch int, from time.Time, d time.Duration) {
-		fmt.Fprintf(file, `{"name": "%s %d", "ph": "X", "pid": 1, "tid": %d, "ts": %.3f, "dur": %.3f},`+"\n",
-			name, batch, tid, float64(from.Sub(begin))/1000, float64(d)/1000)
+		ts, dur := float64(from.Sub(begin))/1000, float64(d)/1000
+		fmt.Fprintf(file, event+"\n", name, batch, tid, ts, dur)
 	}
 	trace := func(t Timing) {
 		wait := t.Received.Add(-t.Wait)
@@ -2646,7 +2657,8 @@ func ExampleTiming_picture() {
 		add(1, "wait for", t.Batch, wait, t.Wait)
 		add(t.Worker+2, "load", t.Batch, t.Start, t.Done.Sub(t.Start))
 	}
-	loader, err := New(Slice[int]{0, 1, 2}, List[int], Options{BatchSize: 2, Workers: 1, Trace: trace})
+	data := Slice[int]{0, 1, 2}
+	loader, err := New(data, List[int], Options{BatchSize: 2, Workers: 1, Trace: trace})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -2692,7 +2704,8 @@ func ExampleProgress() {
 // checkpoint in the middle of all that resumes.
 func ExampleFromSeq() {
 	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) { // open the file here, and close it when this returns
+		return func(yield func(string, error) bool) {
+			// Open the file here, and close it when this returns.
 			for line := range strings.FieldsSeq("one two three four five six seven eight") {
 				if !yield(line, nil) {
 					return
@@ -2701,7 +2714,9 @@ func ExampleFromSeq() {
 		}
 	})
 	long := lines.Shuffle(4, 1).Filter(func(s string) bool { return len(s) > 3 })
-	upper := Map(long, 2, func(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil }).Prefetch(3)
+	upper := Map(long, 2, func(_ context.Context, s string) (string, error) {
+		return strings.ToUpper(s), nil
+	}).Prefetch(3)
 
 	var at Cursor
 	for s, err := range upper.Run(context.Background(), &at) {
@@ -2737,14 +2752,22 @@ func ExampleFromSeq() {
 
 // Map makes small stages: list files, load them in two workers, ahead of the next stage, and decode them.
 func ExampleMap() {
-	fsys := fstest.MapFS{"a.txt": {Data: []byte("7")}, "b.txt": {Data: []byte("8")}, "c.txt": {Data: []byte("9")}}
+	fsys := fstest.MapFS{
+		"a.txt": {Data: []byte("7")},
+		"b.txt": {Data: []byte("8")},
+		"c.txt": {Data: []byte("9")},
+	}
 	names, err := fs.Glob(fsys, "*.txt")
 	if err != nil {
 		log.Fatal(err)
 	}
-	list := Map(Indices(Sequential(len(names))), 0, func(_ context.Context, i int) (string, error) { return names[i], nil })
-	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) { return fs.ReadFile(fsys, name) }).Prefetch(10)
-	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) { return strconv.Atoi(string(data)) })
+	list := Map(Indices(Sequential(len(names))), 0, Slice[string](names).Get)
+	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) {
+		return fs.ReadFile(fsys, name)
+	}).Prefetch(10)
+	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) {
+		return strconv.Atoi(string(data))
+	})
 	for number, err := range decode.Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
@@ -2831,16 +2854,18 @@ func ExampleBatch_tokenBudget() {
 						return
 					}
 					longest = max(longest, len(text.Value))
-					if n := len(next.Value); n > 0 && (text.Err != nil || (n+1)*longest > budget) {
+					n := len(next.Value)
+					if n > 0 && (text.Err != nil || (n+1)*longest > budget) {
 						if !send(next) {
 							return
 						}
-						next, longest = Item[batch]{}, len(text.Value)
+						next = Item[batch]{}
+						longest = len(text.Value)
 					}
-					if text.Err != nil && !send(Item[batch]{Err: text.Err, Next: text.Next}) {
-						return
-					} else if text.Err == nil {
+					if text.Err == nil {
 						next = Item[batch]{Value: append(next.Value, text.Value), Next: text.Next}
+					} else if !send(Item[batch]{Err: text.Err, Next: text.Next}) {
+						return
 					}
 				}
 				if len(next.Value) > 0 {
@@ -2850,8 +2875,12 @@ func ExampleBatch_tokenBudget() {
 		}
 	}
 	words := strings.Fields("to be or not to be that is the question whether tis nobler")
-	texts := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil })
-	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Ragged[rune], error) { return Pad('.')(Ragged[rune]{}, b) })
+	texts := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) ([]rune, error) {
+		return []rune(words[i]), nil
+	})
+	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Ragged[rune], error) {
+		return Pad('.')(Ragged[rune]{}, b)
+	})
 	for b, err := range padded.Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
@@ -2869,14 +2898,16 @@ func ExampleBatch_tokenBudget() {
 
 // Unbatch lets batch sizes differ between stages: fetch in batches of 4, train in batches of 3.
 func ExampleUnbatch() {
-	fetched := Map(Batch(Indices(Sequential(10)), 4, List[int]), 2, func(_ context.Context, ids []int) ([]string, error) {
+	ids := Batch(Indices(Sequential(10)), 4, List[int])
+	fetched := Map(ids, 2, func(_ context.Context, ids []int) ([]string, error) {
 		rows := make([]string, len(ids)) // one query for all of them
 		for j, id := range ids {
 			rows[j] = fmt.Sprint("row ", id)
 		}
 		return rows, nil
 	})
-	for batch, err := range Batch(Unbatch(fetched), 3, List[string]).Epoch(context.Background(), 0) {
+	batches := Batch(Unbatch(fetched), 3, List[string])
+	for batch, err := range batches.Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -2899,7 +2930,8 @@ func ExampleStream_Filter() {
 		}
 		return n, nil
 	})
-	for n, err := range parsed.Filter(func(n int) bool { return n != 8 }).Epoch(context.Background(), 0) {
+	kept := parsed.Filter(func(n int) bool { return n != 8 })
+	for n, err := range kept.Epoch(context.Background(), 0) {
 		var bad *SampleError
 		if errors.As(err, &bad) {
 			fmt.Println(err)
@@ -2948,7 +2980,9 @@ func ExampleStream_Prefetch() {
 func ExampleMix() {
 	numbers := Indices(Sequential(3))
 	times := func(factor int) Stream[int] {
-		return Map(numbers, 0, func(_ context.Context, i int) (int, error) { return i * factor, nil })
+		return Map(numbers, 0, func(_ context.Context, i int) (int, error) {
+			return i * factor, nil
+		})
 	}
 	mix := Mix(MixOptions{}, numbers, times(100), times(111))
 	for i, err := range mix.Epoch(context.Background(), 0) {
@@ -2965,10 +2999,12 @@ func ExampleMix() {
 // Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join appends the second half of a pair to the first.
 func ExampleMixOptions() {
 	letters := func(text string) Stream[string] {
-		return Map(Indices(Sequential(len(text))), 0, func(_ context.Context, i int) (string, error) { return text[i : i+1], nil })
+		letter := func(_ context.Context, i int) (string, error) { return text[i : i+1], nil }
+		return Map(Indices(Sequential(len(text))), 0, letter)
 	}
+	a, b := letters("abcdef"), letters("XYZ")
 	for _, stop := range []Stop{StopAtLast, StopAtFirst, CycleUntilLast, CycleForever} {
-		mix := Mix(MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, letters("abcdef"), letters("XYZ")).Take(24)
+		mix := Mix(MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, a, b).Take(24)
 		for letter, err := range mix.Epoch(context.Background(), 0) {
 			if err != nil {
 				log.Fatal(err)
@@ -3008,7 +3044,9 @@ func ExampleOrderFunc_mixture() {
 		}
 		return indices
 	})
-	loader, err := New(Concat[string](easy, hard), List[string], Options{BatchSize: 10, Sampler: order, Workers: 2})
+	loader, err := New(Concat[string](easy, hard), List[string], Options{
+		BatchSize: 10, Sampler: order, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3039,7 +3077,8 @@ func (m mixture) Len() int       { return m.n }
 func (m mixture) String() string { return m.name }
 
 func (m mixture) Order(epoch int) func(pos int) int {
-	pick, orders := m.pick(epoch), make([]func(pos int) int, len(m.samplers))
+	pick := m.pick(epoch)
+	orders := make([]func(pos int) int, len(m.samplers))
 	for s, sampler := range m.samplers {
 		orders[s] = sampler.Order(epoch)
 	}
@@ -3055,19 +3094,23 @@ func (m mixture) Order(epoch int) func(pos int) int {
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is
-	weights, m, end := make([]float64, sets), mixture{n: n}, 0
+	weights := make([]float64, sets)
+	m := mixture{n: n}
+	end := 0
 	for s := range sets {
 		size := 5 + s%7
 		parts = append(parts, Func(size, func(context.Context, int) (int, error) { return s, nil }))
 		weights[s] = 1 + float64(s%2)
-		m.samplers, m.begins = append(m.samplers, RandomWithReplacement(size, n, seed+1)), append(m.begins, end)
+		m.samplers = append(m.samplers, RandomWithReplacement(size, n, seed+1))
+		m.begins = append(m.begins, end)
 		end += size
 	}
 	choose, err := Weighted(weights, n, true, seed)
 	if err != nil {
 		log.Fatal(err)
 	}
-	m.name = fmt.Sprintf("mixture(%v, begins #%x)", choose, crc32.ChecksumIEEE(fmt.Append(nil, m.begins, end)))
+	sum := crc32.ChecksumIEEE(fmt.Append(nil, m.begins, end))
+	m.name = fmt.Sprintf("mixture(%v, begins #%x)", choose, sum)
 	m.pick = func(epoch int) func(pos int) (set, at int) {
 		set := choose.Order(epoch)
 		return func(pos int) (int, int) { return set(pos), pos }
@@ -3094,8 +3137,11 @@ func ExampleSampler_mixture() {
 // number, so an epoch resumes anywhere, and each rank gets whole batches.
 func ExampleBatches_quota() {
 	const steps, seed = 4, 1 // steps batches in an epoch
-	large, small := Slice[string]{"a", "b", "c", "d", "e", "f", "g"}, Slice[string]{"X", "Y", "Z"}
-	parts := []Dataset[string]{large, small, Slice[string]{"1", "2"}}
+	parts := []Dataset[string]{
+		Slice[string]{"a", "b", "c", "d", "e", "f", "g"},
+		Slice[string]{"X", "Y", "Z"},
+		Slice[string]{"1", "2"},
+	}
 	perBatch := []int{3, 2, 1}
 	var m mixture
 	var places [][2]int // of a batch: the set, and which of the set's samples in the batch
@@ -3105,17 +3151,21 @@ func ExampleBatches_quota() {
 			places = append(places, [2]int{s, j})
 		}
 		shuffled := Resize(Random(part.Len(), seed+uint64(s)), steps*perBatch[s])
-		m.samplers, m.begins = append(m.samplers, shuffled), append(m.begins, end)
+		m.samplers = append(m.samplers, shuffled)
+		m.begins = append(m.begins, end)
 		end += part.Len()
 	}
-	m.n, m.name = steps*len(places), fmt.Sprintf("quota(%v of %v)", perBatch, m.samplers)
+	m.n = steps * len(places)
+	m.name = fmt.Sprintf("quota(%v of %v)", perBatch, m.samplers)
 	m.pick = func(int) func(pos int) (set, at int) {
 		return func(pos int) (int, int) {
 			place := places[pos%len(places)]
 			return place[0], pos/len(places)*perBatch[place[0]] + place[1]
 		}
 	}
-	loader, err := New(Concat(parts...), List[string], Options{BatchSampler: Batches(m, len(places), false), Workers: 2})
+	loader, err := New(Concat(parts...), List[string], Options{
+		BatchSampler: Batches(m, len(places), false), Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
