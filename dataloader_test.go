@@ -3267,7 +3267,8 @@ func ExampleWeighted() {
 	for i, s := range samples {
 		weights[i] = 1 / float64(sizes[s.Second])
 	}
-	balanced, err := Weighted(weights, len(samples), true, 1) // with replacement: there are only 10 dogs
+	// With replacement: there are only 10 dogs.
+	balanced, err := Weighted(weights, len(samples), true, 1)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3335,7 +3336,8 @@ func ExampleSubset_stratified() {
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(len(train), "for training,", len(test), "for the test, loaded so far:", loaded.Load())
+	fmt.Println(len(train), "for training,", len(test), "for the test,",
+		"loaded so far:", loaded.Load())
 	for _, loader := range []*DataLoader[[]string]{trainLoader, testLoader} {
 		for batch, err := range loader.Epoch(context.Background(), 0) {
 			if err != nil {
@@ -3384,8 +3386,9 @@ func ExampleSplit_crossValidation() {
 	}
 	for fold, test := range parts {
 		train := Concat(slices.Concat(parts[:fold], parts[fold+1:])...)
-		fmt.Println("fold", fold)
-		fmt.Println("  train", read(train, Options{BatchSize: 4, Shuffle: true, DataVersion: fmt.Sprint("fold ", fold)}))
+		name := fmt.Sprint("fold ", fold)
+		fmt.Println(name)
+		fmt.Println("  train", read(train, Options{BatchSize: 4, Shuffle: true, DataVersion: name}))
 		fmt.Println("  test ", read(test, Options{BatchSize: 4}))
 	}
 	// Output:
@@ -3453,12 +3456,21 @@ func ExamplePairs_byName() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	samples := Transform(pairs, func(_ context.Context, p Pair[string, string]) (Pair[string, string], error) {
-		picture, err1 := fs.ReadFile(fsys, p.First)
-		label, err2 := fs.ReadFile(fsys, p.Second)
-		return Pair[string, string]{First: string(picture), Second: string(label)}, errors.Join(err1, err2) // decode
+	type pair = Pair[string, string]
+	samples := Transform(pairs, func(_ context.Context, p pair) (pair, error) {
+		picture, err := fs.ReadFile(fsys, p.First)
+		if err != nil {
+			return pair{}, err
+		}
+		label, err := fs.ReadFile(fsys, p.Second)
+		if err != nil {
+			return pair{}, err
+		}
+		return pair{First: string(picture), Second: string(label)}, nil // decode
 	})
-	loader, err := New(samples, CollatePair(List[string], List[string]), Options{BatchSize: 2, Workers: 2})
+	loader, err := New(samples, CollatePair(List[string], List[string]), Options{
+		BatchSize: 2, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3491,14 +3503,20 @@ func ExampleCollate_struct() {
 	}
 	data := Func(5, func(ctx context.Context, i int) (sample, error) {
 		x := float32(i)
-		return sample{Tensor[float32]{Data: []float32{x, x, x, x}, Shape: []int{2, 2}}, int32(i % 2), fmt.Sprintf("%d.png", i)}, nil
+		return sample{
+			image: Tensor[float32]{Data: []float32{x, x, x, x}, Shape: []int{2, 2}},
+			label: int32(i % 2),
+			name:  fmt.Sprintf("%d.png", i),
+		}, nil
 	})
 	collate := func(dst batch, samples []sample) (batch, error) {
 		images := make([]Tensor[float32], len(samples))
-		dst.labels, dst.names = dst.labels[:0], dst.names[:0]
+		dst.labels = dst.labels[:0]
+		dst.names = dst.names[:0]
 		for i, s := range samples {
 			images[i] = s.image
-			dst.labels, dst.names = append(dst.labels, s.label), append(dst.names, s.name)
+			dst.labels = append(dst.labels, s.label)
+			dst.names = append(dst.names, s.name)
 		}
 		var err error
 		dst.images, err = Stack(dst.images, images)
@@ -3514,7 +3532,9 @@ func ExampleCollate_struct() {
 			log.Fatal(err)
 		}
 		fmt.Println(b.images.Shape, b.images.Data, b.labels, b.names)
-		memory[&b.images.Data[0]], memory[&b.labels[0]], memory[&b.names[0]] = true, true, true
+		memory[&b.images.Data[0]] = true
+		memory[&b.labels[0]] = true
+		memory[&b.names[0]] = true
 		loader.Recycle(b)
 	}
 	fmt.Println(loader.Len(), "batches in", len(memory), "slices")
@@ -3707,13 +3727,14 @@ func ExampleFunc_timeLimit() {
 		defer cancel()
 		return data.Get(ctx, i)
 	})
-	loader, err := New(limited, List[string], Options{BatchSize: 3, Workers: 2, OnError: func(bad *SampleError) error {
+	drop := func(bad *SampleError) error {
 		if errors.Is(bad, context.DeadlineExceeded) {
 			fmt.Println("too slow: sample", bad.Index)
 			return nil
 		}
 		return bad
-	}})
+	}
+	loader, err := New(limited, List[string], Options{BatchSize: 3, Workers: 2, OnError: drop})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3760,7 +3781,8 @@ func ExampleWorker() {
 		}
 		fmt.Println(batch)
 	}
-	fmt.Println("opened at most", workers, "handles:", opened.Load() <= workers, "and by the caller:", handles[0] != nil)
+	fmt.Println("opened at most", workers, "handles:", opened.Load() <= workers,
+		"and by the caller:", handles[0] != nil)
 	clear(handles) // close: no worker runs after the loop
 	// Output:
 	// [0 11 222]
@@ -3777,14 +3799,16 @@ func ExampleWorker() {
 func ExampleDataLoader_Recycle_ownMemory() {
 	const n, width, batchSize, workers, prefetch = 40, 3, 4, 2, 2
 	const pieces = workers*prefetch + 2
-	memory := make([]float32, pieces*batchSize*width) // cudaMallocHost, C.malloc with unsafe.Slice, syscall.Mmap, …
+	// In a program: cudaMallocHost, C.malloc with unsafe.Slice, syscall.Mmap, …
+	memory := make([]float32, pieces*batchSize*width)
 
 	load := func(ctx context.Context, dst Tensor[float32], indices []int) (Tensor[float32], error) {
 		size := len(indices) * width
 		if cap(dst.Data) < size {
 			return dst, errors.New("no memory was given back for this batch")
 		}
-		dst.Data, dst.Shape = dst.Data[:size], append(dst.Shape[:0], len(indices), width)
+		dst.Data = dst.Data[:size]
+		dst.Shape = append(dst.Shape[:0], len(indices), width)
 		for row, i := range indices {
 			for j := range width {
 				dst.Data[row*width+j] = float32(10*i + j) // read and decode into the batch
@@ -3792,7 +3816,9 @@ func ExampleDataLoader_Recycle_ownMemory() {
 		}
 		return dst, nil
 	}
-	loader, err := NewFunc(n, load, Options{BatchSize: batchSize, Workers: workers, Prefetch: prefetch})
+	loader, err := NewFunc(n, load, Options{
+		BatchSize: batchSize, Workers: workers, Prefetch: prefetch,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3812,7 +3838,8 @@ func ExampleDataLoader_Recycle_ownMemory() {
 		before = batch
 	}
 	loader.Recycle(before)
-	fmt.Println(batches, "batches in", pieces, "pieces; the last row is", before.Data[len(before.Data)-width:])
+	last := before.Data[len(before.Data)-width:]
+	fmt.Println(batches, "batches in", pieces, "pieces; the last row is", last)
 	// Output:
 	// 10 batches in 6 pieces; the last row is [390 391 392]
 }
@@ -3830,7 +3857,9 @@ func ExampleDataLoader_Run_pull() {
 			Second: Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}},
 		}, nil
 	})
-	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{BatchSize: 2, DropLast: true, Workers: 2})
+	loader, err := New(data, CollatePair(Stack[float32], Stack[int32]), Options{
+		BatchSize: 2, DropLast: true, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -3840,7 +3869,8 @@ func ExampleDataLoader_Run_pull() {
 	stop := func() {}
 	reset := func() { // begins an epoch: the next one after io.EOF, the same one in its middle
 		stop()
-		next, at = nil, Cursor{Epoch: at.Epoch}
+		next = nil
+		at = Cursor{Epoch: at.Epoch}
 	}
 	yield := func() (batch, error) {
 		if next == nil {
@@ -3858,7 +3888,8 @@ func ExampleDataLoader_Run_pull() {
 	}
 	for range 4 {
 		b, err := yield()
-		fmt.Println(b.First.Shape, b.First.Data, b.Second.Shape, b.Second.Data, err, "cursor", at.Epoch, at.Pos)
+		fmt.Println(b.First.Shape, b.First.Data, b.Second.Shape, b.Second.Data, err,
+			"cursor", at.Epoch, at.Pos)
 	}
 	reset()
 	fmt.Println("cursor", at.Epoch, at.Pos)
@@ -3900,16 +3931,20 @@ func ExampleStream() {
 					}
 					err = nil // the last line has no end
 				}
-				if err = cmp.Or(err, context.Cause(ctx)); err != nil { // before each item: has ctx ended?
+				if err == nil {
+					err = context.Cause(ctx) // before each item: has ctx ended?
+				}
+				if err != nil {
 					yield(Item[int]{}, err)
 					return
 				}
 				at = state{by, at.Offset + int64(len(line))}
 				item := Item[int]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: at}}
-				if n, err := strconv.Atoi(strings.TrimSuffix(line, "\n")); err != nil {
-					item.Err = fmt.Errorf("%q is not a number", line) // Value stays zero, and Next is the cursor after the item
-				} else {
+				n, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
+				if err == nil {
 					item.Value = n
+				} else { // Value stays zero, and Next is the cursor after the item
+					item.Err = fmt.Errorf("%q is not a number", line)
 				}
 				if !yield(item, nil) {
 					return
@@ -3951,7 +3986,8 @@ func ExampleStream_stage() {
 	neighbours := func(source Stream[string]) Stream[pair] {
 		return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
 			return func(yield func(Item[pair], error) bool) {
-				at := state{Source: Cursor{Epoch: from.Epoch}} // which Load leaves as it is at the start of an epoch
+				// At the start of an epoch Load leaves at as it is.
+				at := state{Source: Cursor{Epoch: from.Epoch}}
 				err := from.Load(&at)
 				if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
 					err = fmt.Errorf("%w %v is not of %s", ErrCursor, from, by)
@@ -3961,15 +3997,18 @@ func ExampleStream_stage() {
 					return
 				}
 				var last Item[string]
-				pos := from.Pos - 1                             // the first item has no neighbour yet
-				for item, err := range source(ctx, at.Source) { // which looks at ctx before each item
+				pos := from.Pos - 1 // the first item has no neighbour yet
+				// The source looks at ctx before each item.
+				for item, err := range source(ctx, at.Source) {
 					if err != nil { // the source cannot be continued, and so the stage cannot
 						yield(Item[pair]{}, err)
 						return
 					}
 					if pos++; pos > from.Pos {
-						out := Item[pair]{Next: Cursor{Epoch: from.Epoch, Pos: pos, State: state{by, last.Next}}}
-						if out.Err = cmp.Or(last.Err, item.Err); out.Err == nil {
+						next := Cursor{Epoch: from.Epoch, Pos: pos, State: state{by, last.Next}}
+						out := Item[pair]{Next: next}
+						out.Err = cmp.Or(last.Err, item.Err)
+						if out.Err == nil {
 							out.Value = pair{First: last.Value, Second: item.Value}
 						}
 						if !yield(out, nil) {
@@ -4069,7 +4108,8 @@ func ExampleDataLoader_At() {
 // once: evaluate with it. Put Shard after stages that drop or reorder items, and before Batch.
 func ExampleStream_Shard() {
 	const ranks = 3
-	even := Indices(Sequential(20)).Filter(func(i int) bool { return i%2 == 0 }) // ten items, but nobody knows before
+	// Ten items, but nobody knows before.
+	even := Indices(Sequential(20)).Filter(func(i int) bool { return i%2 == 0 })
 	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
 	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 		for rank := range ranks {
@@ -4130,7 +4170,8 @@ func ExampleStream_Repeat_ranks() {
 // PyTorch: tqdm with initial and set_postfix.
 func ExampleProgress_loss() {
 	const perStep = 2 // BatchSize × ranks
-	loader, err := New(Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}, List[float64], Options{BatchSize: perStep})
+	data := Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}
+	loader, err := New(data, List[float64], Options{BatchSize: perStep})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -4177,7 +4218,8 @@ func ExampleProgress_loss() {
 	}
 	train(2) // interrupted
 	train(-1)
-	for line := range strings.FieldsFuncSeq(terminal.String(), func(r rune) bool { return r == '\r' || r == '\n' }) {
+	shown := strings.ReplaceAll(terminal.String(), "\n", "")
+	for line := range strings.SplitSeq(shown[1:], "\r") {
 		fmt.Println(strings.TrimSpace(line))
 	}
 	// Output:
@@ -4236,8 +4278,9 @@ func ExampleStream_slowStage() {
 		time.Sleep(20 * time.Microsecond) // train
 	}
 	for i, name := range []string{"names", "decode", "batches"} {
-		line := fmt.Sprintf("%s: %d items, waited %.0f %%", name, watches[i].items.Load(),
-			100*float64(watches[i].waited.Load())/float64(time.Since(begin)))
+		waited := float64(watches[i].waited.Load()) / float64(time.Since(begin))
+		items := watches[i].items.Load()
+		line := fmt.Sprintf("%s: %d items, waited %.0f %%", name, items, 100*waited)
 		fmt.Println(line[:strings.Index(line, ",")])
 	}
 	// Output:
@@ -4254,7 +4297,10 @@ func ExampleTar() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
 	for label, name := range []string{"cat", "dog"} {
-		files := []File{{Name: "txt", Data: []byte("I am a " + name)}, {Name: "cls", Data: []byte(strconv.Itoa(label))}}
+		files := []File{
+			{Name: "txt", Data: []byte("I am a " + name)},
+			{Name: "cls", Data: []byte(strconv.Itoa(label))},
+		}
 		if err := w.Write(Record{Key: name, Files: files}); err != nil {
 			log.Fatal(err)
 		}
@@ -4264,13 +4310,19 @@ func ExampleTar() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
 	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
-	err = errors.Join(w.Close(), os.WriteFile(truncated, shard.Bytes()[:3000], 0o666), os.WriteFile(whole, shard.Bytes(), 0o666))
-	if err != nil {
+	if err := os.WriteFile(truncated, shard.Bytes()[:3000], 0o666); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.WriteFile(whole, shard.Bytes(), 0o666); err != nil {
 		log.Fatal(err)
 	}
 
-	records, err := Tar([]string{truncated, whole}, TarOptions{}) // Expand("train-{0..1}.tar") lists many
+	shards := []string{truncated, whole} // Expand("train-{0..1}.tar") lists many
+	records, err := Tar(shards, TarOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -4278,7 +4330,8 @@ func ExampleTar() {
 		var bad *SampleError
 		var damage *TarError
 		if errors.As(err, &bad) && errors.As(err, &damage) {
-			fmt.Printf("skipped a record of %s at %s; the rest too: %t\n", filepath.Base(damage.Shard), damage.Entry, damage.Rest)
+			fmt.Printf("skipped a record of %s at %s; the rest too: %t\n",
+				filepath.Base(damage.Shard), damage.Entry, damage.Rest)
 			continue
 		}
 		if err != nil {
@@ -4312,7 +4365,9 @@ func ExampleOpenTar() {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	loader, err := New(data, List[Record], Options{BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2})
+	loader, err := New(data, List[Record], Options{
+		BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -4359,7 +4414,8 @@ func ExampleTarWriter() {
 
 // An Opener reads shards from any other store, here a file system in memory.
 func ExampleOpener() {
-	store := fstest.MapFS{"bucket/train.tar": {Data: tarEntries("cat.txt=meow")}} // a tar file with one record
+	shard := tarEntries("cat.txt=meow") // a tar file with one record
+	store := fstest.MapFS{"bucket/train.tar": {Data: shard}}
 	var open Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		object, ok := strings.CutPrefix(name, "mem://")
 		if !ok {
@@ -4398,7 +4454,8 @@ func ExampleOpenShard_bearerToken() {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		leaked = r.Header.Get("Authorization")
 		shard := NewTarWriter(w)
-		if err := errors.Join(shard.Write(Record{Key: "cat", Files: []File{{Name: "txt"}}}), shard.Close()); err != nil {
+		err := shard.Write(Record{Key: "cat", Files: []File{{Name: "txt"}}})
+		if err := errors.Join(err, shard.Close()); err != nil {
 			fmt.Println(err)
 		}
 	}))
@@ -4412,7 +4469,8 @@ func ExampleOpenShard_bearerToken() {
 	}))
 	defer store.Close()
 
-	origin, token := store.URL, "secret" // such as "https://huggingface.co" and os.Getenv("HF_TOKEN")
+	origin := store.URL // such as "https://huggingface.co"
+	token := "secret"   // os.Getenv("HF_TOKEN")
 	http.DefaultClient.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
 		if r.URL.Scheme+"://"+r.URL.Host == origin {
 			r = r.Clone(r.Context()) // a RoundTripper must not change its request
@@ -4437,7 +4495,8 @@ func ExampleOpenShard_bearerToken() {
 // where each record is, and a checksum of its bytes and of the header behind them, with which the next record begins. So a
 // record that was replaced, or has another file now, is an error. ExampleFunc_retry asks again.
 func ExampleFunc_remoteRecords() {
-	folder := fstest.MapFS{"a.tar": {Data: tarEntries("cat.txt=purr", "cow.txt=moo")}} // a tar file with two records
+	shard := tarEntries("cat.txt=purr", "cow.txt=moo") // a tar file with two records
+	folder := fstest.MapFS{"a.tar": {Data: shard}}
 
 	type place struct {
 		Shard, Key string
@@ -4446,7 +4505,8 @@ func ExampleFunc_remoteRecords() {
 	}
 	var index []place // save it as JSON
 	for _, name := range []string{"a.tar"} {
-		all, begin := folder[name].Data, int64(0) // or os.ReadFile
+		all := folder[name].Data // or os.ReadFile
+		begin := int64(0)
 		stored := bytes.NewReader(all)
 		for t := tar.NewReader(stored); ; {
 			h, err := t.Next()
@@ -4464,13 +4524,15 @@ func ExampleFunc_remoteRecords() {
 			data := stored.Size() - int64(stored.Len()) // where the file's data begin
 			begin = data + (h.Size+511)/512*512         // whole blocks
 			p := &index[len(index)-1]
-			p.End, p.Sum = begin, crc32.ChecksumIEEE(all[p.Begin:min(begin+512, stored.Size())])
+			p.End = begin
+			p.Sum = crc32.ChecksumIEEE(all[p.Begin:min(begin+512, stored.Size())])
 		}
 	}
 
 	store := httptest.NewServer(http.FileServerFS(folder))
 	defer store.Close()
-	const workers = 64 // each keeps its connection, where by default all but two would connect anew for each record
+	// Each worker keeps its connection, where by default all but two would connect anew for each record.
+	const workers = 64
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
@@ -4486,7 +4548,8 @@ func ExampleFunc_remoteRecords() {
 			return Record{}, err
 		}
 		defer resp.Body.Close()
-		got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+513)) // a server that knows no ranges would send all
+		// A server that knows no ranges would send all.
+		got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+513))
 		if err == nil && crc32.ChecksumIEEE(got) != p.Sum {
 			err = errors.New("other bytes than those of the index")
 		}
@@ -4499,11 +4562,14 @@ func ExampleFunc_remoteRecords() {
 			if err == io.EOF {
 				return r, nil
 			}
-			data, failed := io.ReadAll(t)
-			if err = cmp.Or(err, failed); err != nil {
+			if err != nil {
 				return r, err
 			}
-			r.Files = append(r.Files, File{h.Name[len(p.Key)+1:], data})
+			data, err := io.ReadAll(t)
+			if err != nil {
+				return r, err
+			}
+			r.Files = append(r.Files, File{Name: h.Name[len(p.Key)+1:], Data: data})
 		}
 	})
 	for i := range records.Len() { // or a loader with that number of Workers
@@ -4544,8 +4610,10 @@ func ExampleDecode() {
 			if err != nil {
 				return nil, err
 			}
-			files := Unbatch(Map(records, 0, func(_ context.Context, r Record) ([]File, error) { return r.Files, nil }))
-			return Map(files, 2, decode), nil
+			lists := Map(records, 0, func(_ context.Context, r Record) ([]File, error) {
+				return r.Files, nil
+			})
+			return Map(Unbatch(lists), 2, decode), nil
 		}
 		files, err := Files(os.DirFS(name))
 		if err != nil {
@@ -4555,7 +4623,9 @@ func ExampleDecode() {
 	}
 
 	files := []File{
-		{Name: "cls", Data: []byte("0")}, {Name: "json", Data: []byte(`{"legs": 4}`)}, {Name: "txt", Data: []byte("meow")},
+		{Name: "cls", Data: []byte("0")},
+		{Name: "json", Data: []byte(`{"legs": 4}`)},
+		{Name: "txt", Data: []byte("meow")},
 	}
 	dir, err := os.MkdirTemp("", "pets")
 	if err != nil {
@@ -4604,8 +4674,9 @@ func ExampleImageTensor() {
 	second.Set(1, 0, color.White)
 
 	images := Slice[image.Image]{first, second}
-	samples := Transform(images, func(ctx context.Context, img image.Image) (Tensor[float32], error) {
-		t := ImageTensor(Tensor[float32]{}, img)
+	type tensor = Tensor[float32]
+	samples := Transform(images, func(ctx context.Context, img image.Image) (tensor, error) {
+		t := ImageTensor(tensor{}, img)
 		if Rand(ctx).IntN(2) == 1 {
 			for row := range slices.Chunk(t.Data, t.Shape[2]) {
 				slices.Reverse(row)
@@ -4679,11 +4750,13 @@ func Example_imageSizes() {
 	squares := Transform(photos, func(_ context.Context, img image.Image) (Tensor[float32], error) {
 		b := img.Bounds()
 		side := min(b.Dx(), b.Dy())
-		left, top := b.Min.X+(b.Dx()-side)/2, b.Min.Y+(b.Dy()-side)/2
+		left := b.Min.X + (b.Dx()-side)/2
+		top := b.Min.Y + (b.Dy()-side)/2
+		middle := func(i int) int { return (2*i + 1) * side / (2 * size) } // of scaled pixel i
 		scaled := image.NewRGBA(image.Rect(0, 0, size, size))
 		for y := range size {
 			for x := range size {
-				scaled.Set(x, y, img.At(left+(2*x+1)*side/(2*size), top+(2*y+1)*side/(2*size))) // the middle of the pixel
+				scaled.Set(x, y, img.At(left+middle(x), top+middle(y)))
 			}
 		}
 		return ImageTensor(Tensor[float32]{}, scaled), nil
@@ -4894,7 +4967,8 @@ func Example_trainingFromTar() {
 		if err := errors.Join(err1, err2); err != nil {
 			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
 		}
-		return digit{First: ImageTensor(Tensor[float32]{}, img.(image.Image)), Second: label.(int)}, nil
+		pixels := ImageTensor(Tensor[float32]{}, img.(image.Image))
+		return digit{First: pixels, Second: label.(int)}, nil
 	}
 
 	// The model is a perceptron: a weight for each digit and pixel. The digit with the largest sum is its guess.
