@@ -2875,9 +2875,8 @@ func ExampleBatch_tokenBudget() {
 		}
 	}
 	words := strings.Fields("to be or not to be that is the question whether tis nobler")
-	texts := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) ([]rune, error) {
-		return []rune(words[i]), nil
-	})
+	runes := func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil }
+	texts := Map(Indices(Sequential(len(words))), 2, runes)
 	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Ragged[rune], error) {
 		return Pad('.')(Ragged[rune]{}, b)
 	})
@@ -5056,8 +5055,12 @@ func ExampleNewFunc() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	text, err := binary.Append(nil, binary.LittleEndian, []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535})
-	if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "train.bin"), text, 0o666)); err != nil {
+	text := []uint16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 65535}
+	written, err := binary.Append(nil, binary.LittleEndian, text)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "train.bin"), written, 0o666); err != nil {
 		log.Fatal(err)
 	}
 
@@ -5074,10 +5077,12 @@ func ExampleNewFunc() {
 	tokens := int(info.Size() / 2)
 	n := (tokens - 1) / window // the last target is one token behind the last window
 
-	type batch = Pair[Tensor[int64], Tensor[int64]] // inputs and targets, both of the shape [len(indices), window]
+	// Inputs and targets, both of the shape [len(indices), window].
+	type batch = Pair[Tensor[int64], Tensor[int64]]
 	load := func(_ context.Context, dst batch, indices []int) (batch, error) {
+		size := len(indices) * window
 		for _, t := range []*Tensor[int64]{&dst.First, &dst.Second} {
-			t.Data = slices.Grow(t.Data[:0], len(indices)*window)[:len(indices)*window]
+			t.Data = slices.Grow(t.Data[:0], size)[:size]
 			t.Shape = append(t.Shape[:0], len(indices), window)
 		}
 		var buf [2 * (window + 1)]byte
@@ -5190,22 +5195,28 @@ func ExampleUnbatch_wholeDocuments() {
 				return nil, fmt.Errorf("a document has %d tokens, and a row %d", len(d), length)
 			}
 			r := slices.IndexFunc(room, func(free int) bool { return free >= len(d) })
-			if r < 0 {
-				r, rows, room = len(rows), append(rows, nil), append(room, length)
+			if r < 0 { // in no row
+				r = len(rows)
+				rows = append(rows, nil)
+				room = append(room, length)
 			}
-			rows[r], room[r] = append(rows[r], d), room[r]-len(d)
+			rows[r] = append(rows[r], d)
+			room[r] -= len(d)
 		}
 		return rows, nil
 	}
 	for _, together := range []int{1, 64, 256, 1024} {
+		packed := Unbatch(Map(Batch(docs, together, List[doc]), 2, pack))
 		rows, tokens := 0, 0
-		for row, err := range Unbatch(Map(Batch(docs, together, List[doc]), 2, pack)).Epoch(context.Background(), 0) {
+		for row, err := range packed.Epoch(context.Background(), 0) {
 			if err != nil {
 				log.Fatal(err)
 			}
-			rows, tokens = rows+1, tokens+len(slices.Concat(row...))
+			rows++
+			tokens += len(slices.Concat(row...))
 		}
-		fmt.Printf("%d together: rows are %.1f %% full\n", together, 100*float64(tokens)/float64(rows*length))
+		full := float64(tokens) / float64(rows*length)
+		fmt.Printf("%d together: rows are %.1f %% full\n", together, 100*full)
 	}
 	// Output:
 	// 1 together: rows are 28.2 % full
@@ -5223,21 +5234,31 @@ func ExampleUnbatch_wholeDocuments() {
 // OnError ends the loop before Unbatch counts a failed unit, and the next process tries the unit again. For a unit that is
 // damaged on all ranks, let load return no rows.
 func ExampleUnbatch_rowGroups() {
-	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"} // each stands for a part of a file
+	// Each stands for a part of a file.
+	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"}
 	load := func(_ context.Context, _ [][]string, indices []int) ([][]string, error) {
-		return csv.NewReader(strings.NewReader(units[indices[0]])).ReadAll() // your reader, whose errors name the unit
+		unit := strings.NewReader(units[indices[0]])
+		return csv.NewReader(unit).ReadAll() // your reader, whose errors name the unit
 	}
-	loader, err := NewFunc(len(units), load, Options{Shuffle: true, Seed: 1, Workers: 2, Prefetch: 1, DataVersion: "v1"})
+	loader, err := NewFunc(len(units), load, Options{
+		Shuffle: true, Seed: 1, Workers: 2, Prefetch: 1, DataVersion: "v1",
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
-	rows := Unbatch(StreamOf(loader).OnError(func(bad *SampleError) error { stop(bad); return bad })).Shuffle(4, 1)
+	loaded := StreamOf(loader).OnError(func(bad *SampleError) error {
+		stop(bad)
+		return bad
+	})
+	rows := Unbatch(loaded).Shuffle(4, 1)
 
 	var at Cursor
-	for _, rank := range []Rank{{Count: 1}, {Index: 1, Count: 2}} { // rank 1 of 2 resumes after a step of one rank
-		for batch, err := range Batch(rows.Shard(rank, DropTail), 3, List[[]string]).Run(ctx, &at) {
+	// Rank 1 of 2 resumes after a step of one rank.
+	for _, rank := range []Rank{{Count: 1}, {Index: 1, Count: 2}} {
+		batches := Batch(rows.Shard(rank, DropTail), 3, List[[]string])
+		for batch, err := range batches.Run(ctx, &at) {
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -5438,8 +5459,10 @@ func Example_mnist() {
 		if err != nil {
 			return t, fmt.Errorf("%s: %w", name, err)
 		}
-		if head := []byte{0, 0, 8, byte(dims)}; !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
-			return t, fmt.Errorf("%s: it begins with % x, want % x", name, data[:min(4, len(data))], head)
+		head := []byte{0, 0, 8, byte(dims)}
+		if !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
+			begins := data[:min(4, len(data))]
+			return t, fmt.Errorf("%s: it begins with % x, want % x", name, begins, head)
 		}
 		for d := range dims {
 			t.Shape = append(t.Shape, int(binary.BigEndian.Uint32(data[4+4*d:])))
@@ -5454,8 +5477,9 @@ func Example_mnist() {
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		log.Fatal(err)
 	}
-	images := Transform(rows, func(_ context.Context, image Tensor[uint8]) (Tensor[float32], error) {
-		x := Tensor[float32]{Data: make([]float32, len(image.Data)), Shape: image.Shape}
+	type sample = Tensor[float32]
+	images := Transform(rows, func(_ context.Context, image Tensor[uint8]) (sample, error) {
+		x := sample{Data: make([]float32, len(image.Data)), Shape: image.Shape}
 		for j, p := range image.Data {
 			x.Data[j] = float32(p) / 255
 		}
@@ -5465,7 +5489,9 @@ func Example_mnist() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	loader, err := New(data, CollatePair(Stack[float32], Stack[uint8]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
+	loader, err := New(data, CollatePair(Stack[float32], Stack[uint8]), Options{
+		BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -5490,7 +5516,9 @@ func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, err
 func (db tinyDB) Close() error                                 { return nil }
 
 // QueryContext knows two queries. It returns all ids, or the rows with the ids in args, each once and in no order.
-func (db tinyDB) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+func (db tinyDB) QueryContext(
+	_ context.Context, query string, args []driver.NamedValue,
+) (driver.Rows, error) {
 	rows := &tinyRows{columns: []string{"id"}}
 	if query == "SELECT id FROM texts ORDER BY id" {
 		for _, id := range slices.Sorted(maps.Keys(db)) {
@@ -5498,7 +5526,8 @@ func (db tinyDB) QueryContext(_ context.Context, query string, args []driver.Nam
 		}
 		return rows, nil
 	}
-	if !strings.HasPrefix(query, "SELECT id, text FROM texts WHERE id IN (") || strings.Count(query, "?") != len(args) {
+	known := strings.HasPrefix(query, "SELECT id, text FROM texts WHERE id IN (")
+	if !known || strings.Count(query, "?") != len(args) {
 		return nil, fmt.Errorf("unknown query %q with %d arguments", query, len(args))
 	}
 	rows.columns = append(rows.columns, "text")
@@ -5537,7 +5566,8 @@ func ExampleNewFunc_database() {
 	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
 	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
 	defer db.Close()
-	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id") // so an index is the same row in every process
+	// In order, so an index is the same row in every process.
+	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -5560,7 +5590,8 @@ func ExampleNewFunc_database() {
 		for _, i := range indices {
 			args = append(args, ids[i])
 		}
-		query := "SELECT id, text FROM texts WHERE id IN (?" + strings.Repeat(", ?", len(args)-1) + ")"
+		marks := "?" + strings.Repeat(", ?", len(args)-1)
+		query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
 		queries.Add(1)
 		rows, err := db.QueryContext(ctx, query, args...)
 		if err != nil {
@@ -5633,19 +5664,26 @@ func ExampleOpener_cacheOnDisk() {
 		}
 		defer os.Remove(file.Name()) // of no effect after Rename
 		_, err = io.Copy(file, remote)
-		records, failed := Tar([]string{file.Name()}, TarOptions{Fields: []string{}}) // skips all data
-		if err = errors.Join(err, failed, file.Chmod(0o644), file.Sync(), file.Close()); err != nil {
+		err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
+		if err != nil {
+			return err
+		}
+		// No fields: the data of all files are skipped.
+		records, err := Tar([]string{file.Name()}, TarOptions{Fields: []string{}})
+		if err != nil {
 			return err
 		}
 		for _, err := range records.Epoch(ctx, 0) {
-			if bad := (*TarError)(nil); err != nil && (!errors.As(err, &bad) || bad.Rest) {
+			var bad *TarError
+			if err != nil && (!errors.As(err, &bad) || bad.Rest) {
 				return err
 			}
 		}
 		return os.Rename(file.Name(), local)
 	}
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-		address, _, _ := strings.Cut(name, "?") // without a signature; keep the query if it names the shard
+		// Without a signature. Keep the query if it names the shard.
+		address, _, _ := strings.Cut(name, "?")
 		local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(address))))
 		if _, err := os.Stat(local); err != nil {
 			if err := keep(ctx, name, local); err != nil {
@@ -5664,8 +5702,8 @@ func ExampleOpener_cacheOnDisk() {
 		log.Fatal(err)
 	}
 	shard := tarEntries("cat.txt=meow", "dog.txt=woof", "dog.txt=arf") // the dog has a field twice
-	for epoch, data := range [][]byte{shard[:600], shard, nil} {       // what the server has
-		store["a.tar"] = &fstest.MapFile{Data: data}
+	for epoch, data := range [][]byte{shard[:600], shard, nil} {
+		store["a.tar"] = &fstest.MapFile{Data: data} // what the server has in this epoch
 		for r, err := range records.Epoch(context.Background(), epoch) {
 			fmt.Printf("epoch %d: %q, failed: %v\n", epoch, r.Key, err != nil)
 		}
@@ -5694,19 +5732,22 @@ type reopened struct {
 
 func (r *reopened) Read(p []byte) (n int, err error) {
 	for {
-		if err = nil; r.object == nil {
+		err = nil
+		if r.object == nil {
 			r.object, err = r.open(r.offset)
 		}
 		if err == nil {
 			n, err = r.object.Read(p)
 		}
-		if r.offset += int64(n); n > 0 {
+		r.offset += int64(n)
+		if n > 0 {
 			r.failures = 0
 		}
 		if err == nil || err == io.EOF || !r.temporary(err) || r.failures == 5 {
 			return n, err
 		}
-		if r.Close(); n > 0 {
+		r.Close()
+		if n > 0 {
 			return n, nil
 		}
 		r.failures++
@@ -5741,18 +5782,22 @@ func (r *reopened) Close() (err error) {
 // would be continued in the middle of another; a store without versions or ETags cannot prevent that.
 func ExampleOpener_reopen() {
 	shard := tarEntries("cat.txt=" + strings.Repeat("purr", 1000)) // a tar file with one record
-	errReset, requests := errors.New("the connection was reset"), 0
+	errReset := errors.New("the connection was reset")
+	requests := 0
 	// get is the store's client. Here each connection breaks after 1,500 bytes.
-	get := func(_ context.Context, name, etag string, offset int64) (body io.ReadCloser, tag string, err error) {
+	get := func(
+		_ context.Context, name, etag string, offset int64,
+	) (body io.ReadCloser, tag string, err error) {
 		if etag != "" && etag != "v1" {
 			return nil, "", fmt.Errorf("%s has another version than %s", name, etag)
 		}
 		requests++
 		rest := shard[offset:]
-		if len(rest) > 1500 {
-			return io.NopCloser(breaksAfter(rest[:1500], func() error { return errReset })), "v1", nil
+		if len(rest) <= 1500 {
+			return io.NopCloser(bytes.NewReader(rest)), "v1", nil
 		}
-		return io.NopCloser(bytes.NewReader(rest)), "v1", nil
+		breaks := breaksAfter(rest[:1500], func() error { return errReset })
+		return io.NopCloser(breaks), "v1", nil
 	}
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		object, etag, err := get(ctx, name, "", offset)
@@ -5774,7 +5819,8 @@ func ExampleOpener_reopen() {
 		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
-		fmt.Printf("%s: %d bytes, %v, requests so far: %d\n", r.Key, len(r.Get("txt")), err, requests)
+		size := len(r.Get("txt"))
+		fmt.Printf("%s: %d bytes, %v, requests so far: %d\n", r.Key, size, err, requests)
 	}
 	// Output: cat: 4000 bytes, <nil>, requests so far: 4
 }
@@ -5782,7 +5828,8 @@ func ExampleOpener_reopen() {
 // A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests: Using Query Parameters, Signature Version 4). A
 // URL is made when a shard is opened, so it may expire soon. Other stores of the S3 protocol differ in host and region.
 func ExampleOpener_presigned() {
-	const keyID, secret, region = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
+	const keyID, secret = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+	const region = "us-east-1"
 	sum := func(key []byte, text string) []byte {
 		h := hmac.New(sha256.New, key)
 		h.Write([]byte(text))
@@ -5794,11 +5841,15 @@ func ExampleOpener_presigned() {
 		host := bucket + ".s3.amazonaws.com"
 		path := "/" + strings.NewReplacer("+", "%20", "%2F", "/").Replace(url.QueryEscape(object))
 		query := url.Values{
-			"X-Amz-Algorithm": {"AWS4-HMAC-SHA256"}, "X-Amz-Credential": {keyID + "/" + scope}, "X-Amz-Date": {stamp},
-			"X-Amz-Expires": {fmt.Sprint(int(valid.Seconds()))}, "X-Amz-SignedHeaders": {"host"},
+			"X-Amz-Algorithm":     {"AWS4-HMAC-SHA256"},
+			"X-Amz-Credential":    {keyID + "/" + scope},
+			"X-Amz-Date":          {stamp},
+			"X-Amz-Expires":       {fmt.Sprint(int(valid.Seconds()))},
+			"X-Amz-SignedHeaders": {"host"},
 		}.Encode() // sorted, as the signature wants it
-		request := strings.Join([]string{"GET", path, query, "host:" + host, "", "host", "UNSIGNED-PAYLOAD"}, "\n")
-		text := fmt.Sprintf("AWS4-HMAC-SHA256\n%s\n%s\n%x", stamp, scope, sha256.Sum256([]byte(request)))
+		const canonical = "GET\n%s\n%s\nhost:%s\n\nhost\nUNSIGNED-PAYLOAD"
+		request := sha256.Sum256(fmt.Appendf(nil, canonical, path, query, host))
+		text := fmt.Sprintf("AWS4-HMAC-SHA256\n%s\n%s\n%x", stamp, scope, request)
 		key := []byte("AWS4" + secret)
 		for part := range strings.SplitSeq(scope, "/") {
 			key = sum(key, part)
@@ -5813,7 +5864,8 @@ func ExampleOpener_presigned() {
 	fmt.Println(err)
 
 	// The example of AWS's documentation.
-	address, err := url.Parse(presign("examplebucket", "test.txt", time.Date(2013, 5, 24, 0, 0, 0, 0, time.UTC), 24*time.Hour))
+	day := time.Date(2013, 5, 24, 0, 0, 0, 0, time.UTC)
+	address, err := url.Parse(presign("examplebucket", "test.txt", day, 24*time.Hour))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -5838,7 +5890,10 @@ type signedShard struct {
 func (s *signedShard) Read(p []byte) (int, error) {
 	n, err := s.ReadCloser.Read(p)
 	s.pos += int64(n)
-	if err == nil || s.pos == s.from || !regexp.MustCompile(`: 40[013] [\w ]+$`).MatchString(err.Error()) {
+	if err == nil || s.pos == s.from {
+		return n, err
+	}
+	if !regexp.MustCompile(`: 40[013] [\w ]+$`).MatchString(err.Error()) {
 		return n, err
 	}
 	next, err := s.open(s.pos)
@@ -5846,7 +5901,8 @@ func (s *signedShard) Read(p []byte) (int, error) {
 		return n, err
 	}
 	s.ReadCloser.Close()
-	s.ReadCloser, s.from = next, s.pos
+	s.ReadCloser = next
+	s.from = s.pos
 	return n, nil
 }
 
@@ -5858,7 +5914,8 @@ func (s *signedShard) Read(p []byte) (int, error) {
 func ExampleOpener_signedURLs() {
 	text := strings.Repeat("purr", 1<<18)
 	shard := tarEntries("cat.txt="+text, "dog.txt="+text) // a tar file with two records
-	var used sync.Map                                     // the signatures, each of which the server accepts once
+	// The signatures, each of which the server accepts once.
+	var used sync.Map
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		signature := r.URL.Query().Get("signature")
 		if _, again := used.LoadOrStore(signature, true); again {
@@ -5875,13 +5932,18 @@ func ExampleOpener_signedURLs() {
 
 	http.DefaultClient.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
 		resp, err := http.DefaultTransport.RoundTrip(r)
-		if version, ok := r.Context().Value(versionKey{}).(*string); ok && err == nil && resp.StatusCode/100 == 2 {
-			tag := resp.Header.Get("ETag")
-			if *version = cmp.Or(*version, tag); tag != *version {
-				resp.StatusCode = http.StatusPreconditionFailed // which is not asked for again
-			}
+		version, ok := r.Context().Value(versionKey{}).(*string)
+		if !ok || err != nil || resp.StatusCode/100 != 2 {
+			return resp, err
 		}
-		return resp, err
+		tag := resp.Header.Get("ETag")
+		if *version == "" {
+			*version = tag
+		}
+		if tag != *version {
+			resp.StatusCode = http.StatusPreconditionFailed // which is not asked for again
+		}
+		return resp, nil
 	})
 	defer func() { http.DefaultClient.Transport = nil }()
 	signed := 0
@@ -5891,7 +5953,9 @@ func ExampleOpener_signedURLs() {
 	}
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		ctx = context.WithValue(ctx, versionKey{}, new(string))
-		again := func(offset int64) (io.ReadCloser, error) { return OpenShard(ctx, sign(name), offset) }
+		again := func(offset int64) (io.ReadCloser, error) {
+			return OpenShard(ctx, sign(name), offset)
+		}
 		body, err := again(offset)
 		if err != nil {
 			return nil, err
@@ -5909,7 +5973,8 @@ func ExampleOpener_signedURLs() {
 	body, err := open(context.Background(), "train-000.tar", 0)
 	if err == nil {
 		defer body.Close()
-		_, err = body.(*signedShard).open(2 << 20) // as after a cut, but the server has another version now
+		// As after a cut, but the server has another version now.
+		_, err = body.(*signedShard).open(2 << 20)
 	}
 	fmt.Println("replaced:", strings.Contains(fmt.Sprint(err), ": 412 "))
 	// Output:
@@ -5945,7 +6010,8 @@ func ExampleTarOptions_elastic() {
 	}
 	defer os.RemoveAll(dir)
 	var shards []string
-	for i := range readers { // as many shards as readers, or more; here shard 0 has the records a0 to a3
+	// As many shards as readers, or more. Here shard 0 has the records a0 to a3.
+	for i := range readers {
 		var records []string
 		for k := range 4 + i {
 			records = append(records, fmt.Sprintf("%c%d.txt=", 'a'+i, k))
@@ -5964,11 +6030,14 @@ func ExampleTarOptions_elastic() {
 		first := index * readers / count
 		var next []func() (Record, error, bool)
 		for i := range at {
-			records, err := Tar(shards, TarOptions{Rank: Rank{Index: first + i, Count: readers}, Shuffle: true, Seed: 1})
+			records, err := Tar(shards, TarOptions{
+				Rank: Rank{Index: first + i, Count: readers}, Shuffle: true, Seed: 1,
+			})
 			if err != nil {
 				return nil, err
 			}
-			pull, stop := iter.Pull2(records.Repeat(0).Prefetch(perReader).Run(context.Background(), &at[i]))
+			endless := records.Repeat(0).Prefetch(perReader)
+			pull, stop := iter.Pull2(endless.Run(context.Background(), &at[i]))
 			defer stop()
 			next = append(next, pull)
 		}
@@ -5991,7 +6060,8 @@ func ExampleTarOptions_elastic() {
 	train := func(ranks, steps int, at []Cursor) (together []string) {
 		together = make([]string, steps)
 		for index := range ranks {
-			block := at[index*readers/ranks : (index+1)*readers/ranks] // what the rank saves, as JSON
+			// What the rank saves, as JSON.
+			block := at[index*readers/ranks : (index+1)*readers/ranks]
 			keys, err := rank(index, ranks, steps, block)
 			if err != nil {
 				return []string{err.Error()}
@@ -6054,9 +6124,13 @@ func ExampleFromSeq_cache() {
 			items, complete := []item{}, true
 			for next, err := range source(ctx, Cursor{}) {
 				if err != nil && ctx.Err() == nil {
-					panic(err) // the source has broken; FromSeq would take an error for that of an item
+					// The source has broken. FromSeq would take an error for that of an item.
+					panic(err)
 				}
-				if err = cmp.Or(err, next.Err); err != nil {
+				if err == nil {
+					err = next.Err
+				}
+				if err != nil {
 					complete = false
 				}
 				items = append(items, next.Value)
@@ -6074,7 +6148,8 @@ func ExampleFromSeq_cache() {
 	for _, steps := range []int{2, -1, -1, -1} {
 		fmt.Print("epoch ", at.Epoch, " from pos ", at.Pos, ":")
 		for value, err := range cached.Run(context.Background(), &at) {
-			if bad := (*SampleError)(nil); errors.As(err, &bad) {
+			var bad *SampleError
+			if errors.As(err, &bad) {
 				value = "failed"
 			} else if err != nil {
 				log.Fatal(err)
@@ -6182,7 +6257,8 @@ func ExampleTarWriter_rollingShards() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(parent)
-	const maxRecords, maxBytes = 3, 20 // the first that is reached ends a shard; often 10,000 and 1 << 30
+	// The first that is reached ends a shard. Often they are 10,000 and 1 << 30.
+	const maxRecords, maxBytes = 3, 20
 
 	writeShards := func(dir string, records iter.Seq2[Record, error]) error {
 		if err := os.Mkdir(dir+".part", 0o777); err != nil { // an error if there is one
@@ -6199,23 +6275,29 @@ func ExampleTarWriter_rollingShards() {
 			buffer := bufio.NewWriterSize(file, 1<<20)
 			w := NewTarWriter(buffer)
 			for n, size := 0, 0; more && failed == nil && n < maxRecords && size < maxBytes; n++ {
-				failed = cmp.Or(err, w.Write(r))
+				failed = err
+				if failed == nil {
+					failed = w.Write(r)
+				}
 				for _, f := range r.Files {
 					size += len(f.Data)
 				}
 				r, err, more = next()
 			}
-			if err := errors.Join(failed, w.Close(), buffer.Flush(), file.Sync(), file.Close()); err != nil {
-				return err
+			failed = errors.Join(failed, w.Close(), buffer.Flush(), file.Sync(), file.Close())
+			if failed != nil {
+				return failed
 			}
 		}
 		return os.Rename(dir+".part", dir) // an error if there are files in dir
 	}
 
 	texts := Slice[string]{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
-	records := Map(Indices(Random(texts.Len(), 1)), 2, func(_ context.Context, i int) (Record, error) {
-		return Record{Key: fmt.Sprintf("%08d", i), Files: []File{{Name: "txt", Data: []byte(texts[i])}}}, nil
-	})
+	record := func(_ context.Context, i int) (Record, error) {
+		files := []File{{Name: "txt", Data: []byte(texts[i])}}
+		return Record{Key: fmt.Sprintf("%08d", i), Files: files}, nil
+	}
+	records := Map(Indices(Random(texts.Len(), 1)), 2, record)
 	dir := filepath.Join(parent, "train")
 	if err := writeShards(dir, records.Epoch(context.Background(), 0)); err != nil {
 		log.Fatal(err)
