@@ -1,12 +1,15 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts, each under a heading:
+// Tests are two thirds of the package. This file has five parts, with sections. The heading of a part is a line that begins
+// "// # ", and that of a section one that begins "// ## ", so grep '^// #' lists all headings:
 //
-//	Helpers                          data sets, samplers and sequences under observation, and how results are compared
-//	The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
-//	The tests of the first reading   README.md, testdata/lesson.md; the classic loader, file by file: dataset.go, sampler.go, …
-//	The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
-//	The tests of tar shards          the stream, the web, the index, the writer
+//	# Helpers                          data sets, samplers and sequences under observation, and how results are compared
+//	# The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
+//	# The tests of the first reading   README.md, testdata/lesson.md; the classic loader, file by file: dataset.go, sampler.go, batch.go, …
+//	# The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
+//	# The tests of tar shards          the stream, the web, the index, the writer
+//
+// Each row of a table is a subtest where it has a name or can have one, so that it can be run alone: runRow names it.
 //
 // Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a
 // stream through everything that its cursors promise. Time and goroutines are tested in bubbles of testing/synctest, where
@@ -91,7 +94,7 @@ import (
 	"weak"
 )
 
-// Helpers.
+// # Helpers
 
 // numbers is the data set 0, 1, …, n-1.
 func numbers(n int) Dataset[int] { return Func(n, quick[int]) }
@@ -534,7 +537,9 @@ func undo(f *feistel, x uint64) uint64 {
 	}
 }
 
-// The Examples. They are the documentation: what the reader comes for stands in the body. Inside the package New stands for
+// # The Examples
+
+// Examples are the documentation: what the reader comes for stands in the body. Inside the package New stands for
 // dataloader.New.
 
 // A data set, a loader and the training loop, with a checkpoint after every step.
@@ -652,7 +657,7 @@ func ExampleNew_inOrder() {
 	// Output: [0][1][2][3][4][5]
 }
 
-// The loop.
+// ## The loop
 
 // An epoch has the same order each time, and the next epoch has another. There is nothing to reset.
 func ExampleDataLoader_Epoch() {
@@ -767,7 +772,7 @@ func ExampleSampleError() {
 	// context canceled
 }
 
-// Checkpoints and training.
+// ## Checkpoints and training
 
 // The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on, so pos counts samples, not batches. What Prefetch
 // has read ahead is not in the cursor. The fields are
@@ -1409,7 +1414,7 @@ func Example_training() {
 	// more than 9 of 10 test images recognized: true
 }
 
-// dataset.go: what the samples are.
+// ## dataset.go: what the samples are
 
 // squares is the data set of the points (i, i²) for 0 <= i < n.
 type squares struct{ n int }
@@ -1691,7 +1696,7 @@ func ExampleSplit() {
 	// [9 0 3 7 4]
 }
 
-// sampler.go: in which order they come, and to whom.
+// ## sampler.go: in which order they come, and to whom
 
 // A sampler is a function of the epoch and the position. OrderFunc makes a sampler of any order that you compute.
 func ExampleSampler() {
@@ -1971,7 +1976,7 @@ func ExampleTail() {
 	// uneven [[0 4 8] [1 5 9] [2 6] [3 7]]
 }
 
-// batch.go: what shape a batch has.
+// ## batch.go: what shape a batch has
 
 // A Collate of your own makes batches of any type, here sums.
 func ExampleCollate() {
@@ -2031,7 +2036,7 @@ func ExampleTensor() {
 	// Output: [2 2 2] [1 2 3 4 5 6 7 8]
 }
 
-// worker.go: which goroutine loads.
+// ## worker.go: which goroutine loads
 
 // The first of four loaders, each the one before with a few lines changed. It has no goroutine: it loads and trains in turn.
 func Example_inTenLines() {
@@ -2371,7 +2376,7 @@ func ExamplePanicError() {
 	// says where: true
 }
 
-// dataloader.go: all of it together.
+// ## dataloader.go: all of it together
 
 // A DataLoader has the type of its batches only. A function that takes one works with data sets of all types.
 func ExampleDataLoader() {
@@ -2698,7 +2703,7 @@ func ExampleProgress() {
 	// [3/3 100%]
 }
 
-// Streams: what has no indices, or needs stages of its own.
+// ## Streams: what has no indices, or needs stages of its own
 
 // FromSeq makes a stream of any sequence, here of lines. The lines are shuffled, filtered, mapped and read ahead, and a
 // checkpoint in the middle of all that resumes.
@@ -3244,7 +3249,7 @@ func ExampleStreamOf() {
 	// [4] <nil> then epoch 7 pos 5
 }
 
-// Recipes for loops and batches.
+// ## Recipes: loops and batches
 
 // Rare classes come as often as the others if the weight of each sample is 1 divided by the size of its class. Put in your
 // own samples and labels. An epoch then repeats samples of rare classes and leaves out samples of frequent ones, so augment
@@ -4288,7 +4293,7 @@ func ExampleStream_slowStage() {
 	// batches: 25 items
 }
 
-// tar.go: shards.
+// ## tar.go: shards
 
 // Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
 // follows. Rest says that this error stands for more than one record: whoever counts errors may want to stop there.
@@ -4598,7 +4603,7 @@ func ExampleExpand() {
 	// https://example.org/valid-10.tar
 }
 
-// Recipes.
+// ## Recipes: files and images
 
 // Decode makes of each file what its extension says. The files come from a folder or from a tar shard.
 func ExampleDecode() {
@@ -5042,7 +5047,7 @@ func Example_trainingFromTar() {
 	// more than 9 of 10 training images recognized: true
 }
 
-// Recipes: data in other forms.
+// ## Recipes: data in other forms
 
 // NewFunc feeds a language model with windows of tokens, from a file of uint16: the inputs, and the targets, which are the
 // tokens one further on. load writes them straight into the memory of a batch that was given back by Recycle, so a step
@@ -6323,7 +6328,12 @@ func ExampleTarWriter_rollingShards() {
 	// train-000002.tar 00000002 cow
 }
 
-// The tests of the first reading: what the README and the lesson name, then the classic loader, file by file.
+// # The tests of the first reading
+
+// What README.md and the lesson name comes first, then the classic loader, file by file. The tests of dataloader.go begin with
+// those of a notebook that builds PyTorch's DataLoader step by step.
+
+// ## README.md and the lesson
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
 
@@ -6526,10 +6536,7 @@ func TestLesson(t *testing.T) {
 	}
 }
 
-// The classic loader's tests, file by file: data sets, orders, batches, workers, and then the loader itself, which begins with
-// the tests of a notebook that builds PyTorch's DataLoader step by step, by their names.
-
-// dataset.go: data sets, the random numbers of a sample, files.
+// ## dataset.go: data sets, the random numbers of a sample, files
 
 // TestRows checks that a row is a view of the tensor's memory, which an append to it leaves alone.
 func TestRows(t *testing.T) {
@@ -6767,7 +6774,7 @@ func TestCheckDataset(t *testing.T) {
 	equal(t, "random numbers", checkDataset(augmented()), nil)
 }
 
-// sampler.go: orders, draws, batches of similar length, ranks.
+// ## sampler.go: orders, draws, batches of similar length, ranks
 
 // TestRandomIsBijection checks that every index comes once, for all small lengths and around powers of two and four, where
 // others have lost samples. For huge lengths it undoes the network.
@@ -7222,7 +7229,7 @@ func TestBadSamplers(t *testing.T) {
 	})
 }
 
-// batch.go: what samples become.
+// ## batch.go: what samples become
 
 // TestStackAndPad checks the shape and the memory of the batch. Stack wants samples of one shape; Pad fills up the shorter.
 // The error of a pair's Collate says which half has failed.
@@ -7293,7 +7300,7 @@ func TestRecycle(t *testing.T) {
 	equal(t, "places of batches between empty ones", len(memory), 1)
 }
 
-// worker.go: look-ahead, order, time, and every way to stop. First two versions that fail.
+// ## worker.go: two versions that fail, time, order, and every way to stop
 
 // TestNaivePool checks why the engine's queues have room: the pool that comes to mind first leaks its workers when the loop
 // is left, because nobody receives what they send. With room for all results it ends, and needs no select.
@@ -7717,7 +7724,7 @@ func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
 	failIf(t, each > 150, "%s, %+v: an epoch of 1000 batches has %v allocations", what, loader.opts, each)
 }
 
-// dataloader.go: first the notebook's tests, by their names.
+// ## dataloader.go: the notebook's tests, by their names
 
 // testNotebook loads the notebook's data: 20 samples of 2×3×5 numbers, with labels of which each occurs twice, and a tenth of
 // a second to fetch one. Each sample comes once, with its own label, in order unless shuffled, and in time.
@@ -7833,7 +7840,7 @@ func TestError(t *testing.T) {
 	loading{"no samples", failing(5, upTo(5)...), nil, Options{BatchSize: 2}, want}.check(t, 0)
 }
 
-// The loader's conformance: what PyTorch's own tests and its behaviour say.
+// ## The loader's conformance: what PyTorch's tests and its behaviour say
 
 // TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches. (In one Go peer it never was.)
 func TestSamplerOrderIsBatchOrder(t *testing.T) {
@@ -7845,7 +7852,7 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	}
 }
 
-// The loader's errors.
+// ## The loader's errors
 
 // TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. Where ranks
 // must take equal steps, a batch whose samples are all dropped fails.
@@ -7966,7 +7973,7 @@ func TestOnError(t *testing.T) {
 	})
 }
 
-// The loader's cursors.
+// ## The loader's cursors
 
 // TestResumeExhaustive checks every small length, batch size, rank, tail and number of workers, and batch samplers, whose
 // batches are dealt out whole: what comes is what should, and a resume anywhere, by any workers, neither loses nor repeats.
@@ -8241,7 +8248,9 @@ func alive[T any](all []weak.Pointer[T]) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
-// The tests of the second reading: files and folders, streams, and where the time goes, file by file.
+// # The tests of the second reading
+
+// ## dataset.go: files and folders
 
 // TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
 func TestFiles(t *testing.T) {
@@ -8328,6 +8337,8 @@ func TestFilesOnDisk(t *testing.T) {
 	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
 	equal(t, "a broken link that no pattern matches", must(folder("*/*")), labels)
 }
+
+// ## Streams: helpers
 
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
 type feed struct {
@@ -8639,7 +8650,7 @@ func of[T any](s Stream[T]) func(*testing.T, int) []string {
 	return func(t *testing.T, epoch int) []string { return checkStream(t, s, epoch) }
 }
 
-// What every stream promises.
+// ## What every stream promises
 
 // TestStreams: each stage, alone and deep in others, keeps every promise of a stream, in epoch 0, whose cursors are nearly
 // zero, and in epoch 2. What it yields in epoch 2 tells which epochs it has read.
@@ -9231,7 +9242,7 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
-// sampler.go: Shuffle, Mix and Shard.
+// ## sampler.go: Shuffle, Mix and Shard
 
 // TestItemsAreForgotten: what a stage has handed over can be collected while the loop goes on, and what Map has used before the
 // loop has the result. Shuffle keeps nine cursors.
@@ -9400,7 +9411,7 @@ func TestStreamTails(t *testing.T) {
 	equal(t, "broken", fmt.Sprint(got), "[2 error dataloader: the stream: panic: dataloader: read again]")
 }
 
-// batch.go: Batch.
+// ## batch.go: Batch
 
 // TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
 func TestPipelineIsLoader(t *testing.T) {
@@ -9426,7 +9437,7 @@ func TestPipelineIsLoader(t *testing.T) {
 	})
 }
 
-// worker.go: Map, Prefetch, and functions and readers that die.
+// ## worker.go: Map, Prefetch, and functions and readers that die
 
 // TestRandInMap: the random numbers in f depend on the seed of the context, the item's epoch and place, and the Map, and not on
 // the number of workers. The same holds for a loader's samples, inside and outside a Cache. A source of items has none.
@@ -9588,7 +9599,7 @@ func TestDeafSources(t *testing.T) {
 	}
 }
 
-// dataloader.go: where the time goes.
+// ## dataloader.go: where the time goes
 
 // TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, in turn; a
 // sample of -1 fails. step is how long the loop takes for a batch. The time between loops does not count.
@@ -9760,7 +9771,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// How streams mix.
+// ## How streams mix, and their cursors
 
 // TestShuffleDelays: item i leaves once item i+d(i) has been read, and what leaves at the same time does so in order. The
 // model, which sorts all items at once, has the same order for all small sizes and lengths, and one larger.
@@ -9980,8 +9991,9 @@ func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*
 	return func(at *Cursor) []string { return outcomes(run(context.Background(), at)) }
 }
 
-// The tests of tar shards: first helpers, then the stream, archives that others wrote, the web reader, the index, the
-// writer, Expand and Decode.
+// # The tests of tar shards
+
+// ## Shards: helpers
 
 // tarEntries returns an archive of entries: "name=content" is a file, "name>target" a hard link, "name@target" a
 // symbolic link, and a name by itself a folder.
@@ -10307,6 +10319,8 @@ func makeShard(line string) (data []byte, opts TarOptions) {
 	return data, opts
 }
 
+// ## The stream of records
+
 // TestTarGolden shows which entries make which records, and that no fault of a shard is silent: in testdata/shards.txt. Headers
 // of other formats change nothing but offsets.
 func TestTarGolden(t *testing.T) {
@@ -10624,6 +10638,8 @@ func TestTarMemory(t *testing.T) {
 	}
 }
 
+// ## Archives that others wrote, and odd headers
+
 // compareReaders checks that archive/tar and this package's reader agree on every entry of an archive, and that this
 // one reports every error of archive/tar. It may report more: archives that are truncated between two entries, and data
 // after the end marker. It may report an error one entry later, when it reads on.
@@ -10896,6 +10912,8 @@ func FuzzTar(f *testing.F) {
 		checkIndexed(t, data, readAll(t, tarOf(TarOptions{}, data)), indexed(t, onDisk(t, "x.tar", data)))
 	})
 }
+
+// ## The web
 
 // A tarServer is a web server with one object, and a history of what it was asked.
 type tarServer struct {
@@ -11372,6 +11390,8 @@ func TestOpenShard(t *testing.T) {
 	equal(t, "with a context that has ended", errorOf(OpenShard(ctx, name, 0)), errBad)
 }
 
+// ## The index
+
 // TestTarDataset shows records by their index, also from several goroutines at once, and the errors of the data set.
 func TestTarDataset(t *testing.T) {
 	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
@@ -11497,6 +11517,8 @@ func TestTarMaxRecord(t *testing.T) {
 	same(t, "by index", indexed(t, name), "error 2147483648 bytes make the record larger than MaxRecord, 1073741824")
 }
 
+// ## The writer
+
 // TestTarWriter shows that records are read back as they were written, and that the same records make the same bytes.
 func TestTarWriter(t *testing.T) {
 	long, image, name := strings.Repeat("long/", 60)+"ü", strings.Repeat("x", 1000), strings.Repeat("x", 999_000)
@@ -11566,6 +11588,8 @@ func TestTarWriterErrors(t *testing.T) {
 	saysAll(t, w.Write(Record{Key: "c", Files: []File{{"txt", nil}}}), "TarWriter", `record "c"`, "bad sample")
 	saysAll(t, w.Close(), "TarWriter", "bad sample")
 }
+
+// ## Expand, Decode and ImageTensor
 
 // TestExpand shows what patterns stand for, as in bash, and which patterns are errors.
 func TestExpand(t *testing.T) {
