@@ -228,7 +228,18 @@ func values[T any](t testing.TB, data Dataset[T]) []T {
 }
 
 // sorted is a sorted copy.
-func sorted(s []int) []int { return slices.Sorted(slices.Values(s)) }
+func sorted[T cmp.Ordered](s []T) []T { return slices.Sorted(slices.Values(s)) }
+
+// distinct counts the different numbers in s.
+func distinct(s []int) int { return len(slices.Compact(sorted(s))) }
+
+// unlessShort is n or, with -short, short.
+func unlessShort(n, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return n
+}
 
 // places matches the place in the text of a PanicError, which outcomes leaves out.
 var places = regexp.MustCompile(` \(\w+\.go:\d+\)`)
@@ -253,6 +264,14 @@ func outcomes[T any](seq iter.Seq2[T, error]) []string {
 		}
 	}
 	return all
+}
+
+// readAll writes down epoch 0 of a stream, as outcomes does.
+func readAll[T any](t testing.TB, s Stream[T]) []string { return outcomes(s.Epoch(t.Context(), 0)) }
+
+// resume writes down what a stream yields from a cursor on.
+func resume[T any](t testing.TB, s Stream[T], from Cursor) []string {
+	return outcomes(s.Run(t.Context(), &from))
 }
 
 // equal fails the test if got is not want. A nil slice is not an empty one.
@@ -360,13 +379,31 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
 	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
+// rowWords matches the words of the name of a row.
+var rowWords = regexp.MustCompile(`[\pL\d_.-]+`)
+
+// runRow runs a row of a table as a subtest. Its name is made of a text that tells the row from others: the words, joined by
+// underscores, up to 40 bytes.
+func runRow(t *testing.T, text string, test func(t *testing.T)) {
+	t.Helper()
+	name := strings.Join(rowWords.FindAllString(text, -1), "_")
+	t.Run(name[:min(len(name), 40)], test)
+}
+
+// runRowInBubble runs a row in a bubble.
+func runRowInBubble(t *testing.T, text string, test func(t *testing.T)) {
+	t.Helper()
+	runRow(t, text, func(t *testing.T) {
+		t.Helper()
+		inBubble(t, test)
+	})
+}
+
 // eachWorkers runs a test in a bubble for each number of workers.
 func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers int)) {
 	t.Helper()
 	for _, workers := range numbers {
-		t.Run(fmt.Sprint(workers, " workers"), func(t *testing.T) {
-			inBubble(t, func(t *testing.T) { test(t, workers) })
-		})
+		runRowInBubble(t, fmt.Sprint(workers, " workers"), func(t *testing.T) { test(t, workers) })
 	}
 }
 
@@ -376,16 +413,22 @@ type refusal struct {
 	want string
 }
 
-// refused checks refusals. Each has the package's prefix once.
+// check checks the error, which has the package's prefix once, or that there is none.
+func (r refusal) check(t *testing.T) {
+	t.Helper()
+	if r.want == "" {
+		equal(t, "error", r.err, nil)
+		return
+	}
+	saysAll(t, r.err, r.want)
+	equal(t, "prefixes", strings.Count(r.err.Error(), "dataloader: "), 1)
+}
+
+// refused checks refusals.
 func refused(t *testing.T, all []refusal) {
 	t.Helper()
 	for _, r := range all {
-		if r.want == "" {
-			equal(t, "error", r.err, nil)
-			continue
-		}
-		saysAll(t, r.err, r.want)
-		equal(t, fmt.Sprint("prefixes of ", r.err), strings.Count(r.err.Error(), "dataloader: "), 1)
+		runRow(t, strings.TrimPrefix(r.want, "panic"), r.check)
 	}
 }
 
@@ -401,11 +444,13 @@ type loading struct {
 // check checks what comes with 0 to 3 workers, or from least on, and several windows.
 func (l loading) check(t *testing.T, least int) {
 	t.Helper()
-	for _, engine := range [][2]int{{0, 0}, {1, 1}, {1, 3}, {2, 0}, {3, 1}, {4, 2}} {
-		if engine[0] >= least {
-			l.checkWith(t, engine[0], engine[1], max(least, 3-engine[0]))
+	runRow(t, l.name, func(t *testing.T) {
+		for _, engine := range [][2]int{{0, 0}, {1, 1}, {1, 3}, {2, 0}, {3, 1}, {4, 2}} {
+			if engine[0] >= least {
+				l.checkWith(t, engine[0], engine[1], max(least, 3-engine[0]))
+			}
 		}
-	}
+	})
 }
 
 // loader returns the loader with so many workers.
@@ -424,7 +469,7 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	t.Helper()
 	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
-	what := fmt.Sprintf("%s: %+v, workers %d, prefetch %d", l.name, l.opts, workers, prefetch)
+	what := fmt.Sprintf("%+v, workers %d, prefetch %d", l.opts, workers, prefetch)
 	got := checkStream(t, StreamOf(loader), 2)
 	equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 	inBubble(t, func(t *testing.T) {
@@ -6656,7 +6701,7 @@ func TestRand(t *testing.T) {
 			l.opts.Seed = uint64(k % 2)
 			different = append(different, samples(t, l.loader(0, 0), k/2)...)
 		}
-		equal(t, l.name+": different numbers", len(slices.Compact(sorted(different))), 6*24)
+		equal(t, l.name+": different numbers", distinct(different), 6*24)
 	}
 	together := make([]int, 24)
 	for rank := range 2 {
@@ -6675,7 +6720,7 @@ func TestRand(t *testing.T) {
 		})
 		drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + uint64(k/2)}), 0)...)
 	}
-	equal(t, "generators that are independent", len(slices.Compact(sorted(drawn))), 4*24)
+	equal(t, "generators that are independent", distinct(drawn), 4*24)
 	outside := WithSeed(t.Context(), 5)
 	equal(t, "outside a loader", Rand(outside).Int(), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
 	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(), 5)).Int(), false)
@@ -6768,8 +6813,10 @@ func TestCheckDataset(t *testing.T) {
 		"sample 7 differs":                     func(i int) (any, error) { return []any{ptr(at(7, i))}, nil },
 		"sample 8 differs":                     func(i int) (any, error) { return nil, fmt.Errorf("fetch %d", at(8, i)) },
 	} {
-		err := checkDataset(Func(9, func(_ context.Context, i int) (any, error) { return get(i) }))
-		saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
+		runRow(t, want, func(t *testing.T) {
+			err := checkDataset(Func(9, func(_ context.Context, i int) (any, error) { return get(i) }))
+			saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
+		})
 	}
 	equal(t, "random numbers", checkDataset(augmented()), nil)
 }
@@ -6821,34 +6868,36 @@ func TestRandomIsUniform(t *testing.T) {
 		t.Skip("it computes 490,000 orders")
 	}
 	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
-		bins, keys := min(n, 16), 20000
-		if n == maxTable {
-			keys = 5000 // each makes a table
-		}
-		var weights []float64 // of each pair of bins
-		for cell := range bins * bins {
-			a, b := cell/bins, cell%bins
-			inA, inB := (a+1)*n/bins-a*n/bins, (b+1)*n/bins-b*n/bins // values
-			if a == b {
-				inB-- // a value does not come twice
+		runRow(t, fmt.Sprint("n ", n), func(t *testing.T) {
+			bins, keys := min(n, 16), 20000
+			if n == maxTable {
+				keys = 5000 // each makes a table
 			}
-			weights = append(weights, float64(inA*inB))
-		}
-		bin := func(value int) int { return ((value+1)*bins - 1) / n }
-		for over, order := range map[string]func(key int) func(pos int) int{
-			"seeds":  func(key int) func(pos int) int { return Random(n, uint64(key)).Order(0) },
-			"epochs": Random(n, 0).Order,
-		} {
-			for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
-				counts := make([]int, len(weights))
-				for key := range keys {
-					at := order(key)
-					counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
+			var weights []float64 // of each pair of bins
+			for cell := range bins * bins {
+				a, b := cell/bins, cell%bins
+				inA, inB := (a+1)*n/bins-a*n/bins, (b+1)*n/bins-b*n/bins // values
+				if a == b {
+					inB-- // a value does not come twice
 				}
-				z := zScore(t, counts, weights...)
-				failIf(t, math.Abs(z) > 4, "n %d: over %s positions %v miss by %.1f deviations", n, over, pair, z)
+				weights = append(weights, float64(inA*inB))
 			}
-		}
+			bin := func(value int) int { return ((value+1)*bins - 1) / n }
+			for over, order := range map[string]func(key int) func(pos int) int{
+				"seeds":  func(key int) func(pos int) int { return Random(n, uint64(key)).Order(0) },
+				"epochs": Random(n, 0).Order,
+			} {
+				for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
+					counts := make([]int, len(weights))
+					for key := range keys {
+						at := order(key)
+						counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
+					}
+					z := zScore(t, counts, weights...)
+					failIf(t, math.Abs(z) > 4, "over %s positions %v miss by %.1f deviations", over, pair, z)
+				}
+			}
+		})
 	}
 	agree, n := 0, 50000 // one position in each pair of orders
 	for seed := range uint64(100) {
@@ -6888,7 +6937,7 @@ func TestGoldenOrders(t *testing.T) {
 		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
 		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
 	} {
-		equal(t, "an order that has changed", fmt.Sprint(got), want)
+		runRow(t, want, func(t *testing.T) { equal(t, "an order that has changed", fmt.Sprint(got), want) })
 	}
 }
 
@@ -6911,29 +6960,38 @@ func TestTorch(t *testing.T) {
 	counts := []bool{len(torch.Randperm) > 0, len(torch.Distributed) > 0, len(torch.RandomSplit) > 0}
 	equal(t, "whether there are orders", counts, []bool{true, true, true})
 	for _, c := range torch.Randperm {
-		equal(t, fmt.Sprintf("randperm %+v", c), positions(TorchRandom(c.N, c.Seed), 0), c.Out)
+		runRow(t, fmt.Sprintf("randperm %+v", c), func(t *testing.T) {
+			equal(t, "order", positions(TorchRandom(c.N, c.Seed), 0), c.Out)
+		})
 	}
 	for _, c := range torch.Distributed {
-		opts := Options{BatchSize: 3, Tail: map[bool]Tail{false: PadTail, true: DropTail}[c.DropLast]}
-		if c.Shuffle {
-			opts.Sampler = TorchRandom(c.N, c.Seed)
-		}
-		for rank, want := range c.Ranks {
-			opts.Rank, opts.Workers = Rank{rank, c.World}, rank%3
-			if len(want) == 0 && noBatch(c.N, opts) {
-				continue // refused
+		runRow(t, fmt.Sprintf("%+v", c), func(t *testing.T) {
+			opts := Options{BatchSize: 3}
+			if c.DropLast {
+				opts.Tail = DropTail
 			}
-			equal(t, fmt.Sprintf("%+v rank %d", c, rank), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
-		}
+			if c.Shuffle {
+				opts.Sampler = TorchRandom(c.N, c.Seed)
+			}
+			for rank, want := range c.Ranks {
+				opts.Rank, opts.Workers = Rank{rank, c.World}, rank%3
+				if len(want) == 0 && noBatch(c.N, opts) {
+					continue // refused
+				}
+				equal(t, fmt.Sprintf("%+v", opts), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
+			}
+		})
 	}
 	for _, c := range torch.RandomSplit {
 		var lengths []int
 		for _, part := range c.Out {
 			lengths = append(lengths, len(part))
 		}
-		for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
-			equal(t, fmt.Sprintf("split %+v part %d", c, p), values(t, part), c.Out[p])
-		}
+		runRow(t, fmt.Sprint("split ", lengths), func(t *testing.T) {
+			for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
+				equal(t, fmt.Sprint("part ", p), values(t, part), c.Out[p])
+			}
+		})
 	}
 }
 
@@ -7114,22 +7172,28 @@ func TestHuge(t *testing.T) {
 
 // TestTails checks what each of four ranks loads of ten samples under each Tail.
 func TestTails(t *testing.T) {
-	for k, want := range []string{
-		"PadTail, batches of 3: [[0 4 8]] [[1 5 9]] [[2 6 0]] [[3 7 1]]",
-		"DropTail, batches of 3: [[0 4]] [[1 5]] [[2 6]] [[3 7]]",
-		"UnevenTail, batches of 3: [[0 4 8]] [[1 5 9]] [[2 6]] [[3 7]]",
-		"PadTail, batches of 2: [[0 4] [8]] [[1 5] [9]] [[2 6] [0]] [[3 7] [1]]",
-		"DropTail, batches of 2: [[0 4]] [[1 5]] [[2 6]] [[3 7]]",
-		"UnevenTail, batches of 2: [[0 4] [8]] [[1 5] [9]] [[2 6]] [[3 7]]",
+	for _, c := range []struct {
+		name string
+		tail Tail
+		size int
+		want string // the batches of each rank
+	}{
+		{"PadTail, batches of 3", PadTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6 0]] [[3 7 1]]"},
+		{"DropTail, batches of 3", DropTail, 3, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
+		{"UnevenTail, batches of 3", UnevenTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6]] [[3 7]]"},
+		{"PadTail, batches of 2", PadTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6] [0]] [[3 7] [1]]"},
+		{"DropTail, batches of 2", DropTail, 2, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
+		{"UnevenTail, batches of 2", UnevenTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6]] [[3 7]]"},
 	} {
-		opts := Options{BatchSize: 3 - k/3, Tail: []Tail{PadTail, DropTail, UnevenTail}[k%3]}
-		got := fmt.Sprintf("%s, batches of %d:", []string{"PadTail", "DropTail", "UnevenTail"}[k%3], opts.BatchSize)
-		for rank := range 4 {
-			opts.Rank = Rank{rank, 4}
-			got += fmt.Sprint(" ", batches(t, newLoader(t, numbers(10), opts), 0))
-		}
-		equal(t, "ten samples on four ranks", got, want)
-		t.Log(got)
+		runRow(t, c.name, func(t *testing.T) {
+			var got []string
+			for rank := range 4 {
+				opts := Options{BatchSize: c.size, Tail: c.tail, Rank: Rank{rank, 4}}
+				got = append(got, fmt.Sprint(batches(t, newLoader(t, numbers(10), opts), 0)))
+			}
+			equal(t, "ten samples on four ranks", strings.Join(got, " "), c.want)
+			t.Logf("%s: %s", c.name, c.want)
+		})
 	}
 	at, got := Cursor{}, ""
 	readFirst(newLoader(t, numbers(10), Options{Rank: Rank{1, 4}}).Run(t.Context(), &at))
@@ -7181,16 +7245,18 @@ func TestRankFromEnv(t *testing.T) {
 			[2]string{name + "=1", name + ` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
 	}
 	for _, c := range cases {
-		for _, name := range all {
-			t.Setenv(name, "") // so that it is put back
-			must(0, os.Unsetenv(name))
-		}
-		for _, setting := range strings.Fields(c[0]) {
-			name, value, _ := strings.Cut(setting, "=")
-			t.Setenv(name, value)
-		}
-		rank, err := RankFromEnv()
-		saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", rank)), c[1])
+		runRow(t, c[0], func(t *testing.T) {
+			for _, name := range all {
+				t.Setenv(name, "") // so that it is put back
+				must(0, os.Unsetenv(name))
+			}
+			for _, setting := range strings.Fields(c[0]) {
+				name, value, _ := strings.Cut(setting, "=")
+				t.Setenv(name, value)
+			}
+			rank, err := RankFromEnv()
+			saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", rank)), c[1])
+		})
 	}
 }
 
@@ -7306,29 +7372,31 @@ func TestRecycle(t *testing.T) {
 // is left, because nobody receives what they send. With room for all results it ends, and needs no select.
 func TestNaivePool(t *testing.T) {
 	for room, want := range []int{3, 3, 2, 1, 0} {
-		var blocked atomic.Int64
-		err := panicOf(func() {
-			synctest.Test(t, func(*testing.T) {
-				tasks, results := make(chan int, 5), make(chan int, room)
-				for k := range 5 {
-					tasks <- k
-				}
-				close(tasks)
-				for range 3 {
-					go func() {
-						for k := range tasks {
-							blocked.Add(1)
-							results <- k // blocks for ever if there is no room and nobody receives
-							blocked.Add(-1)
-						}
-					}()
-				}
-				<-results // the loop is left after one
+		runRow(t, fmt.Sprintf("room for %d", room), func(t *testing.T) {
+			var blocked atomic.Int64
+			err := panicOf(func() {
+				synctest.Test(t, func(*testing.T) {
+					tasks, results := make(chan int, 5), make(chan int, room)
+					for k := range 5 {
+						tasks <- k
+					}
+					close(tasks)
+					for range 3 {
+						go func() {
+							for k := range tasks {
+								blocked.Add(1)
+								results <- k // blocks for ever if there is no room and nobody receives
+								blocked.Add(-1)
+							}
+						}()
+					}
+					<-results // the loop is left after one
+				})
 			})
+			equal(t, "workers blocked", int(blocked.Load()), want)
+			equal(t, "whether goroutines remain", err != nil, want > 0)
+			t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d workers are blocked for ever", room, want)
 		})
-		equal(t, fmt.Sprintf("with room for %d results: workers blocked", room), int(blocked.Load()), want)
-		equal(t, "whether goroutines remain", err != nil, want > 0)
-		t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d workers are blocked for ever", room, want)
 	}
 }
 
@@ -7365,19 +7433,20 @@ func TestWallTime(t *testing.T) {
 		{0, each, 40 * each}, {1, each, 21 * each}, {4, each, 21 * each}, {100, each, 21 * each},
 		{0, 0, 20 * each}, {1, 0, 20 * each}, {4, 0, 5 * each}, {100, 0, each},
 	} {
-		var took time.Duration
-		for _, unordered := range []bool{false, true} {
-			inBubble(t, func(t *testing.T) {
-				start := time.Now()
-				loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
-				for range loader.Epoch(t.Context(), 0) {
-					time.Sleep(c.training)
-				}
-				took = time.Since(start)
-				equal(t, fmt.Sprintf("%d workers, Unordered %t, %v of training a batch", c.workers, unordered, c.training), took, c.want)
-			})
-		}
-		t.Logf("%3d workers, %v of training a batch: %v", c.workers, c.training, took)
+		row := fmt.Sprintf("%d workers, %v of training a batch", c.workers, c.training)
+		runRow(t, row, func(t *testing.T) {
+			for _, unordered := range []bool{false, true} {
+				inBubble(t, func(t *testing.T) {
+					start := time.Now()
+					loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
+					for range loader.Epoch(t.Context(), 0) {
+						time.Sleep(c.training)
+					}
+					equal(t, fmt.Sprint("Unordered ", unordered), time.Since(start), c.want)
+				})
+			}
+			t.Logf("%s: %v", row, c.want)
+		})
 	}
 }
 
@@ -7385,25 +7454,31 @@ func TestWallTime(t *testing.T) {
 // three workers the window is 6 or 12. When a batch trains for 10 ms, training is the limit, and a larger window changes
 // nothing. When it trains for less, workers would stand idle behind batch 2 with window 6; with 12 order costs nothing.
 func TestWindow(t *testing.T) {
-	for k, want := range []string{
-		"290ms, with window 12 290ms, out of order 250ms",
-		"285ms, with window 12 245ms, out of order 245ms",
-		"280ms, with window 12 240ms, out of order 240ms",
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		training time.Duration
+		want     string
+	}{
+		{10 * ms, "290ms, with window 12 290ms, out of order 250ms"},
+		{5 * ms, "285ms, with window 12 245ms, out of order 245ms"},
+		{0, "280ms, with window 12 240ms, out of order 240ms"},
 	} {
-		training, times := time.Duration(10-5*k)*time.Millisecond, []any{}
-		for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
-			inBubble(t, func(t *testing.T) {
-				opts.Workers = 3
-				start := time.Now()
-				for range newLoader(t, pictured(), opts).Epoch(t.Context(), 0) {
-					time.Sleep(training)
-				}
-				times = append(times, time.Since(start).Truncate(5*time.Millisecond))
-			})
-		}
-		got := fmt.Sprintf("%v, with window 12 %v, out of order %v", times...)
-		equal(t, fmt.Sprint("a batch trains for ", training), got, want)
-		t.Logf("a batch trains for %v: with window 6 %s", training, got)
+		row := fmt.Sprint("a batch trains for ", c.training)
+		runRow(t, row, func(t *testing.T) {
+			var times []any
+			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
+				inBubble(t, func(t *testing.T) {
+					opts.Workers = 3
+					start := time.Now()
+					for range newLoader(t, pictured(), opts).Epoch(t.Context(), 0) {
+						time.Sleep(c.training)
+					}
+					times = append(times, time.Since(start).Truncate(5*ms))
+				})
+			}
+			equal(t, row, fmt.Sprintf("%v, with window 12 %v, out of order %v", times...), c.want)
+			t.Logf("%s: with window 6 %s", row, c.want)
+		})
 	}
 	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
 }
@@ -7412,16 +7487,19 @@ func TestWindow(t *testing.T) {
 // place, and the others come. When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
 	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
-	for _, unordered := range []bool{false, true} {
-		want := map[bool][]int{false: {0, 3, 1}, true: {19, 19, 1}}[unordered]
-		inBubble(t, func(t *testing.T) {
+	for _, c := range []struct {
+		unordered  bool
+		early, all []int // handed over, loaded and loading while batch 0 is stuck; handed over in the end
+	}{{false, []int{0, 3, 1}, upTo(20)}, {true, []int{19, 19, 1}, append(upTo(20)[1:], 0)}} {
+		row := fmt.Sprint("Unordered ", c.unordered)
+		runRowInBubble(t, row, func(t *testing.T) {
 			data, all, early := &probe{n: 20, bad: []int{0}, takes: sticks}, []int{}, 0
 			start, stuck := time.Now(), make(chan []int, 1)
 			time.AfterFunc(time.Minute, func() {
 				loading := int(data.running.Load())
 				stuck <- []int{int(data.begun.Load()) - loading, loading}
 			})
-			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: unordered}).Epoch(t.Context(), 0) {
+			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
 				if err != nil {
 					batch = []int{0}
 				}
@@ -7430,9 +7508,9 @@ func TestStuckBatch(t *testing.T) {
 				}
 			}
 			got := append([]int{early}, <-stuck...)
-			equal(t, fmt.Sprintf("Unordered %t: handed over, loaded and loading while batch 0 is stuck", unordered), got, want)
-			equal(t, "in the end", all, map[bool][]int{false: upTo(20), true: append(upTo(20)[1:], 0)}[unordered])
-			t.Logf("Unordered %t, while batch 0 hangs: handed over %d, loaded %d, loading %d", unordered, got[0], got[1], got[2])
+			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
+			equal(t, "in the end", all, c.all)
+			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0], got[1], got[2])
 		})
 	}
 }
@@ -7440,8 +7518,9 @@ func TestStuckBatch(t *testing.T) {
 // TestBreakWaits checks that a break waits for the Gets that run: as long as they take if they do not look at their context.
 func TestBreakWaits(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
-		inBubble(t, func(t *testing.T) {
-			t.Logf("Get looks at its context: %t; the loop has ended after %v", !deaf, leave(t, "break", 0, 2, deaf))
+		row := fmt.Sprint("Get looks at its context: ", !deaf)
+		runRowInBubble(t, row, func(t *testing.T) {
+			t.Logf("%s; the loop has ended after %v", row, leave(t, "break", 0, 2, deaf))
 		})
 	}
 }
@@ -7468,19 +7547,21 @@ func TestEverySchedule(t *testing.T) {
 	for _, row := range rows {
 		for _, order := range []string{"in order", "out of order", "from a stream"} {
 			name := fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2], order)
-			worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
-			for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
-				w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
-				w.most = len(worst.schedule)
-				leak := panicOf(func() { synctest.Test(t, w.play) })
-				if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
-					worst = w
+			runRow(t, name, func(t *testing.T) {
+				worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
+				for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
+					w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
+					w.most = len(worst.schedule)
+					leak := panicOf(func() { synctest.Test(t, w.play) })
+					if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
+						worst = w
+					}
+					queue = append(queue, w.others...)
 				}
-				queue = append(queue, w.others...)
-			}
-			schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
-			failIf(t, worst.wrong != nil, "%s: %s: %v", name, schedule, worst.wrong)
-			t.Logf("%s: %d schedules", name, played)
+				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
+				failIf(t, worst.wrong != nil, "%s: %s: %v", name, schedule, worst.wrong)
+				t.Logf("%s: %d schedules", name, played)
+			})
 		}
 	}
 }
@@ -8066,7 +8147,7 @@ func FuzzCursor(f *testing.F) {
 				seen = append(seen, batch...)
 				failIf(t, err != nil && len(seen) > 0, "%v", err)
 			}
-			equal(t, "samples that come twice", len(seen)-len(slices.Compact(sorted(seen))), 0)
+			equal(t, "samples that come twice", len(seen)-distinct(seen), 0)
 		}
 	})
 }
@@ -8573,7 +8654,7 @@ func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 		}
 		_, _, more := another()
 		equal(t, "another item", more, false)
-		for k := 0; k < len(cursors); k += map[bool]int{false: 1, true: 3}[testing.Short()] {
+		for k := 0; k < len(cursors); k += unlessShort(1, 3) {
 			checkResume(t, s, cursors[k], want[k:], saved[k:])
 			checkStop(t, s, epoch, k, want, false)
 			equal(t, "a cursor some time later", cursors[k].String(), saved[k])
@@ -8757,7 +8838,7 @@ func compose(program []byte) ints {
 // FuzzStreams: compositions at random keep every promise too.
 func FuzzStreams(f *testing.F) {
 	random := rand.NewChaCha8([32]byte{3})
-	for k := range map[bool]int{false: 100, true: 25}[testing.Short()] {
+	for k := range unlessShort(100, 25) {
 		program := make([]byte, 3+k%14)
 		random.Read(program)
 		f.Add(program)
@@ -8778,7 +8859,7 @@ func TestEnds(t *testing.T) {
 	for _, n := range []int{2, 5, 8, 14} { // 0 to 3 workers; Filter and Shard keep the last item of their source
 		for _, source := range []ints{Indices(Sequential(6)), Unbatch(StreamOf(newLoader(t, numbers(6), Options{Workers: n / 4})))} {
 			eachStage(t, source, n, func(t *testing.T, s ints) {
-				want := outcomes(s.Epoch(t.Context(), 0))
+				want := readAll(t, s)
 				for k := range len(want) + 1 {
 					checkStop(t, s, 0, k, want, true)
 				}
@@ -8804,10 +8885,10 @@ func TestChangedSources(t *testing.T) {
 				source.bad = change[0]
 				all := cursors(t, s)
 				source.bad = change[1]
-				want := outcomes(s.Epoch(t.Context(), 0))
+				want := readAll(t, s)
 				equal(t, "whether items fail", strings.Contains(fmt.Sprint(want), "is bad"), source.bad != nil)
 				for k, at := range all {
-					got := outcomes(s.Run(t.Context(), ptr(throughJSON(t, at))))
+					got := resume(t, s, throughJSON(t, at))
 					equal(t, fmt.Sprintf("after %d, with %v instead of %v", k, change[1], change[0]), got, want[k:])
 				}
 			}
@@ -8819,7 +8900,7 @@ func TestChangedSources(t *testing.T) {
 	source.bad = []int{5} // so that the rest of its batch is one failed item
 	want := []string{"0", "1", "2", "3", "error item 5 is bad", "8", "9", "10", "11"}
 	for k, at := range all {
-		equal(t, fmt.Sprint("Unbatch, after ", k), outcomes(s.Run(t.Context(), ptr(throughJSON(t, at)))), want[max(min(k, 4), k-3):])
+		equal(t, fmt.Sprint("Unbatch, after ", k), resume(t, s, throughJSON(t, at)), want[max(min(k, 4), k-3):])
 	}
 
 	var gone []int
@@ -8828,9 +8909,9 @@ func TestChangedSources(t *testing.T) {
 		refusals, late := 0, upTo(23)[13:]
 		for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)}, {nil, {2}}, {nil, {10}}, {nil, {21}}} {
 			gone = change[0]
-			before, all := outcomes(s.Epoch(t.Context(), 0)), cursors(t, s)
+			before, all := readAll(t, s), cursors(t, s)
 			gone = change[1]
-			now := slices.Sorted(slices.Values(outcomes(s.Epoch(t.Context(), 0))))
+			now := sorted(readAll(t, s))
 			for k, at := range all {
 				got := outcomes(s.Run(t.Context(), &at))
 				if k > 0 && len(got) == 1 && strings.Contains(got[0], "the source has changed") {
@@ -8839,7 +8920,7 @@ func TestChangedSources(t *testing.T) {
 					continue
 				}
 				had := slices.DeleteFunc(slices.Clone(before[:k]), func(x string) bool { return !slices.Contains(now, x) })
-				got = slices.Sorted(slices.Values(append(had, got...)))
+				got = sorted(append(had, got...))
 				equal(t, fmt.Sprintf("%s: %v are gone, then %v, after %d", name, change[0], change[1], k), got, now)
 			}
 		}
@@ -8891,7 +8972,7 @@ func TestMomentaryFailures(t *testing.T) {
 		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Rank{1, 2}, PadTail),
 	} {
 		sick.Store(-1)
-		all, want := cursors(t, s), outcomes(s.Epoch(t.Context(), 0))
+		all, want := cursors(t, s), readAll(t, s)
 		for _, drops := range []bool{false, true} {
 			if drops {
 				s = s.OnError(dropBad)
@@ -8899,11 +8980,9 @@ func TestMomentaryFailures(t *testing.T) {
 			for k, at := range all[1 : len(all)-1] {
 				for i := range n {
 					sick.Store(int64(i))
-					from := throughJSON(t, at)
-					got := fmt.Sprint(outcomes(s.Run(t.Context(), &from)))
+					got := fmt.Sprint(resume(t, s, throughJSON(t, at)))
 					sick.Store(-1)
-					from = throughJSON(t, at)
-					again := outcomes(s.Run(t.Context(), &from))
+					again := resume(t, s, throughJSON(t, at))
 					what := fmt.Sprintf("%s, after %d, while %d fails: ", name, k+1, i)
 					equal(t, what+"refused", strings.Contains(got, "refused"), false)
 					equal(t, what+"the next try", again, want[k+1:])
@@ -8976,8 +9055,8 @@ func TestRefusedCursors(t *testing.T) {
 			By: "Mix(1 in turn, stop at last)", N: n, Sources: []Cursor{source}, Ended: []bool{false}}}
 	}
 	for _, versions := range [][2]string{{"", "v1"}, {"v1", ""}, {"v1", "v1"}} {
-		made, want := after(1, loader(named(versions[0]))), outcomes(loader(base).Run(t.Context(), ptr(at)))
-		equal(t, fmt.Sprint(versions), outcomes(loader(named(versions[1])).Run(t.Context(), &made)), want)
+		made := after(1, loader(named(versions[0])))
+		equal(t, fmt.Sprint(versions), resume(t, loader(named(versions[1])), made), resume(t, loader(base), at))
 	}
 	batched := func(dropLast bool) Options { return Options{BatchSampler: Batches(Random(20, 1), 2, dropLast)} }
 	with := func(fields string) Cursor {
@@ -9002,8 +9081,8 @@ func TestRefusedCursors(t *testing.T) {
 		return Map(StreamOf(newLoader(t, numbers(36), sizes(size))), 0, head).Shuffle(2, 1)
 	}
 	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
-	fits, want := throughJSON(t, after(1, batches(mine("version", 1, 7)))), outcomes(s.Run(t.Context(), ptr(after(1, s))))
-	equal(t, "mine, of the same version", outcomes(batches(mine("version", 1, 7)).Run(t.Context(), &fits)), want)
+	same := batches(mine("version", 1, 7))
+	equal(t, "mine, of the same version", resume(t, same, throughJSON(t, after(1, same))), resume(t, s, after(1, s)))
 	names, shards := tenShards()
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	tars := func(opts TarOptions, names ...string) ints {
@@ -9116,14 +9195,14 @@ func TestRefusedCursors(t *testing.T) {
 func TestDamagedCursors(t *testing.T) {
 	places := regexp.MustCompile(`[0-9]+|\[|"by":"`)
 	eachStage(t, Indices(Sequential(8)), 5, func(t *testing.T, s ints) {
-		want := outcomes(s.Epoch(t.Context(), 0))
+		want := readAll(t, s)
 		for k, at := range cursors(t, s)[:len(want)] {
 			text := at.String()
 			for _, place := range places.FindAllStringIndex(text, -1) {
 				old := text[place[0]:place[1]]
 				bad := cmp.Or(map[string]string{"[": "[null,", `"by":"`: `"by":"not `}[old], "-1")
 				damaged := text[:place[0]] + bad + text[place[1]:]
-				got, rest := outcomes(s.Run(t.Context(), ptr(fromJSON(t, damaged)))), want[k:]
+				got, rest := resume(t, s, fromJSON(t, damaged)), want[k:]
 				if n := min(len(got)-1, len(rest)); n >= 0 && strings.HasPrefix(got[n], "refused ") {
 					got, rest = got[:n], rest[:n]
 				}
@@ -9324,9 +9403,9 @@ func TestStreamRanks(t *testing.T) {
 		}
 	}
 	alone := func(rank Rank) ints { return Map(kept.Shard(rank, UnevenTail), 1, quick).Prefetch(2) }
-	for k := range map[bool]int{false: 72, true: 24}[testing.Short()] {
+	for k := range unlessShort(72, 24) {
 		part, before, steps := []func(Rank) ints{alone, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
-		epoch := func(rank, ranks int) []string { return outcomes(part(Rank{rank, ranks}).Epoch(t.Context(), 0)) }
+		epoch := func(rank, ranks int) []string { return readAll(t, part(Rank{rank, ranks})) }
 		var given []string
 		gone = [][]int{nil, sick}[k/12%2]
 		source.bad = gone
@@ -9339,13 +9418,13 @@ func TestStreamRanks(t *testing.T) {
 		for _, after := range []int{1, 3, before, 12} {
 			all := slices.Clone(given)
 			for rank := range after {
-				rest := outcomes(part(Rank{rank, after}).Run(t.Context(), ptr(at)))
+				rest := resume(t, part(Rank{rank, after}), at)
 				if all = append(all, rest...); after == before && gone == nil {
 					equal(t, "the same ranks", rest, epoch(rank, after)[steps:])
 				}
 			}
 			what := fmt.Sprintf("stream %d: %d ranks, after %d steps %d ranks, without %v", k%3, before, steps, after, gone)
-			equal(t, what, slices.Sorted(slices.Values(all)), slices.Sorted(slices.Values(epoch(0, 1))))
+			equal(t, what, sorted(all), sorted(epoch(0, 1)))
 		}
 	}
 }
@@ -9362,7 +9441,7 @@ func TestStreamOfRanks(t *testing.T) {
 		"Unbatch": func(rank Rank) ints { return Unbatch(streamOf(rank, 2)) },
 		"Mix":     func(rank Rank) ints { return Mix(MixOptions{}, single(rank), single(rank)).Shuffle(3, 1) },
 	} {
-		want := outcomes(stage(Rank{}).Epoch(t.Context(), 0))
+		want := readAll(t, stage(Rank{}))
 		for k := range 3 * 3 * 9 {
 			before, after, pos := 1+k%3, 1+k/3%3, k/9
 			at := cursors(t, stage(Rank{0, before}))
@@ -9371,7 +9450,7 @@ func TestStreamOfRanks(t *testing.T) {
 			}
 			got, refusals, again := []string{}, 0, pos > 0 && (name != "Unbatch" || pos%2 == 1)
 			for rank := range after {
-				rest := outcomes(stage(Rank{rank, after}).Run(t.Context(), ptr(throughJSON(t, at[pos]))))
+				rest := resume(t, stage(Rank{rank, after}), throughJSON(t, at[pos]))
 				if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
 					refusals++
 				}
@@ -9382,9 +9461,9 @@ func TestStreamOfRanks(t *testing.T) {
 				continue
 			}
 			for rank := range before {
-				got = append(got, outcomes(stage(Rank{rank, before}).Epoch(t.Context(), 0))[:pos]...)
+				got = append(got, readAll(t, stage(Rank{rank, before}))[:pos]...)
 			}
-			equal(t, what, slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want)))
+			equal(t, what, sorted(got), sorted(want))
 		}
 	}
 }
@@ -9392,7 +9471,7 @@ func TestStreamOfRanks(t *testing.T) {
 // TestStreamTails: Shard deals a stream out as a loader deals out its samples, and resumes after every item. An epoch that
 // becomes shorter while PadTail reads it again is an error.
 func TestStreamTails(t *testing.T) {
-	for n := range map[bool]int{false: 11, true: 5}[testing.Short()] {
+	for n := range unlessShort(11, 5) {
 		for _, rank := range []Rank{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4}, {2, 4}, {3, 4}} {
 			for tail := PadTail; tail <= UnevenTail; tail++ {
 				want := slices.Concat(expect(upTo(n), 0, Options{Rank: rank, Tail: tail})...)
@@ -9403,11 +9482,11 @@ func TestStreamTails(t *testing.T) {
 	}
 	source := &feed{n: 8}
 	source.before = func(_ context.Context, i int) { source.n -= 4 * max(0, 1-i) } // 4 items the first time, then none
-	got := outcomes(source.stream().Shard(Rank{2, 3}, PadTail).Epoch(t.Context(), 0))
+	got := readAll(t, source.stream().Shard(Rank{2, 3}, PadTail))
 	equal(t, "shorter", fmt.Sprint(got), "[2 error dataloader: Stream.Shard: epoch 0 has become shorter while it was read]")
 	breaks := &feed{n: 4}
 	breaks.before = func(context.Context, int) { panicIf(breaks.left.Load() > 0, "read again") }
-	got = outcomes(breaks.stream().Prefetch(1).Shard(Rank{2, 3}, PadTail).Epoch(t.Context(), 0))
+	got = readAll(t, breaks.stream().Prefetch(1).Shard(Rank{2, 3}, PadTail))
 	equal(t, "broken", fmt.Sprint(got), "[2 error dataloader: the stream: panic: dataloader: read again]")
 }
 
@@ -9458,17 +9537,17 @@ func TestRandInMap(t *testing.T) {
 		equal(t, "2 workers", drawn(t.Context(), items, 2, epoch), once)
 		all = append(append(all, once...), drawn(seeded, items, 2, epoch)...)
 		loaded := slices.Concat(samples(t, newLoader(t, cached, Options{Workers: epoch, Seed: uint64(epoch)}), epoch)...)
-		equal(t, "different numbers of a loader", len(slices.Compact(sorted(loaded))), 3*n)
+		equal(t, "different numbers of a loader", distinct(loaded), 3*n)
 	}
-	equal(t, "different numbers", len(slices.Compact(sorted(all))), 3*2*3*n)
+	equal(t, "different numbers", distinct(all), 3*2*3*n)
 	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw) // the seeds are equal
 	both := slices.Concat(collect(t, behind.Epoch(t.Context(), 0))...)
-	equal(t, "different numbers behind a loader", len(slices.Compact(sorted(both))), 2*n)
+	equal(t, "different numbers behind a loader", distinct(both), 2*n)
 	var ranks []int
 	for rank := range 3 {
 		ranks = append(ranks, drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0)...)
 	}
-	equal(t, "different numbers of ranks", len(slices.Compact(sorted(ranks))), 3*(n+1))
+	equal(t, "different numbers of ranks", distinct(ranks), 3*(n+1))
 	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
 	random := source.Repeat(n)
 	mix := func(other ints) []int {
@@ -9478,7 +9557,7 @@ func TestRandInMap(t *testing.T) {
 	for k, other := range mix(Indices(Sequential(n))) {
 		equal(t, "a source draws alone", other == mixed[k], k%2 == 0)
 	}
-	equal(t, "different numbers of two sources", len(slices.Compact(sorted(mixed))), 2*n)
+	equal(t, "different numbers of two sources", distinct(mixed), 2*n)
 	for workers := range 2 {
 		saysAll(t, ending(Map(source, workers, quick).Epoch(seeded, 0)), "Rand: the context is from no loader")
 	}
@@ -10194,9 +10273,6 @@ func tarOf(opts TarOptions, shards ...[]byte) Stream[string] {
 	return briefly(must(Tar(names, opts)))
 }
 
-// readAll reads the first epoch of a stream of records in brief.
-func readAll(t testing.TB, s Stream[string]) []string { return outcomes(s.Epoch(t.Context(), 0)) }
-
 // tarOutcomes reads the first epoch of shards through an Opener.
 func tarOutcomes(t testing.TB, open Opener, shards ...string) []string {
 	return readAll(t, briefly(must(Tar(shards, TarOptions{Open: open}))))
@@ -10464,9 +10540,9 @@ func TestTarShards(t *testing.T) {
 	}
 	here, elsewhere := must(Tar(names, opts)), briefly(must(Tar(moved, opts)))
 	at := cursors(t, here)[3]
-	equal(t, "elsewhere", outcomes(elsewhere.Run(t.Context(), ptr(at))), outcomes(briefly(here).Run(t.Context(), &at)))
+	equal(t, "elsewhere", resume(t, elsewhere, at), resume(t, briefly(here), at))
 	missing := must(Tar(names, TarOptions{Open: inMemory(nil)}))
-	equal(t, "after the last shard", outcomes(missing.Run(t.Context(), ptr(cursors(t, missing)[10]))), []string{})
+	equal(t, "after the last shard", resume(t, missing, cursors(t, missing)[10]), []string{})
 
 	// A shard that was written again meanwhile may have something else where the cursor is, or nothing.
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
@@ -10474,7 +10550,7 @@ func TestTarShards(t *testing.T) {
 	at = cursors(t, two)[2]
 	for _, again := range [][]byte{tarEntries("1.txt="+strings.Repeat("x", 999), "2.txt="), tarEntries("1.txt=")[:512]} {
 		shards["ab"] = again
-		same(t, "written again", outcomes(two.Run(t.Context(), ptr(at))), "error or the cursor was saved with another version")
+		same(t, "written again", resume(t, two, at), "error or the cursor was saved with another version")
 	}
 }
 
@@ -10906,7 +10982,7 @@ func FuzzTar(f *testing.F) {
 		k := 0
 		for item := range stream(t.Context(), Cursor{}) {
 			if k++; k <= 8 || k > len(want)-8 {
-				equal(t, "resumed", outcomes(stream.Run(t.Context(), &item.Next)), want[k:])
+				equal(t, "resumed", resume(t, stream, item.Next), want[k:])
 			}
 		}
 		checkIndexed(t, data, readAll(t, tarOf(TarOptions{}, data)), indexed(t, onDisk(t, "x.tar", data)))
@@ -11195,9 +11271,9 @@ func TestWebStream(t *testing.T) {
 		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.open})))
 		var at Cursor
 		readFirst(stream.Run(t.Context(), &at))
-		rest := outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at))))
+		rest := resume(t, stream, throughJSON(t, at))
 		same(t, "the rest", rest, briefRecord("b", "txt", strings.Repeat("y", 5000)))
-		shorter := outcomes(stream.Run(t.Context(), ptr(throughJSON(t, at))))
+		shorter := resume(t, stream, throughJSON(t, at))
 		same(t, "of a shorter object", shorter, "error unexpected EOF … or the cursor was saved with another version")
 		equal(t, "requests", s.requests(), c.asked)
 	}
@@ -11464,7 +11540,7 @@ func TestTarChanged(t *testing.T) {
 		}
 		return noticed
 	}
-	step := map[bool]int{false: 5, true: 50}[testing.Short()] // from one byte that is changed to the next
+	step := unlessShort(5, 50) // from one byte that is changed to the next
 	for _, shard := range append(otherHeaders(plain), plain) {
 		var others [][]byte
 		for at := 0; at < len(shard)/2; at += step {
