@@ -7697,43 +7697,45 @@ func (w *world) wait(ctx context.Context, who int, events ...string) (event stri
 func TestUserCodeThatDies(t *testing.T) {
 	const goexit = "runtime.Goexit was called"
 	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
-		at := func(bad int) func(int) int {
-			return func(i int) int {
-				if i == bad {
-					die()
+		runRow(t, name, func(t *testing.T) {
+			at := func(bad int) func(int) int {
+				return func(i int) int {
+					if i == bad {
+						die()
+					}
+					return i
 				}
-				return i
 			}
-		}
-		get := Func(6, func(_ context.Context, i int) (int, error) { return at(2)(i), nil })
-		collate := func(dst []int, samples []int) ([]int, error) {
-			at(2)(samples[0])
-			return List(dst, samples)
-		}
-		load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
-		order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
-		batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
-			return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
-		}}
-		dying := func(*SampleError) error { die(); return nil }
-		inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
-		least, dropped := 0, "[[0 1] [3] [4 5]]"
-		if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
-			least, dropped = 1, inSample2
-		}
-		all := []loading{
-			{"Get", get, nil, Options{BatchSize: 2}, inSample2},
-			{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
-			{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
-			{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
-			{"sampler, after a bad sample", failing(6, 1), nil, Options{BatchSize: 2, Sampler: order},
-				strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
-			{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
-			{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, strings.Replace(inSample2, name, "OnError: "+name, 1)},
-		}
-		for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
-			l.check(t, least)
-		}
+			get := Func(6, func(_ context.Context, i int) (int, error) { return at(2)(i), nil })
+			collate := func(dst []int, samples []int) ([]int, error) {
+				at(2)(samples[0])
+				return List(dst, samples)
+			}
+			load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
+			order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
+			batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
+				return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
+			}}
+			dying := func(*SampleError) error { die(); return nil }
+			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
+			least, dropped := 0, "[[0 1] [3] [4 5]]"
+			if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
+				least, dropped = 1, inSample2
+			}
+			all := []loading{
+				{"Get", get, nil, Options{BatchSize: 2}, inSample2},
+				{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
+				{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
+				{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
+				{"sampler, after a bad sample", failing(6, 1), nil, Options{BatchSize: 2, Sampler: order},
+					strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
+				{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
+				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, strings.Replace(inSample2, name, "OnError: "+name, 1)},
+			}
+			for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
+				l.check(t, least)
+			}
+		})
 	}
 }
 
@@ -7797,12 +7799,14 @@ func TestAllocations(t *testing.T) {
 
 // recycles checks that an epoch of 1000 batches, all recycled, has the allocations of one, and of the first batches.
 func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
-	each := testing.AllocsPerRun(5, func() {
-		for batch := range loader.Epoch(t.Context(), 0) {
-			loader.Recycle(batch)
-		}
+	runRow(t, fmt.Sprintf("%s, workers %d", what, loader.opts.Workers), func(t *testing.T) {
+		each := testing.AllocsPerRun(5, func() {
+			for batch := range loader.Epoch(t.Context(), 0) {
+				loader.Recycle(batch)
+			}
+		})
+		failIf(t, each > 150, "an epoch of 1000 batches has %v allocations", each)
 	})
-	failIf(t, each > 150, "%s, %+v: an epoch of 1000 batches has %v allocations", what, loader.opts, each)
 }
 
 // ## dataloader.go: the notebook's tests, by their names
@@ -7858,10 +7862,12 @@ func TestShuffleBatchWorkers(t *testing.T) {
 // loop ends with the cause, without a question to OnError.
 func TestPartialWorkers(t *testing.T) {
 	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
-		eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
-			for k := range 12 * 2 {
-				leave(t, way, k/2, workers, k%2 == 1)
-			}
+		runRow(t, way, func(t *testing.T) {
+			eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
+				for k := range 12 * 2 {
+					leave(t, way, k/2, workers, k%2 == 1)
+				}
+			})
 		})
 	}
 }
@@ -7984,14 +7990,16 @@ func TestNoOrder(t *testing.T) {
 		"panic: the order is nil": {BatchSampler: noBatches},
 		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
 	} {
-		for opts.Workers = range 2 {
-			l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
-			for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
-				saysAll(t, err, "dataloader: epoch 2: ", what)
-				equal(t, what+": a *SampleError", errors.As(err, new(*SampleError)), false)
+		runRow(t, what, func(t *testing.T) {
+			for opts.Workers = range 2 {
+				l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
+				for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
+					saysAll(t, err, "dataloader: epoch 2: ", what)
+					equal(t, "a *SampleError", errors.As(err, new(*SampleError)), false)
+				}
+				equal(t, "the cursor", at, Cursor{Epoch: 2})
 			}
-			equal(t, "the cursor", at, Cursor{Epoch: 2})
-		}
+		})
 	}
 	empty := newLoader(t, numbers(0), Options{Sampler: sampler{name: "own", order: die}})
 	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
@@ -8189,14 +8197,16 @@ func TestCursorJSON(t *testing.T) {
 		`[]`: "dataloader: this JSON is no cursor", `{"epoch":4,"pos":"x"}`: "dataloader: this JSON is no cursor",
 		`{"epoch":"3"}`: "dataloader: this JSON is no cursor", `{"epoch":1.5}`: "dataloader: this JSON is no cursor",
 	} {
-		at := Cursor{Epoch: 5}
-		err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
-		if err != nil || want != "" {
-			saysAll(t, err, want)
-		}
-		equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
-		equal(t, "the advice to "+text, strings.Contains(fmt.Sprint(err), "embed"), want == ownField)
-		equal(t, "the cursor after "+text, at, Cursor{Epoch: 5})
+		runRow(t, text, func(t *testing.T) {
+			at := Cursor{Epoch: 5}
+			err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
+			if err != nil || want != "" {
+				saysAll(t, err, want)
+			}
+			equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
+			equal(t, "the advice", strings.Contains(fmt.Sprint(err), "embed"), want == ownField)
+			equal(t, "the cursor", at, Cursor{Epoch: 5})
+		})
 	}
 	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
 	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
@@ -8346,12 +8356,14 @@ func TestFiles(t *testing.T) {
 		"dog/1.png":          "dog/1.png",
 		"[ab].* a.txt */1.*": "a.txt b.png cat/1.png dog/1.png",
 	} {
-		var names []string
-		for _, file := range values(t, must(Files(tree(), strings.Fields(patterns)...))) {
-			equal(t, "content", string(file.Data), "in "+file.Name)
-			names = append(names, file.Name)
-		}
-		equal(t, patterns, strings.Join(names, " "), want)
+		runRow(t, want, func(t *testing.T) {
+			var names []string
+			for _, file := range values(t, must(Files(tree(), strings.Fields(patterns)...))) {
+				equal(t, "content", string(file.Data), "in "+file.Name)
+				names = append(names, file.Name)
+			}
+			equal(t, patterns, strings.Join(names, " "), want)
+		})
 	}
 	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
 		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
@@ -8383,8 +8395,10 @@ func TestFolder(t *testing.T) {
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
 		{closedFS{tree(), "dog"}, "", "dog: " + fs.ErrPermission.Error()},
 	} {
-		samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
-		saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
+		runRow(t, c.want, func(t *testing.T) {
+			samples, classes, err := Folder(c.fsys, strings.Fields(c.patterns)...)
+			saysAll(t, errors.New(fmt.Sprint(classes, samples, err)), c.want)
+		})
 	}
 }
 
@@ -8541,9 +8555,8 @@ func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.
 func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 	t.Helper()
 	for _, stage := range stages {
-		t.Run(fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
-			s := stage.of(s, n, func() ints { return s.Shuffle(3, 3) })
-			inBubble(t, func(t *testing.T) { test(t, s) })
+		runRowInBubble(t, fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
+			test(t, stage.of(s, n, func() ints { return s.Shuffle(3, 3) }))
 		})
 	}
 }
@@ -8799,7 +8812,7 @@ func TestStreams(t *testing.T) {
 		{"Shuffle of a Mix of Shuffles", of(Mix(last, slices.Repeat([]ints{counting(4).Shuffle(2, 1)}, 7)...).Shuffle(2, 3)), ""},
 		{"deep", of(deep(2)), in2(deep(0))},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		runRow(t, c.name, func(t *testing.T) {
 			if !testing.Short() {
 				c.check(t, 0)
 			}
@@ -8906,25 +8919,27 @@ func TestChangedSources(t *testing.T) {
 	var gone []int
 	there := Indices(Sequential(23)).Filter(func(i int) bool { return !slices.Contains(gone, i) })
 	for name, s := range map[string]ints{"Unbatch": Unbatch(Batch(there, 4, List[int])), "Shuffle": there.Shuffle(5, 1)} {
-		refusals, late := 0, upTo(23)[13:]
-		for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)}, {nil, {2}}, {nil, {10}}, {nil, {21}}} {
-			gone = change[0]
-			before, all := readAll(t, s), cursors(t, s)
-			gone = change[1]
-			now := sorted(readAll(t, s))
-			for k, at := range all {
-				got := outcomes(s.Run(t.Context(), &at))
-				if k > 0 && len(got) == 1 && strings.Contains(got[0], "the source has changed") {
-					equal(t, name+": the cursor", at, all[k])
-					refusals++
-					continue
+		runRow(t, name, func(t *testing.T) {
+			refusals, late := 0, upTo(23)[13:]
+			for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)}, {nil, {2}}, {nil, {10}}, {nil, {21}}} {
+				gone = change[0]
+				before, all := readAll(t, s), cursors(t, s)
+				gone = change[1]
+				now := sorted(readAll(t, s))
+				for k, at := range all {
+					got := outcomes(s.Run(t.Context(), &at))
+					if k > 0 && len(got) == 1 && strings.Contains(got[0], "the source has changed") {
+						equal(t, "the cursor", at, all[k])
+						refusals++
+						continue
+					}
+					had := slices.DeleteFunc(slices.Clone(before[:k]), func(x string) bool { return !slices.Contains(now, x) })
+					got = sorted(append(had, got...))
+					equal(t, fmt.Sprintf("%v are gone, then %v, after %d", change[0], change[1], k), got, now)
 				}
-				had := slices.DeleteFunc(slices.Clone(before[:k]), func(x string) bool { return !slices.Contains(now, x) })
-				got = sorted(append(had, got...))
-				equal(t, fmt.Sprintf("%s: %v are gone, then %v, after %d", name, change[0], change[1], k), got, now)
 			}
-		}
-		equal(t, fmt.Sprint(name, " may refuse what it has to read again, not ", refusals), refusals > 9 && refusals < 100, true)
+			equal(t, fmt.Sprint("it may refuse what it has to read again, not ", refusals), refusals > 9 && refusals < 100, true)
+		})
 	}
 }
 
@@ -8971,27 +8986,29 @@ func TestMomentaryFailures(t *testing.T) {
 		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
 		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Rank{1, 2}, PadTail),
 	} {
-		sick.Store(-1)
-		all, want := cursors(t, s), readAll(t, s)
-		for _, drops := range []bool{false, true} {
-			if drops {
-				s = s.OnError(dropBad)
-			}
-			for k, at := range all[1 : len(all)-1] {
-				for i := range n {
-					sick.Store(int64(i))
-					got := fmt.Sprint(resume(t, s, throughJSON(t, at)))
-					sick.Store(-1)
-					again := resume(t, s, throughJSON(t, at))
-					what := fmt.Sprintf("%s, after %d, while %d fails: ", name, k+1, i)
-					equal(t, what+"refused", strings.Contains(got, "refused"), false)
-					equal(t, what+"the next try", again, want[k+1:])
-					if !drops && !strings.Contains(got, "error") {
-						equal(t, what+"without an error", got, fmt.Sprint(again))
+		runRow(t, name, func(t *testing.T) {
+			sick.Store(-1)
+			all, want := cursors(t, s), readAll(t, s)
+			for _, drops := range []bool{false, true} {
+				if drops {
+					s = s.OnError(dropBad)
+				}
+				for k, at := range all[1 : len(all)-1] {
+					for i := range n {
+						sick.Store(int64(i))
+						got := fmt.Sprint(resume(t, s, throughJSON(t, at)))
+						sick.Store(-1)
+						again := resume(t, s, throughJSON(t, at))
+						what := fmt.Sprintf("after %d, while %d fails: ", k+1, i)
+						equal(t, what+"refused", strings.Contains(got, "refused"), false)
+						equal(t, what+"the next try", again, want[k+1:])
+						if !drops && !strings.Contains(got, "error") {
+							equal(t, what+"without an error", got, fmt.Sprint(again))
+						}
 					}
 				}
 			}
-		}
+		})
 	}
 	err := ending(counting(3, 1).Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "FromSeq"}}))
 	equal(t, "a sequence with too few items, one of which failed", errors.Is(err, ErrCursor), false)
@@ -9019,9 +9036,11 @@ func TestPlaces(t *testing.T) {
 		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
 		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
 	} {
-		equal(t, "the error", fmt.Sprint(c.err), "dataloader: epoch 5, "+c.want)
-		equal(t, "is a SampleError", errors.As(c.err, new(*SampleError)), true)
-		equal(t, "has its cause", errors.Is(c.err, errBad), strings.Contains(c.want, "bad sample"))
+		runRow(t, c.want, func(t *testing.T) {
+			equal(t, "the error", fmt.Sprint(c.err), "dataloader: epoch 5, "+c.want)
+			equal(t, "is a SampleError", errors.As(c.err, new(*SampleError)), true)
+			equal(t, "has its cause", errors.Is(c.err, errBad), strings.Contains(c.want, "bad sample"))
+		})
 	}
 	fails := func(err error) ints { return counting(8, 3).OnError(func(*SampleError) error { return err }) }
 	because(t, errBad, because(t, fs.ErrExist, failure(t, Zip(fails(errBad), fails(fs.ErrExist))))) // a pair has both causes
@@ -9176,17 +9195,19 @@ func TestRefusedCursors(t *testing.T) {
 		{tars(rank, names...), damaged(-1, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(2, -1), "damaged … 3 shards"},
 	} {
-		for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
-			for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head), Mix(MixOptions{}, c.s)} {
-				at := []Cursor{from, from, inMix(from, 1)}[k]
-				before, err := at, ending(s.Run(t.Context(), &at))
-				refused(t, []refusal{{err, c.says}})
-				equal(t, c.says+": is an ErrCursor, and no SampleError",
-					[]bool{errors.Is(err, ErrCursor), errors.As(err, new(*SampleError))}, []bool{true, false})
-				equal(t, c.says+": is long", len(err.Error()) > 340, false)
-				equal(t, c.says+": the cursor", at, before)
+		runRow(t, c.says, func(t *testing.T) {
+			for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
+				for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head), Mix(MixOptions{}, c.s)} {
+					at := []Cursor{from, from, inMix(from, 1)}[k]
+					before, err := at, ending(s.Run(t.Context(), &at))
+					refusal{err, c.says}.check(t)
+					equal(t, "whether it is an ErrCursor, a SampleError",
+						[]bool{errors.Is(err, ErrCursor), errors.As(err, new(*SampleError))}, []bool{true, false})
+					equal(t, "whether it is long", len(err.Error()) > 340, false)
+					equal(t, "the cursor", at, before)
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -9245,14 +9266,18 @@ func TestBadStreams(t *testing.T) {
 		"Unbatch: the stream is nil":                           func() { Unbatch[int](nil) },
 		"Zip: the second stream is nil":                        func() { Zip[int, int](s, nil) },
 	} {
-		saysAll(t, panicOf(bad), "dataloader: "+says)
+		runRow(t, says, func(t *testing.T) {
+			saysAll(t, panicOf(bad), "dataloader: "+says)
+		})
 	}
 	for _, stage := range stages {
-		name := stage.name + ": "
-		if _, method := reflect.TypeFor[ints]().MethodByName(stage.name); method {
-			name = "Stream." + name
-		}
-		saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is nil")
+		runRow(t, stage.name, func(t *testing.T) {
+			name := stage.name + ": "
+			if _, method := reflect.TypeFor[ints]().MethodByName(stage.name); method {
+				name = "Stream." + name
+			}
+			saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is nil")
+		})
 	}
 }
 
@@ -9266,10 +9291,12 @@ func TestStreamsWithoutItems(t *testing.T) {
 		"Mix: source 1":                Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
 		"Mix: source 2":                Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
 	} {
-		for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
-			got := outcomes(s.Epoch(t.Context(), 2))
-			equal(t, "the last", got[len(got)-1], "error dataloader: "+says+" has no items in epoch 2")
-		}
+		runRow(t, says, func(t *testing.T) {
+			for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
+				got := outcomes(s.Epoch(t.Context(), 2))
+				equal(t, "the last", got[len(got)-1], "error dataloader: "+says+" has no items in epoch 2")
+			}
+		})
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errBad)
@@ -9298,26 +9325,28 @@ func TestReadAhead(t *testing.T) {
 		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
 		{"Prefetch", func(s ints) ints { return s.Prefetch(50) }, []int{1, 2, 3, 4}, 50},
 	} {
-		for _, delay := range []time.Duration{0, time.Second} {
-			inBubble(t, func(t *testing.T) {
-				source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
-				s := c.of(source.stream())
-				equal(t, c.name+": read before the range", source.read.Load(), 0)
-				start, got := time.Now(), []int{}
-				for range s.Epoch(t.Context(), 0) {
-					synctest.Wait() // for what is read ahead
-					now := int(source.read.Load()) - c.ahead
-					if delay > 0 {
-						now = int(time.Since(start) / delay)
+		runRow(t, c.name, func(t *testing.T) {
+			for _, delay := range []time.Duration{0, time.Second} {
+				inBubble(t, func(t *testing.T) {
+					source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
+					s := c.of(source.stream())
+					equal(t, "read before the range", source.read.Load(), 0)
+					start, got := time.Now(), []int{}
+					for range s.Epoch(t.Context(), 0) {
+						synctest.Wait() // for what is read ahead
+						now := int(source.read.Load()) - c.ahead
+						if delay > 0 {
+							now = int(time.Since(start) / delay)
+						}
+						if got = append(got, now); len(got) == len(c.needs) {
+							break
+						}
 					}
-					if got = append(got, now); len(got) == len(c.needs) {
-						break
-					}
-				}
-				equal(t, c.name, got, c.needs)
-				equal(t, c.name+": the source has been left", source.left.Load(), 1)
-			})
-		}
+					equal(t, "needed", got, c.needs)
+					equal(t, "the source has been left", source.left.Load(), 1)
+				})
+			}
+		})
 	}
 }
 
@@ -9441,30 +9470,32 @@ func TestStreamOfRanks(t *testing.T) {
 		"Unbatch": func(rank Rank) ints { return Unbatch(streamOf(rank, 2)) },
 		"Mix":     func(rank Rank) ints { return Mix(MixOptions{}, single(rank), single(rank)).Shuffle(3, 1) },
 	} {
-		want := readAll(t, stage(Rank{}))
-		for k := range 3 * 3 * 9 {
-			before, after, pos := 1+k%3, 1+k/3%3, k/9
-			at := cursors(t, stage(Rank{0, before}))
-			if pos >= len(at) {
-				continue
-			}
-			got, refusals, again := []string{}, 0, pos > 0 && (name != "Unbatch" || pos%2 == 1)
-			for rank := range after {
-				rest := resume(t, stage(Rank{rank, after}), throughJSON(t, at[pos]))
-				if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
-					refusals++
+		runRow(t, name, func(t *testing.T) {
+			want := readAll(t, stage(Rank{}))
+			for k := range 3 * 3 * 9 {
+				before, after, pos := 1+k%3, 1+k/3%3, k/9
+				at := cursors(t, stage(Rank{0, before}))
+				if pos >= len(at) {
+					continue
 				}
+				got, refusals, again := []string{}, 0, pos > 0 && (name != "Unbatch" || pos%2 == 1)
+				for rank := range after {
+					rest := resume(t, stage(Rank{rank, after}), throughJSON(t, at[pos]))
+					if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
+						refusals++
+					}
+				}
+				what := fmt.Sprintf("after %d items of %d ranks, resumed on %d", pos, before, after)
+				if again && before != after {
+					equal(t, what+": refused", refusals, after)
+					continue
+				}
+				for rank := range before {
+					got = append(got, readAll(t, stage(Rank{rank, before}))[:pos]...)
+				}
+				equal(t, what, sorted(got), sorted(want))
 			}
-			what := fmt.Sprintf("%s, after %d items of %d ranks, resumed on %d", name, pos, before, after)
-			if again && before != after {
-				equal(t, what+": refused", refusals, after)
-				continue
-			}
-			for rank := range before {
-				got = append(got, readAll(t, stage(Rank{rank, before}))[:pos]...)
-			}
-			equal(t, what, sorted(got), sorted(want))
-		}
+		})
 	}
 }
 
@@ -9567,44 +9598,46 @@ func TestRandInMap(t *testing.T) {
 // goroutines of a stage that is so for runtime.Goexit too. All goroutines are joined.
 func TestStreamsThatDie(t *testing.T) {
 	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
-		f := func(_ context.Context, i int) (int, error) {
-			if i%100 == 1 {
-				die()
+		runRow(t, what, func(t *testing.T) {
+			f := func(_ context.Context, i int) (int, error) {
+				if i%100 == 1 {
+					die()
+				}
+				return i, nil
 			}
-			return i, nil
-		}
-		source := (&feed{n: 1, before: func(ctx context.Context, i int) { f(ctx, i) }}).stream()
-		failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
-		atOnce := ints(func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
-		alone, failed := "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
-		broken := "[300 " + alone[1:]
-		dies := func(s ints, want string) {
-			t.Helper()
-			inBubble(t, func(t *testing.T) { equal(t, "outcomes", fmt.Sprint(outcomes(s.Epoch(t.Context(), 3))), want) })
-		}
-		dies(Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone)  // no short batch
-		dies(Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone) // not even a failed one
-		dies(source.Prefetch(3).Shuffle(1000, 1), alone)               // no items that wait
-		second := strings.Replace(broken, "error ", "error Mix: source 1: ", 1)
-		dies(Mix(MixOptions{}, counting(1), atOnce), second)
-		dies(Mix(MixOptions{}, counting(1), source, counting(1)), "[300 300 "+second[1:])
-		for workers := 1; workers < 3; workers++ {
-			dies(source.Prefetch(workers), broken)
-			dies(Map(source, workers, quick), broken)
-			dies(atOnce.Prefetch(workers), alone)
-			dies(Map(atOnce, workers, quick), alone)
-			dies(Map(counting(3), workers, f), failed)
-		}
-		if what != "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
-			continue
-		}
-		dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
-		dies(atOnce, "[error dataloader: epoch 3: panic: ouch]")
-		dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }), "[300 error Stream.Filter: panic: ouch 302]")
-		dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
-		each := func(_ int, samples []int) (int, error) { return f(t.Context(), samples[0]) }
-		dies(Batch(counting(3), 1, each), "[300 error Batch: panic: ouch 302]")
-		dies(Map(counting(3), 0, f), failed)
+			source := (&feed{n: 1, before: func(ctx context.Context, i int) { f(ctx, i) }}).stream()
+			failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
+			atOnce := ints(func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
+			alone, failed := "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
+			broken := "[300 " + alone[1:]
+			dies := func(s ints, want string) {
+				t.Helper()
+				inBubble(t, func(t *testing.T) { equal(t, "outcomes", fmt.Sprint(outcomes(s.Epoch(t.Context(), 3))), want) })
+			}
+			dies(Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone)  // no short batch
+			dies(Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone) // not even a failed one
+			dies(source.Prefetch(3).Shuffle(1000, 1), alone)               // no items that wait
+			second := strings.Replace(broken, "error ", "error Mix: source 1: ", 1)
+			dies(Mix(MixOptions{}, counting(1), atOnce), second)
+			dies(Mix(MixOptions{}, counting(1), source, counting(1)), "[300 300 "+second[1:])
+			for workers := 1; workers < 3; workers++ {
+				dies(source.Prefetch(workers), broken)
+				dies(Map(source, workers, quick), broken)
+				dies(atOnce.Prefetch(workers), alone)
+				dies(Map(atOnce, workers, quick), alone)
+				dies(Map(counting(3), workers, f), failed)
+			}
+			if what != "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
+				return
+			}
+			dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
+			dies(atOnce, "[error dataloader: epoch 3: panic: ouch]")
+			dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }), "[300 error Stream.Filter: panic: ouch 302]")
+			dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
+			each := func(_ int, samples []int) (int, error) { return f(t.Context(), samples[0]) }
+			dies(Batch(counting(3), 1, each), "[300 error Batch: panic: ouch 302]")
+			dies(Map(counting(3), 0, f), failed)
+		})
 	}
 	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
 	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError
@@ -9632,7 +9665,7 @@ func TestPanicsOfTheLoop(t *testing.T) {
 			yield(2, nil)
 		},
 	} {
-		inBubble(t, func(t *testing.T) {
+		runRowInBubble(t, says, func(t *testing.T) {
 			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
 			saysAll(t, panicOf(func() { readFirst(s.Epoch(t.Context(), 0)) }), says)
 			saysAll(t, panicOf(func() { readFirst(Map(s, 0, quick).Epoch(t.Context(), 0)) }), says)
@@ -9659,21 +9692,25 @@ func TestDeafSources(t *testing.T) {
 		}
 	})
 	waiting := (&feed{n: 1, before: func(ctx context.Context, _ int) { <-ctx.Done() }}).stream()
-	for k, s := range []ints{
-		Map(deaf, 0, quick), Map(deaf, 1, quick), Map(deaf, 2, quick), deaf.Prefetch(100), Mix(MixOptions{}, deaf, waiting),
+	for name, s := range map[string]ints{
+		"Map":            Map(deaf, 0, quick),
+		"Map, 1 worker":  Map(deaf, 1, quick),
+		"Map, 2 workers": Map(deaf, 2, quick),
+		"Prefetch":       deaf.Prefetch(100),
+		"Mix":            Mix(MixOptions{}, deaf, waiting),
 	} {
-		inBubble(t, func(t *testing.T) {
+		runRowInBubble(t, name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			start, got := time.Now(), []string{}
 			readFirst(s.Epoch(ctx, 0))
-			equal(t, fmt.Sprintf("stream %d: readers that are left", k), reading.Load(), 0)
+			equal(t, "readers that are left", reading.Load(), 0)
 			for i, err := range s.Epoch(ctx, 0) {
 				got = append(got, outcomes(one(i, err))...)
 				cancel(errBad)
 			}
-			equal(t, fmt.Sprint("stream ", k), got, []string{"1", "error bad sample"})
-			equal(t, fmt.Sprintf("stream %d: too long, %v", k, time.Since(start)), time.Since(start) > 2*time.Second, false)
+			equal(t, "outcomes", got, []string{"1", "error bad sample"})
+			failIf(t, time.Since(start) > 2*time.Second, "it took %v", time.Since(start))
 		})
 	}
 }
@@ -9736,7 +9773,7 @@ func TestStats(t *testing.T) {
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
 			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
 	} {
-		inBubble(t, func(t *testing.T) {
+		runRowInBubble(t, c.name, func(t *testing.T) {
 			stats := new(Stats)
 			c.opts.Trace = stats.Observe
 			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
@@ -9752,7 +9789,7 @@ func TestStats(t *testing.T) {
 			}
 			t.Logf("%s: %v", c.name, stats)
 			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
-			equal(t, c.name, got[max(0, len(got)-len(c.want)):], c.want)
+			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
 }
@@ -9785,7 +9822,7 @@ func TestProgress(t *testing.T) {
 		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
 		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
 	} {
-		inBubble(t, func(t *testing.T) {
+		runRowInBubble(t, c.name, func(t *testing.T) {
 			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
 				time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
 			}}
@@ -9811,9 +9848,9 @@ func TestProgress(t *testing.T) {
 					last = len(lines[i])
 				}
 			}
-			equal(t, c.name+": lines", len(lines), c.lines)
+			equal(t, "lines", len(lines), c.lines)
 			if c.want != "" {
-				equal(t, c.name, strings.Join(lines, "\n"), c.want)
+				equal(t, "text", strings.Join(lines, "\n"), c.want)
 			}
 		})
 	}
@@ -9994,8 +10031,10 @@ func TestSavedCursors(t *testing.T) {
 	streams, seen := savedStreams(t), map[string]bool{}
 	for _, c := range saved {
 		seen[c.Name] = true
-		at := c.Cursor
-		equal(t, fmt.Sprintf("%s, from %v", c.Name, c.Cursor), streams[c.Name](&at), c.Rest)
+		runRow(t, c.Name, func(t *testing.T) {
+			at := c.Cursor
+			equal(t, "from "+at.String(), streams[c.Name](&at), c.Rest)
+		})
 	}
 	for name := range streams {
 		equal(t, "a cursor of "+name, seen[name], true)
@@ -11206,7 +11245,7 @@ func TestWeb(t *testing.T) {
 		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
 		{"ends badly", says("HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \x01?sig=secret"), 6, "request has failed"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		runRow(t, c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
 			s.web.client = target.Client() // which knows its certificate
 			got := s.records(t, "/x.tar?sig=secret")
