@@ -9374,14 +9374,23 @@ func TestItemsAreForgotten(t *testing.T) {
 		n := alive(all)
 		failIf(t, n > most, "%d of %d are in memory, want at most %d", n, len(all), most)
 	}
-	for k, s := range []Stream[*block]{source.Shuffle(8, 1), source.Prefetch(64), Map(source, 8, quick), Mix(MixOptions{}, source)} {
-		inBubble(t, func(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		s      Stream[*block]
+		states int // how many may be in memory
+	}{
+		{"Shuffle", source.Shuffle(8, 1), 9 + 3}, // the last one, of the source, of Shuffle, and in the loop's cursor
+		{"Prefetch", source.Prefetch(64), 60},
+		{"Map", Map(source, 8, quick), 60},
+		{"Mix", Mix(MixOptions{}, source), 60},
+	} {
+		runRowInBubble(t, c.name, func(t *testing.T) {
 			given := 0
-			for range s.Epoch(t.Context(), 0) {
+			for range c.s.Epoch(t.Context(), 0) {
 				synctest.Wait()
 				if given++; given%7 == 4 {
 					atMost(len(values)-given+2, values) // with the item in hand, and perhaps the last one
-					atMost(9+3+60*k, states)            // and the last one, of the source, of Shuffle, and in the loop's cursor
+					atMost(c.states, states)
 				}
 			}
 		})
@@ -10440,6 +10449,7 @@ func makeShard(line string) (data []byte, opts TarOptions) {
 // of other formats change nothing but offsets.
 func TestTarGolden(t *testing.T) {
 	var text strings.Builder
+	whole := true // unless -run leaves out rows
 	old := string(must(os.ReadFile("testdata/shards.txt")))
 	for line := range strings.Lines(old) {
 		if strings.HasPrefix(line, "\t") {
@@ -10448,7 +10458,8 @@ func TestTarGolden(t *testing.T) {
 		if text.WriteString(line); line == "\n" || line[0] == '#' {
 			continue
 		}
-		t.Run(line[:min(len(line)-1, 60)], func(t *testing.T) {
+		before := text.Len()
+		runRow(t, line, func(t *testing.T) {
 			data, opts := makeShard(line)
 			streamed, byIndex := checkShard(t, opts, data)
 			outcomes := slices.Clone(streamed)
@@ -10470,8 +10481,11 @@ func TestTarGolden(t *testing.T) {
 				equal(t, "other headers", all(got), all(want))
 			}
 		})
+		whole = whole && text.Len() > before
 	}
-	goldenFile(t, "shards.txt", []byte(text.String()))
+	if whole {
+		goldenFile(t, "shards.txt", []byte(text.String()))
+	}
 }
 
 // TestTarCompressed shows what is read of a damaged shard that is compressed.
@@ -10479,18 +10493,23 @@ func TestTarCompressed(t *testing.T) {
 	data, _ := makeShard("sound")
 	packed, whole := gzipped(data), strings.Join(indexed(t, onDisk(t, "x.tar", data)), "; ")
 	for _, c := range []struct {
+		name string
 		data []byte
 		want string
 	}{
-		{append(gzipped(data[:3000]), gzipped(data[3000:])...), whole}, // two members
-		{packed[:len(packed)/2], `error unexpected EOF … record "a"`}, {packed[:len(packed)-4], whole + "; error unexpected EOF"},
-		{withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error " + gzip.ErrChecksum.Error()},
-		{slices.Concat(packed, []byte("and something more")), whole + "; error what follows the compressed"},
-		{slices.Concat(packed, make([]byte, 512)), whole + "; error what follows the compressed … " + gzip.ErrHeader.Error()},
-		{[]byte("\x1f\x8b"), "error unexpected EOF"},
+		{"two members", append(gzipped(data[:3000]), gzipped(data[3000:])...), whole},
+		{"half", packed[:len(packed)/2], `error unexpected EOF … record "a"`},
+		{"no length", packed[:len(packed)-4], whole + "; error unexpected EOF"},
+		{"checksum", withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error " + gzip.ErrChecksum.Error()},
+		{"text behind", slices.Concat(packed, []byte("and something more")), whole + "; error what follows the compressed"},
+		{"zeros behind", slices.Concat(packed, make([]byte, 512)),
+			whole + "; error what follows the compressed … " + gzip.ErrHeader.Error()},
+		{"magic alone", []byte("\x1f\x8b"), "error unexpected EOF"},
 	} {
-		got, _ := checkShard(t, TarOptions{}, c.data)
-		same(t, "compressed", got, c.want)
+		runRow(t, c.name, func(t *testing.T) {
+			got, _ := checkShard(t, TarOptions{}, c.data)
+			same(t, "compressed", got, c.want)
+		})
 	}
 }
 
@@ -10506,7 +10525,9 @@ func TestTarFields(t *testing.T) {
 		{TarOptions{Fields: []string{"CLS", "png"}, MaxRecord: 520}, "a{png:1 cls:2}; b{png:3}; c{cls:4}"}, // big is not read
 		{TarOptions{Fields: []string{}}, "a{}; b{}; c{}"}, {TarOptions{Fields: []string{"\xe9"}}, "a{}; b{}; c{\xe9:5}"},
 	} {
-		same(t, fmt.Sprintf("%q", c.opts.Fields), checkStream(t, tarOf(c.opts, data), 0), c.want)
+		runRow(t, fmt.Sprint(c.opts.Fields), func(t *testing.T) {
+			same(t, "records", checkStream(t, tarOf(c.opts, data), 0), c.want)
+		})
 	}
 	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries("a.txt=")))}))
 	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
@@ -10556,15 +10577,17 @@ func TestTarShards(t *testing.T) {
 		}
 		opts.Open = inMemory(shards)
 		for _, opts.Rank = range []Rank{{}, {0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}} {
-			stream := briefly(must(Tar(names, opts)))
-			for epoch := range 2 {
-				var want []string
-				for pos := opts.Rank.Index; pos < 10; pos += max(opts.Rank.Count, 1) {
-					i := order.Order(epoch)(pos)
-					want = append(want, fmt.Sprintf("%da{txt:}", i), fmt.Sprintf("%db{txt:}", i))
+			runRow(t, fmt.Sprint(order, opts.Rank), func(t *testing.T) {
+				stream := briefly(must(Tar(names, opts)))
+				for epoch := range 2 {
+					var want []string
+					for pos := opts.Rank.Index; pos < 10; pos += max(opts.Rank.Count, 1) {
+						i := order.Order(epoch)(pos)
+						want = append(want, fmt.Sprintf("%da{txt:}", i), fmt.Sprintf("%db{txt:}", i))
+					}
+					equal(t, fmt.Sprint("epoch ", epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
 				}
-				equal(t, fmt.Sprint(order, opts.Rank, epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
-			}
+			})
 		}
 	}
 	shards["empty"] = tarEntries("d/") // a shard without records
@@ -10611,26 +10634,32 @@ func TestTarOpeners(t *testing.T) {
 	}
 	stood := "error " + io.ErrNoProgress.Error()
 	for _, c := range []struct {
+		name string
 		open Opener
 		want string
 	}{
-		{reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
-		{reads(nil, deniesOnce), "error denied … offset 0"},
-		{reads(otherHeaders(data)[0][:4096+700], fails), `a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
-		{reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
-		{reads(nil, panics), "error panic: broken … offset 0"}, {opens(panics), "error panic: broken"},
-		{opens(stands), "error the Opener returned neither a reader nor an error"},
-		{opens(func() error { return io.EOF }), "error EOF"},
-		{reads(nil, stands), stood}, {reads(large[:100], stands), stood}, {reads(large[:1000], stands), stood},
-		{reads(large[:len(large)-100], stands), stood},
+		{"fails in c", reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
+		{"denies once", reads(nil, deniesOnce), "error denied … offset 0"},
+		{"fails in b", reads(otherHeaders(data)[0][:4096+700], fails), `a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
+		{"panics in c", reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
+		{"panics", reads(nil, panics), "error panic: broken … offset 0"},
+		{"Opener panics", opens(panics), "error panic: broken"},
+		{"no reader", opens(stands), "error the Opener returned neither a reader nor an error"},
+		{"EOF", opens(func() error { return io.EOF }), "error EOF"},
+		{"stands", reads(nil, stands), stood},
+		{"stands after 100", reads(large[:100], stands), stood},
+		{"stands after 1000", reads(large[:1000], stands), stood},
+		{"stands before the end", reads(large[:len(large)-100], stands), stood},
 	} {
-		got := tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-			if name == "x" {
-				return c.open(ctx, name, offset)
-			}
-			return io.NopCloser(iotest.OneByteReader(bytes.NewReader(data))), nil
-		}, "x", "y")
-		same(t, c.want, got, c.want+` … shard "x"; a{txt:1}; b{txt:2}; c{txt:3}`)
+		runRow(t, c.name, func(t *testing.T) {
+			got := tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+				if name == "x" {
+					return c.open(ctx, name, offset)
+				}
+				return io.NopCloser(iotest.OneByteReader(bytes.NewReader(data))), nil
+			}, "x", "y")
+			same(t, "records", got, c.want+` … shard "x"; a{txt:1}; b{txt:2}; c{txt:3}`)
+		})
 	}
 	for _, shard := range [][]byte{data, nil} { // closed after a break, and when the archive cannot be read
 		file := &countingFile{Reader: bytes.NewReader(shard)}
@@ -10856,7 +10885,7 @@ func TestTarArchives(t *testing.T) {
 		if !known && testing.Short() {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
+		runRow(t, name, func(t *testing.T) {
 			streamed, byIndex := checkShard(t, TarOptions{MaxRecord: 1 << 24}, data)
 			if known {
 				same(t, "streamed", streamed, want)
@@ -10950,22 +10979,24 @@ func TestTarHeaders(t *testing.T) {
 		equal(t, text, parseDigits([]byte(text), 8), want)
 	}
 	for _, c := range headerCases() {
-		got := ""
-		name, size, n := parseHeaders(c.headers)
-		if 0 < n && n <= len(c.headers) {
-			got = fmt.Sprintf("%s %d", name, size)
-		}
-		failIf(t, got != c.fast, "%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
-		for end := range min(n, 4*tarBlock) {
-			if _, _, more := parseHeaders(c.headers[:end]); got != "" && (more <= end || more > n) {
-				t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
+		runRow(t, string(c.headers[tarBlock:2*tarBlock]), func(t *testing.T) {
+			got := ""
+			name, size, n := parseHeaders(c.headers)
+			if 0 < n && n <= len(c.headers) {
+				got = fmt.Sprintf("%s %d", name, size)
 			}
-		}
-		whole := slices.Concat(c.headers, tarEntries("z.txt=1"))
-		compareReaders(t, whole)
-		for end := 0; end < min(len(c.headers), 4*tarBlock); end += 99 {
-			compareReaders(t, whole[:end])
-		}
+			failIf(t, got != c.fast, "%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
+			for end := range min(n, 4*tarBlock) {
+				if _, _, more := parseHeaders(c.headers[:end]); got != "" && (more <= end || more > n) {
+					t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
+				}
+			}
+			whole := slices.Concat(c.headers, tarEntries("z.txt=1"))
+			compareReaders(t, whole)
+			for end := 0; end < min(len(c.headers), 4*tarBlock); end += 99 {
+				compareReaders(t, whole[:end])
+			}
+		})
 	}
 }
 
@@ -11274,15 +11305,17 @@ func TestWebWaits(t *testing.T) {
 			[]time.Duration{s, 100 * s, s, s}},
 		{status(500), make([]string, 6), []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s}},
 	} {
-		server := serveTar(t, c.answer)
-		server.records(t, "")
-		equal(t, "requests", server.requests(), c.requests)
-		equal(t, "waits", len(server.waits), len(c.waits))
-		for i, d := range server.waits {
-			if want := c.waits[i]; d > want || d < want/2 || want > 30*s && d != want {
-				t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less", i, d, want)
+		runRow(t, fmt.Sprint(len(c.requests), " requests"), func(t *testing.T) {
+			server := serveTar(t, c.answer)
+			server.records(t, "")
+			equal(t, "requests", server.requests(), c.requests)
+			equal(t, "waits", len(server.waits), len(c.waits))
+			for i, d := range server.waits {
+				if want := c.waits[i]; d > want || d < want/2 || want > 30*s && d != want {
+					t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less", i, d, want)
+				}
 			}
-		}
+		})
 	}
 	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
 	for _, c := range []struct {
@@ -11292,8 +11325,10 @@ func TestWebWaits(t *testing.T) {
 		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119}, {"121", 120, 120},
 		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0}, {in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
 	} {
-		d := retryAfter(c.header)
-		failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
+		runRow(t, c.header, func(t *testing.T) {
+			d := retryAfter(c.header)
+			failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
+		})
 	}
 }
 
@@ -11427,19 +11462,21 @@ func TestWebNever(t *testing.T) {
 		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", http.ErrSchemeMismatch.Error(), nil},
 		{"https://behind.a.proxy/x.tar", "407 ", nil},
 	} {
-		w := s.web
-		transport := &http.Transport{TLSClientConfig: new(tls.Config)}
-		if strings.Contains(c.name, "proxy") {
-			transport.Proxy = http.ProxyURL(must(url.Parse(proxy.URL)))
-		}
-		w.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
-		w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
-		_, err := w.open(t.Context(), c.name, 0)
-		if says, ok := c.as.(string); ok {
-			saysAll(t, err, "attempt 1: ", says)
-		} else if !errors.As(err, c.as) {
-			t.Errorf("%s: %v, want a %T", c.name, err, c.as)
-		}
+		runRow(t, fmt.Sprintf("%T %v", c.as, c.as), func(t *testing.T) {
+			w := s.web
+			transport := &http.Transport{TLSClientConfig: new(tls.Config)}
+			if strings.Contains(c.name, "proxy") {
+				transport.Proxy = http.ProxyURL(must(url.Parse(proxy.URL)))
+			}
+			w.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
+			w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
+			_, err := w.open(t.Context(), c.name, 0)
+			if says, ok := c.as.(string); ok {
+				saysAll(t, err, "attempt 1: ", says)
+			} else if !errors.As(err, c.as) {
+				t.Errorf("%s: %v, want a %T", c.name, err, c.as)
+			}
+		})
 	}
 }
 
@@ -11466,8 +11503,10 @@ func TestSecrets(t *testing.T) {
 		{nil, "| curl -u user:secret https://host/x.tar", "|:(not a URL)", "http and https"},
 		{nil, "a:b.tar", "a:b.tar", ""},
 	} {
-		equal(t, c.name, redactURL(c.name), c.safe)
-		same(t, c.name, tarOutcomes(t, c.open, c.name), fmt.Sprintf("error shard %q … %s", c.safe, c.says))
+		runRow(t, c.safe, func(t *testing.T) {
+			equal(t, c.name, redactURL(c.name), c.safe)
+			same(t, c.name, tarOutcomes(t, c.open, c.name), fmt.Sprintf("error shard %q … %s", c.safe, c.says))
+		})
 	}
 	for _, scheme := range []string{"https", "HTTPS", "s3"} {
 		got := indexed(t, scheme+"://user:secret@host/x.tar?sig=secret")
@@ -11591,20 +11630,28 @@ func TestTarChanged(t *testing.T) {
 		failIf(t, noticed < 100/step, "of %d bytes that were changed, %d were noticed", len(others), noticed)
 	}
 	for _, c := range []struct {
+		name    string
 		was, is []byte
 		want    int
 	}{
-		{plain, tarEntries("a.txt=1", "a.cls=2", "a.json=3", "README=4", "b.cls=5", "c.txt=6"), 2}, // a gained a file, b lost one
-		{plain, tarEntries("a.txt=1", "a.cls=22", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
-		{plain, tarEntries("a.txt=1", "a.clz=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
-		{plain, tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6", "c.cls=7"), 1},
-		{plain, tarEntries("a.txt=1", "a.cls=2", "B.txt=3", "README=4", "B.cls=5", "c.txt=6"), 1}, // a is as it was
-		{plain, plain[:512], 3}, {plain, nil, 3}, {plain, plain[:1536], 3}, {plain, otherHeaders(plain)[0], 3},
-		{plain, slices.Concat(gzipped(plain), plain), 3},
-		{far, far[:512], 1}, {far, far[:513], 1}, {far, far[:1<<20], 1},
-		{far, tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls="), 1},
+		{"a gains a file, b loses one", plain, tarEntries("a.txt=1", "a.cls=2", "a.json=3", "README=4", "b.cls=5", "c.txt=6"), 2},
+		{"size", plain, tarEntries("a.txt=1", "a.cls=22", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
+		{"name", plain, tarEntries("a.txt=1", "a.clz=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
+		{"c gains a file", plain, tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6", "c.cls=7"), 1},
+		{"key", plain, tarEntries("a.txt=1", "a.cls=2", "B.txt=3", "README=4", "B.cls=5", "c.txt=6"), 1}, // a is as it was
+		{"512 bytes", plain, plain[:512], 3},
+		{"nothing", plain, nil, 3},
+		{"1536 bytes", plain, plain[:1536], 3},
+		{"PAX", plain, otherHeaders(plain)[0], 3},
+		{"compressed", plain, slices.Concat(gzipped(plain), plain), 3},
+		{"far, 512 bytes", far, far[:512], 1},
+		{"far, 513 bytes", far, far[:513], 1},
+		{"far, 1 MiB", far, far[:1<<20], 1},
+		{"far, no data", far, tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls="), 1},
 	} {
-		equal(t, fmt.Sprintf("%.200q: records that have changed", c.is), check(c.was, c.is), c.want)
+		runRow(t, c.name, func(t *testing.T) {
+			equal(t, "records that have changed", check(c.was, c.is), c.want)
+		})
 	}
 }
 
@@ -11686,14 +11733,16 @@ func TestTarWriterErrors(t *testing.T) {
 		{"y a .jpg", `field ".jpg" must be "jpg"`}, {"y a y.jpg", `field "y.jpg" must be "jpg"`},
 		{"d/y a y.seg.png", `field "y.seg.png" must be "seg.png"`}, {"d/y a d/y.jpg", `field "d/y.jpg" must be "jpg"`},
 	} {
-		words := strings.Split(c.record, " ")
-		r := Record{Key: words[0]}
-		for _, field := range words[1:] {
-			r.Files = append(r.Files, File{field, nil})
-		}
-		err := w.Write(r)
-		saysAll(t, err, "dataloader: TarWriter: record ", c.says)
-		failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
+		runRow(t, c.says, func(t *testing.T) {
+			words := strings.Split(c.record, " ")
+			r := Record{Key: words[0]}
+			for _, field := range words[1:] {
+				r.Files = append(r.Files, File{field, nil})
+			}
+			err := w.Write(r)
+			saysAll(t, err, "dataloader: TarWriter: record ", c.says)
+			failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
+		})
 	}
 	equal(t, "bytes of bad records", b.Len()-before, 0)
 
@@ -11719,7 +11768,7 @@ func TestExpand(t *testing.T) {
 		"{9223372036854775806..9223372036854775807}":   "9223372036854775806 9223372036854775807",
 		"{-9223372036854775807..-9223372036854775808}": "-9223372036854775807 -9223372036854775808",
 	} {
-		equal(t, pattern, strings.Join(must(Expand(pattern)), " "), want)
+		runRow(t, pattern, func(t *testing.T) { equal(t, "names", strings.Join(must(Expand(pattern)), " "), want) })
 	}
 	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
 	const pairs = "braces must come in pairs, and must not be nested"
@@ -11731,8 +11780,7 @@ func TestExpand(t *testing.T) {
 		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many,
 		"{1..2}{1..1024}{1..513}{1..2}": many, "{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
 	} {
-		_, err := Expand(pattern)
-		saysAll(t, err, "dataloader: Expand", says)
+		runRow(t, pattern, func(t *testing.T) { saysAll(t, errorOf(Expand(pattern)), "dataloader: Expand", says) })
 	}
 	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
 }
@@ -11807,7 +11855,7 @@ func TestDecode(t *testing.T) {
 		{"faiss.index x" + many + ".class", " \xca\xfe" + many, `error it must be an integer, is " \xca\xfexxx`},
 	} {
 		for _, name := range strings.Fields(c.names) {
-			checkDecoded(t, name, c.data, c.want)
+			runRow(t, name+" "+c.want, func(t *testing.T) { checkDecoded(t, name, c.data, c.want) })
 		}
 	}
 	checkDecoded(t, "", "x", "[]uint8 [120]")
@@ -11871,7 +11919,7 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error does not fit"},
 		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "9,9,`},
 	} {
-		checkDecoded(t, "x.npy", c.data, c.want)
+		runRow(t, c.want, func(t *testing.T) { checkDecoded(t, "x.npy", c.data, c.want) })
 	}
 }
 
