@@ -432,6 +432,14 @@ func refused(t *testing.T, all []refusal) {
 	}
 }
 
+// panics checks that each of the calls panics, with what its key says, between dots, after the package's prefix.
+func panics(t *testing.T, calls map[string]func()) {
+	t.Helper()
+	for says, call := range calls {
+		runRow(t, says, refusal{panicOf(call), "panic dataloader: " + says}.check)
+	}
+}
+
 // A loading is a loader, and what it yields in epoch 2, in words: # stands for "error dataloader: epoch 2, batch ".
 type loading struct {
 	name    string
@@ -6754,17 +6762,19 @@ func TestBadDatasets(t *testing.T) {
 	rows := func(shape ...int) error { return errorOf(Rows(Tensor[int]{make([]int, 3), shape})) }
 	folder := func(fsys fs.FS) error { _, _, err := Folder(fsys); return err }
 	missing := errorOf(fs.ReadDir(os.DirFS("nowhere"), "."))
+	panics(t, map[string]func(){
+		"Func … -1":                      func() { Func(-1, some.Get) },
+		"Func … nil":                     func() { Func[int](1, nil) },
+		"Concat … part 1":                func() { Concat(some, nil) },
+		"Transform: the function is nil": func() { Transform[int, int](some, nil) },
+		"Transform: the data set is nil": func() { Transform(none, quick) },
+		"Cache … nil":                    func() { Cache(none) },
+		"Rand … from no loader":          func() { Cache(augmented()).Get(t.Context(), 0) },
+		"Rand … from no loader … pass on the context that Get was given … WithSeed": func() { Rand(t.Context()) },
+		"CollatePair: a Collate is nil": func() { CollatePair[int, int, []int, []int](List[int], nil) },
+		"CollatePair … Collate is nil":  func() { CollatePair[int, int, []int, []int](nil, List[int]) },
+	})
 	refused(t, []refusal{
-		{panicOf(func() { Func(-1, some.Get) }), "panic … Func … -1"},
-		{panicOf(func() { Func[int](1, nil) }), "panic … Func … nil"},
-		{panicOf(func() { Concat(some, nil) }), "panic … Concat … part 1"},
-		{panicOf(func() { Transform[int, int](some, nil) }), "panic … Transform … nil"},
-		{panicOf(func() { Transform(none, quick) }), "panic … Transform … nil"},
-		{panicOf(func() { Cache(none) }), "panic … Cache … nil"},
-		{panicOf(func() { Cache(augmented()).Get(t.Context(), 0) }), "panic … Rand … from no loader"},
-		{panicOf(func() { Rand(t.Context()) }), "panic … Rand … from no loader … pass on the context that Get was given … WithSeed"},
-		{panicOf(func() { CollatePair[int, int, []int, []int](List[int], nil) }), "panic … CollatePair … nil"},
-		{panicOf(func() { CollatePair[int, int, []int, []int](nil, List[int]) }), "panic … CollatePair … nil"},
 		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
 		{errorOf(Pairs(none, some)), "Pairs … nil"},
 		{errorOf(Pairs(some, none)), "Pairs … nil"},
@@ -7266,22 +7276,24 @@ func TestBadSamplers(t *testing.T) {
 		return errorOf(Weighted(weights, count, replace, 0))
 	}
 	buckets := func(budget int, lengths ...int) error { return errorOf(Buckets(lengths, budget, 0)) }
+	panics(t, map[string]func(){
+		"Sequential … -1":                                func() { Sequential(-1) },
+		"Random … -1":                                    func() { Random(-1, 0) },
+		"TorchRandom … -1":                               func() { TorchRandom(-1, 0) },
+		"TorchRandom … 214748364 … 214748363":            func() { TorchRandom(maxTorch+1, 0) },
+		"RandomWithReplacement … -1":                     func() { RandomWithReplacement(-1, 1, 0) },
+		"RandomWithReplacement … count is 0 … positive":  func() { RandomWithReplacement(3, 0, 0) },
+		"RandomWithReplacement: count is -1":             func() { RandomWithReplacement(3, -1, 0) },
+		"RandomWithReplacement: count is 1 … no samples": func() { RandomWithReplacement(0, 1, 0) },
+		"OrderFunc … nil":                                func() { OrderFunc(1, nil) },
+		"OrderFunc … -1":                                 func() { OrderFunc(-1, func(int) []int { return nil }) },
+		"Resize … nil":                                   func() { Resize(nil, 1) },
+		"Resize … count is 0":                            func() { Resize(Sequential(3), 0) },
+		"Batches … size is 0 … positive":                 func() { Batches(Sequential(3), 0, false) },
+		"Batches … nil":                                  func() { Batches(nil, 1, false) },
+	})
 	refused(t, []refusal{
-		{panicOf(func() { Sequential(-1) }), "panic … Sequential … -1"},
-		{panicOf(func() { Random(-1, 0) }), "panic … Random … -1"},
-		{panicOf(func() { TorchRandom(-1, 0) }), "panic … TorchRandom … -1"},
-		{panicOf(func() { TorchRandom(maxTorch+1, 0) }), "panic … TorchRandom … 214748364 … 214748363"},
 		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
-		{panicOf(func() { RandomWithReplacement(-1, 1, 0) }), "panic … RandomWithReplacement … -1"},
-		{panicOf(func() { RandomWithReplacement(3, 0, 0) }), "panic … RandomWithReplacement … count is 0 … positive"},
-		{panicOf(func() { RandomWithReplacement(3, -1, 0) }), "panic … count is -1"},
-		{panicOf(func() { RandomWithReplacement(0, 1, 0) }), "panic … count is 1 … no samples"},
-		{panicOf(func() { OrderFunc(1, nil) }), "panic … OrderFunc … nil"},
-		{panicOf(func() { OrderFunc(-1, func(int) []int { return nil }) }), "panic … OrderFunc … -1"},
-		{panicOf(func() { Resize(nil, 1) }), "panic … Resize … nil"},
-		{panicOf(func() { Resize(Sequential(3), 0) }), "panic … Resize … count is 0"},
-		{panicOf(func() { Batches(Sequential(3), 0, false) }), "panic … Batches … size is 0 … positive"},
-		{panicOf(func() { Batches(nil, 1, false) }), "panic … Batches … nil"},
 		{weighted(1, true, 1, -1), "Weighted … weights[1] is -1 … not negative"},
 		{weighted(1, true, 1, math.NaN()), "Weighted … weights[1] is NaN"},
 		{weighted(1, false, math.Inf(1)), "Weighted … weights[0] is +Inf … finite"},
@@ -7559,7 +7571,7 @@ func TestEverySchedule(t *testing.T) {
 					queue = append(queue, w.others...)
 				}
 				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
-				failIf(t, worst.wrong != nil, "%s: %s: %v", name, schedule, worst.wrong)
+				failIf(t, worst.wrong != nil, "%s: %v", schedule, worst.wrong)
 				t.Logf("%s: %d schedules", name, played)
 			})
 		}
@@ -8235,6 +8247,12 @@ func TestBadOptions(t *testing.T) {
 	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
 	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{}, (*DataLoader[int])(nil)
 	const excludes = "= dataloader: Options.BatchSampler excludes "
+	panics(t, map[string]func(){
+		"Run: the cursor is nil … new(Cursor)":             func() { three.Run(t.Context(), nil) },
+		"At: epoch is 0 and k is -1, must not be negative": func() { three.At(0, -1) },
+		"At: epoch is -1":        func() { three.At(-1, 0) },
+		"At: epoch is … too far": func() { three.At(math.MaxInt, 1) },
+	})
 	refused(t, []refusal{
 		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
@@ -8246,13 +8264,9 @@ func TestBadOptions(t *testing.T) {
 		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.Recycle(0) }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { StreamOf(missing) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { three.Run(t.Context(), nil) }), "Run: the cursor is nil … new(Cursor)"},
 		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
 		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
 		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
-		{panicOf(func() { three.At(0, -1) }), "At: epoch is 0 and k is -1, must not be negative"},
-		{panicOf(func() { three.At(-1, 0) }), "At: epoch is -1"},
-		{panicOf(func() { three.At(math.MaxInt, 1) }), "At: epoch is … too far"},
 		{loader(Options{DataVersion: "\xff"}), `Options.DataVersion is "\xff", must be UTF-8`},
 		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
 		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
@@ -9237,7 +9251,7 @@ func TestDamagedCursors(t *testing.T) {
 // TestBadStreams: arguments that can never be right panic, with what was given and what is allowed.
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
-	for says, bad := range map[string]func(){
+	panics(t, map[string]func(){
 		"Stream.Filter: keep is nil":                           func() { s.Filter(nil) },
 		"Stream.Take: n is -1, must not be negative":           func() { s.Take(-1) },
 		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
@@ -9265,11 +9279,7 @@ func TestBadStreams(t *testing.T) {
 		"Mix: stream 1 is nil":                                 func() { Mix(MixOptions{}, s, nil) },
 		"Unbatch: the stream is nil":                           func() { Unbatch[int](nil) },
 		"Zip: the second stream is nil":                        func() { Zip[int, int](s, nil) },
-	} {
-		runRow(t, says, func(t *testing.T) {
-			saysAll(t, panicOf(bad), "dataloader: "+says)
-		})
-	}
+	})
 	for _, stage := range stages {
 		runRow(t, stage.name, func(t *testing.T) {
 			name := stage.name + ": "
@@ -9676,12 +9686,13 @@ func TestPanicsOfTheLoop(t *testing.T) {
 	} {
 		runRowInBubble(t, says, func(t *testing.T) {
 			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
-			saysAll(t, panicOf(func() { readFirst(s.Epoch(t.Context(), 0)) }), says)
-			saysAll(t, panicOf(func() { readFirst(Map(s, 0, quick).Epoch(t.Context(), 0)) }), says)
-			readFirst(Mix(MixOptions{}, s, other, s, other).Epoch(t.Context(), 0))
+			leave := func(s ints) { readFirst(s.Epoch(t.Context(), 0)) }
+			saysAll(t, panicOf(func() { leave(s) }), says)
+			saysAll(t, panicOf(func() { leave(Map(s, 0, quick)) }), says)
+			leave(Mix(MixOptions{}, s, other, s, other))
 			for workers := 1; workers < 4; workers++ {
-				readFirst(Map(s, workers, quick).Epoch(t.Context(), 0))
-				readFirst(s.Prefetch(workers).Epoch(t.Context(), 0))
+				leave(Map(s, workers, quick))
+				leave(s.Prefetch(workers))
 			}
 		})
 	}
@@ -9796,7 +9807,7 @@ func TestStats(t *testing.T) {
 				}
 				time.Sleep(10 * time.Second) // an evaluation
 			}
-			t.Logf("%s: %v", c.name, stats)
+			t.Log(stats)
 			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
 			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
 		})
@@ -11462,7 +11473,7 @@ func TestWebNever(t *testing.T) {
 		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", http.ErrSchemeMismatch.Error(), nil},
 		{"https://behind.a.proxy/x.tar", "407 ", nil},
 	} {
-		runRow(t, fmt.Sprintf("%T %v", c.as, c.as), func(t *testing.T) {
+		runRow(t, fmt.Sprintf("%T", c.as), func(t *testing.T) {
 			w := s.web
 			transport := &http.Transport{TLSClientConfig: new(tls.Config)}
 			if strings.Contains(c.name, "proxy") {
@@ -11790,22 +11801,24 @@ const jpegData = "/9j/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ
 	"H/wAALCAACAAMBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AP//Z"
 const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 
-// checkDecoded checks what Decode makes of a file: a type and a value, or an error, and then no value.
+// checkDecoded checks, in a subtest, what Decode makes of a file: a type and a value, or an error, and then no value.
 func checkDecoded(t *testing.T, name, data, want string) {
 	t.Helper()
-	v, err := Decode(name, []byte(data))
-	says, fails := strings.CutPrefix(want, "error ")
-	got := fmt.Sprintf("%T %v", v, v)
-	if img, ok := v.(image.Image); ok {
-		got = fmt.Sprintf("%T %v", v, img.Bounds())
-	}
-	if fails {
-		saysAll(t, err, fmt.Sprintf("Decode(%.100q", name), says)
-		failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
-		want = "<nil> <nil>"
-	}
-	got = strings.TrimPrefix(got, "dataloader.")
-	failIf(t, got != want || !fails && err != nil, "%s %.100q: %s and %v, want %s", name, data, got, err, want)
+	runRow(t, name+" "+want, func(t *testing.T) {
+		v, err := Decode(name, []byte(data))
+		says, fails := strings.CutPrefix(want, "error ")
+		got := fmt.Sprintf("%T %v", v, v)
+		if img, ok := v.(image.Image); ok {
+			got = fmt.Sprintf("%T %v", v, img.Bounds())
+		}
+		if fails {
+			saysAll(t, err, fmt.Sprintf("Decode(%.100q", name), says)
+			failIf(t, len(err.Error()) > 1000, "an error of %d bytes", len(err.Error()))
+			want = "<nil> <nil>"
+		}
+		got = strings.TrimPrefix(got, "dataloader.")
+		failIf(t, got != want || !fails && err != nil, "%s %.100q: %s and %v, want %s", name, data, got, err, want)
+	})
 }
 
 // TestDecode shows what is made of each kind of file.
@@ -11855,7 +11868,7 @@ func TestDecode(t *testing.T) {
 		{"faiss.index x" + many + ".class", " \xca\xfe" + many, `error it must be an integer, is " \xca\xfexxx`},
 	} {
 		for _, name := range strings.Fields(c.names) {
-			runRow(t, name+" "+c.want, func(t *testing.T) { checkDecoded(t, name, c.data, c.want) })
+			checkDecoded(t, name, c.data, c.want)
 		}
 	}
 	checkDecoded(t, "", "x", "[]uint8 [120]")
@@ -11919,7 +11932,7 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error does not fit"},
 		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "9,9,`},
 	} {
-		runRow(t, c.want, func(t *testing.T) { checkDecoded(t, "x.npy", c.data, c.want) })
+		checkDecoded(t, "x.npy", c.data, c.want)
 	}
 }
 
