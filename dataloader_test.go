@@ -325,6 +325,9 @@ func saysAll(t testing.TB, err error, parts ...string) {
 // errorOf is the error of a call.
 func errorOf[T any](_ T, err error) error { return err }
 
+// isSampleError reports whether err is a *SampleError, or is because of one.
+func isSampleError(err error) bool { return errors.As(err, new(*SampleError)) }
+
 // because checks the cause of err, and returns err. Causes are compared as values: their texts differ between systems.
 func because(t testing.TB, cause, err error) error {
 	t.Helper()
@@ -382,11 +385,11 @@ var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest b
 // rowWords matches the words of the name of a row.
 var rowWords = regexp.MustCompile(`[\pL\d_.-]+`)
 
-// runRow runs a row of a table as a subtest. Its name is made of a text that tells the row from others: the words, joined by
-// underscores, up to 40 bytes.
+// runRow runs a row of a table as a subtest. Its name is made of a text that tells the row from others: the words, if there are
+// any, joined by underscores, up to 40 bytes.
 func runRow(t *testing.T, text string, test func(t *testing.T)) {
 	t.Helper()
-	name := strings.Join(rowWords.FindAllString(text, -1), "_")
+	name := cmp.Or(strings.Join(rowWords.FindAllString(text, -1), "_"), text)
 	t.Run(name[:min(len(name), 40)], test)
 }
 
@@ -428,7 +431,7 @@ func (r refusal) check(t *testing.T) {
 func refused(t *testing.T, all []refusal) {
 	t.Helper()
 	for _, r := range all {
-		runRow(t, strings.TrimPrefix(r.want, "panic"), r.check)
+		runRow(t, cmp.Or(r.want, "no error"), r.check)
 	}
 }
 
@@ -483,7 +486,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	inBubble(t, func(t *testing.T) {
 		k := 0
 		for item, err := range StreamOf(loader)(t.Context(), Cursor{Epoch: 2}) {
-			sound := item.Err == nil || errors.As(item.Err, new(*SampleError))
+			sound := item.Err == nil || isSampleError(item.Err)
 			failIf(t, err != nil || !sound, "%s: %v, or %v is no SampleError", what, err, item.Err)
 			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
 				equal(t, what+": Batch", outcomes(one(loader.Batch(t.Context(), 2, k))), got[k:k+1])
@@ -7764,26 +7767,28 @@ func TestPanicPlace(t *testing.T) {
 		if k == 3 && !filepath.IsAbs(file) {
 			break // with -trimpath the files of the standard library have no common path
 		}
-		get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
-		collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
-		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
-		for workers := range 2 {
-			opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
-			for _, err := range []error{
-				ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
-				ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
-				ending(must(New(numbers(1), collate, opts)).Epoch(t.Context(), 0)),
-				ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
-				ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
-			} {
-				says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
-				saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
-				p := new(PanicError)
-				equal(t, "a panic, its cause", []bool{errors.As(err, &p), errors.Is(err, errBad)}, []bool{true, k == 0})
-				saysAll(t, errors.New(string(p.Stack)), t.Name())
-				equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
+		runRow(t, fmt.Sprint("panic ", k), func(t *testing.T) {
+			get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+			collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
+			source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
+			for workers := range 2 {
+				opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
+				for _, err := range []error{
+					ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
+					ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
+					ending(must(New(numbers(1), collate, opts)).Epoch(t.Context(), 0)),
+					ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
+					ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
+				} {
+					says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
+					saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
+					p := new(PanicError)
+					equal(t, "a panic, its cause", []bool{errors.As(err, &p), errors.Is(err, errBad)}, []bool{true, k == 0})
+					saysAll(t, errors.New(string(p.Stack)), "TestPanicPlace")
+					equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
+				}
 			}
-		}
+		})
 	}
 	equal(t, "the place without a panic", placeOfPanic(), "")
 	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
@@ -8007,7 +8012,7 @@ func TestNoOrder(t *testing.T) {
 				l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
 				for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
 					saysAll(t, err, "dataloader: epoch 2: ", what)
-					equal(t, "a *SampleError", errors.As(err, new(*SampleError)), false)
+					equal(t, "a *SampleError", isSampleError(err), false)
 				}
 				equal(t, "the cursor", at, Cursor{Epoch: 2})
 			}
@@ -8018,7 +8023,7 @@ func TestNoOrder(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(bad)
 	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
-	equal(t, "a *SampleError, its cause", fmt.Sprint(errors.As(err, new(*SampleError)), errors.Is(err, errBad)), "false true")
+	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)), "false true")
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
@@ -8306,9 +8311,12 @@ func TestBadOptions(t *testing.T) {
 	for _, s := range []Sampler{
 		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1), Resize(Random(65, 1), 100),
 	} {
-		for n, want := range map[int]string{64: tooFar, 65: "", 66: ""} {
-			refused(t, []refusal{{sized(n, Options{Sampler: s}), want}, {batched(n, Batches(s, 8, true)), want}})
-		}
+		runRow(t, fmt.Sprint(s), func(t *testing.T) {
+			for n, want := range map[int]string{64: tooFar, 65: "", 66: ""} {
+				refusal{sized(n, Options{Sampler: s}), want}.check(t)
+				refusal{batched(n, Batches(s, 8, true)), want}.check(t)
+			}
+		})
 	}
 }
 
@@ -9052,7 +9060,7 @@ func TestPlaces(t *testing.T) {
 	} {
 		runRow(t, c.want, func(t *testing.T) {
 			equal(t, "the error", fmt.Sprint(c.err), "dataloader: epoch 5, "+c.want)
-			equal(t, "is a SampleError", errors.As(c.err, new(*SampleError)), true)
+			equal(t, "is a SampleError", isSampleError(c.err), true)
 			equal(t, "has its cause", errors.Is(c.err, errBad), strings.Contains(c.want, "bad sample"))
 		})
 	}
@@ -9216,7 +9224,7 @@ func TestRefusedCursors(t *testing.T) {
 					before, err := at, ending(s.Run(t.Context(), &at))
 					refusal{err, c.says}.check(t)
 					equal(t, "whether it is an ErrCursor, a SampleError",
-						[]bool{errors.Is(err, ErrCursor), errors.As(err, new(*SampleError))}, []bool{true, false})
+						[]bool{errors.Is(err, ErrCursor), isSampleError(err)}, []bool{true, false})
 					equal(t, "whether it is long", len(err.Error()) > 340, false)
 					equal(t, "the cursor", at, before)
 				}
@@ -9660,7 +9668,7 @@ func TestStreamsThatDie(t *testing.T) {
 	}
 	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
 	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError
-	is := []bool{errors.As(err, new(*SampleError)), errors.As(err, new(*PanicError))}
+	is := []bool{isSampleError(err), errors.As(err, new(*PanicError))}
 	equal(t, "whether it is a *SampleError, a *PanicError", is, []bool{false, true})
 }
 
@@ -9849,7 +9857,7 @@ func TestProgress(t *testing.T) {
 			var out strings.Builder
 			k := 0
 			for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
-				failed := errors.As(err, new(*SampleError))
+				failed := isSampleError(err)
 				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
 				if k++; k == c.leave {
 					break
@@ -11336,7 +11344,7 @@ func TestWebWaits(t *testing.T) {
 		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119}, {"121", 120, 120},
 		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0}, {in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
 	} {
-		runRow(t, c.header, func(t *testing.T) {
+		runRow(t, fmt.Sprintf("%d to %d", c.min, c.max), func(t *testing.T) {
 			d := retryAfter(c.header)
 			failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
 		})
@@ -11400,20 +11408,21 @@ func TestWebStall(t *testing.T) {
 	rest := fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/*\r\nContent-Length: %d\r\n\r\n%s",
 		len(data)-1, len(data)-3000, data[3000:])
 	for _, c := range []struct {
+		name    string
 		answers []string // each followed by silence
 		asked   []string
 		pause   time.Duration // of the loop, after each record
 		stalls  int
 		want    string
 	}{
-		{[]string{whole(len(data), data[:3000]), "", rest}, []string{"", "bytes=3000-", "bytes=3000-"}, 0, 2,
+		{"stalls", []string{whole(len(data), data[:3000]), "", rest}, []string{"", "bytes=3000-", "bytes=3000-"}, 0, 2,
 			briefRecord("a", "txt", strings.Repeat("x", 5000)) + "; b{txt:2}"},
-		{[]string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
+		{"slow loop", []string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
 			briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
-		{make([]string, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
-		{slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
+		{"no answer", make([]string, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
+		{"no data", slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
 	} {
-		inBubble(t, func(t *testing.T) {
+		runRowInBubble(t, c.name, func(t *testing.T) {
 			s := tarServer{asked: make(chan string, 10)}
 			transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 				client, server := net.Pipe()
@@ -11514,7 +11523,7 @@ func TestSecrets(t *testing.T) {
 		{nil, "| curl -u user:secret https://host/x.tar", "|:(not a URL)", "http and https"},
 		{nil, "a:b.tar", "a:b.tar", ""},
 	} {
-		runRow(t, c.safe, func(t *testing.T) {
+		runRow(t, strings.TrimPrefix(c.safe, s.URL), func(t *testing.T) {
 			equal(t, c.name, redactURL(c.name), c.safe)
 			same(t, c.name, tarOutcomes(t, c.open, c.name), fmt.Sprintf("error shard %q … %s", c.safe, c.says))
 		})
