@@ -4695,9 +4695,16 @@ func ExampleDecode() {
 	shard, folder := filepath.Join(dir, "pets.tar"), filepath.Join(dir, "pets")
 	var packed bytes.Buffer
 	w := NewTarWriter(&packed)
-	err = errors.Join(w.Write(Record{Key: "cat", Files: files}), w.Close(),
-		os.WriteFile(shard, packed.Bytes(), 0o666), os.Mkdir(folder, 0o777))
-	if err != nil {
+	if err := w.Write(Record{Key: "cat", Files: files}); err != nil {
+		log.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.WriteFile(shard, packed.Bytes(), 0o666); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.Mkdir(folder, 0o777); err != nil {
 		log.Fatal(err)
 	}
 	for _, f := range files {
@@ -5531,11 +5538,20 @@ func Example_mnist() {
 		t.Data = data[4+4*dims:] // Rows compares its length with the shape
 		return t, nil
 	}
-	pixels, err1 := read("train-images-idx3-ubyte.gz", 3)
-	digits, err2 := read("train-labels-idx1-ubyte.gz", 1)
-	rows, err3 := Rows(pixels)
-	labels, err4 := Rows(digits)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	pixels, err := read("train-images-idx3-ubyte.gz", 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	digits, err := read("train-labels-idx1-ubyte.gz", 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	rows, err := Rows(pixels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	labels, err := Rows(digits)
+	if err != nil {
 		log.Fatal(err)
 	}
 	type sample = Tensor[float32]
@@ -6363,9 +6379,12 @@ func ExampleTarWriter_rollingShards() {
 	if err := writeShards(dir, records.Epoch(context.Background(), 0)); err != nil {
 		log.Fatal(err)
 	}
-	names, err1 := filepath.Glob(filepath.Join(dir, "*.tar")) // Expand lists those of a server
-	stream, err2 := Tar(names, TarOptions{})
-	if err := errors.Join(err1, err2); err != nil {
+	names, err := filepath.Glob(filepath.Join(dir, "*.tar")) // Expand lists those of a server
+	if err != nil {
+		log.Fatal(err)
+	}
+	stream, err := Tar(names, TarOptions{})
+	if err != nil {
 		log.Fatal(err)
 	}
 	for r, err := range stream.Epoch(context.Background(), 0) {
@@ -8993,7 +9012,7 @@ func TestMomentaryFailures(t *testing.T) {
 		}
 		return io.NopCloser(bytes.NewReader(data)), nil
 	}
-	records := Map(must(Tar(names, TarOptions{Open: open})), 0, func(_ context.Context, r Record) (int, error) {
+	records := Map(tarFrom(open, names...), 0, func(_ context.Context, r Record) (int, error) {
 		return int(r.Key[0])<<8 + int(r.Key[1]), nil
 	})
 	mapped, loader := Map(Indices(Random(n, 1)), 0, load), newLoader(t, Func(n, load), Options{BatchSize: 3})
@@ -10339,9 +10358,14 @@ func tarOf(opts TarOptions, shards ...[]byte) Stream[string] {
 	return briefly(must(Tar(names, opts)))
 }
 
+// tarFrom is a stream of shards that an Opener opens.
+func tarFrom(open Opener, shards ...string) Stream[Record] {
+	return must(Tar(shards, TarOptions{Open: open}))
+}
+
 // tarOutcomes reads the first epoch of shards through an Opener.
 func tarOutcomes(t testing.TB, open Opener, shards ...string) []string {
-	return readAll(t, briefly(must(Tar(shards, TarOptions{Open: open}))))
+	return readAll(t, briefly(tarFrom(open, shards...)))
 }
 
 // onDisk writes a shard into a folder of the test's.
@@ -10547,7 +10571,7 @@ func TestTarFields(t *testing.T) {
 			same(t, "records", checkStream(t, tarOf(c.opts, data), 0), c.want)
 		})
 	}
-	stream := must(Tar([]string{"x"}, TarOptions{Open: opening(bytes.NewReader(tarEntries("a.txt=")))}))
+	stream := tarFrom(opening(bytes.NewReader(tarEntries("a.txt="))), "x")
 	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
 		t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
 	}
@@ -10621,12 +10645,12 @@ func TestTarShards(t *testing.T) {
 	here, elsewhere := must(Tar(names, opts)), briefly(must(Tar(moved, opts)))
 	at := cursors(t, here)[3]
 	equal(t, "elsewhere", resume(t, elsewhere, at), resume(t, briefly(here), at))
-	missing := must(Tar(names, TarOptions{Open: inMemory(nil)}))
+	missing := tarFrom(inMemory(nil), names...)
 	equal(t, "after the last shard", resume(t, missing, cursors(t, missing)[10]), []string{})
 
 	// A shard that was written again meanwhile may have something else where the cursor is, or nothing.
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
-	two := briefly(must(Tar([]string{"c", "ab"}, TarOptions{Open: inMemory(shards)})))
+	two := briefly(tarFrom(inMemory(shards), "c", "ab"))
 	at = cursors(t, two)[2]
 	for _, again := range [][]byte{tarEntries("1.txt="+strings.Repeat("x", 999), "2.txt="), tarEntries("1.txt=")[:512]} {
 		shards["ab"] = again
@@ -10681,7 +10705,7 @@ func TestTarOpeners(t *testing.T) {
 	}
 	for _, shard := range [][]byte{data, nil} { // closed after a break, and when the archive cannot be read
 		file := &countingFile{Reader: bytes.NewReader(shard)}
-		readFirst(must(Tar([]string{"x"}, TarOptions{Open: opening(file)})).Epoch(t.Context(), 0))
+		readFirst(tarFrom(opening(file), "x").Epoch(t.Context(), 0))
 		equal(t, "closed", file.closed, true)
 	}
 }
@@ -10757,7 +10781,7 @@ func TestTarContext(t *testing.T) {
 				}
 				return copy(p, block), nil
 			})
-			stream := must(Tar([]string{"x"}, TarOptions{Open: opening(endless)}))
+			stream := tarFrom(opening(endless), "x")
 			equal(t, "an endless shard", outcomes(stream.Epoch(ctx, 0)), []string{"error " + cause.Error()})
 		}
 	}
@@ -10783,7 +10807,7 @@ func TestTarMemory(t *testing.T) {
 			return io.NopCloser(io.MultiReader(io.LimitReader(made, int64(records)<<10), bytes.NewReader(make([]byte, 1024)))), nil
 		}
 		k := 0
-		for _, err := range must(Tar(slices.Repeat([]string{"x"}, shards), TarOptions{Open: open})).Epoch(t.Context(), 0) {
+		for _, err := range tarFrom(open, slices.Repeat([]string{"x"}, shards)...).Epoch(t.Context(), 0) {
 			must(0, err)
 			if k++; k%(shards*records/2) == 0 {
 				var m runtime.MemStats
@@ -11360,7 +11384,7 @@ func TestWebStream(t *testing.T) {
 	}{{data, []string{"", "bytes=5632-", "bytes=5632-"}}, {gzipped(data), []string{"", "", ""}}} {
 		whole := sends(c.data, `"tag"`, -1)
 		s := serveTar(t, inTurn(whole, whole, sends(c.data[:len(c.data)/3], "", -1)))
-		stream := briefly(must(Tar([]string{s.URL}, TarOptions{Open: s.web.open})))
+		stream := briefly(tarFrom(s.web.open, s.URL))
 		var at Cursor
 		readFirst(stream.Run(t.Context(), &at))
 		rest := resume(t, stream, throughJSON(t, at))
@@ -11384,7 +11408,7 @@ func TestWebStream(t *testing.T) {
 		cancel(errBad)
 		<-r.Context().Done()
 	})
-	got := outcomes(must(Tar([]string{s.URL, "y"}, TarOptions{Open: s.web.open})).Epoch(ctx, 0))
+	got := outcomes(tarFrom(s.web.open, s.URL, "y").Epoch(ctx, 0))
 	equal(t, "stopped", got[len(got)-1], "error bad sample")
 }
 
@@ -11440,7 +11464,7 @@ func TestWebStall(t *testing.T) {
 			var got []string
 			start := time.Now()
 			ctx := foreign{context.Background(), make(chan struct{})}
-			for v, err := range briefly(must(Tar([]string{"http://x"}, TarOptions{Open: w.open}))).Epoch(ctx, 0) {
+			for v, err := range briefly(tarFrom(w.open, "http://x")).Epoch(ctx, 0) {
 				got = append(got, outcomes(one(v, err))...)
 				time.Sleep(c.pause)
 			}
