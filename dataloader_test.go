@@ -5208,7 +5208,9 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 func ExampleUnbatch_packing() {
 	const length = 8
 	texts := []string{"To be", "or", "not to be", "that", "is", "the question", "Whether", "'tis"}
-	tokenize := func(_ context.Context, i int) ([]rune, error) { return []rune(texts[i] + "."), nil }
+	tokenize := func(_ context.Context, i int) ([]rune, error) {
+		return []rune(texts[i] + "."), nil
+	}
 	tokens := Map(Indices(Sequential(len(texts))), 2, tokenize) // Random shuffles the texts
 	batches := Batch(packTexts(tokens, length), 2, Stack[rune])
 
@@ -5222,7 +5224,8 @@ func ExampleUnbatch_packing() {
 			if err != nil {
 				return nil, err
 			}
-			fmt.Printf("%v %q %q\n", batch.Shape, string(batch.Data[:length]), string(batch.Data[length:]))
+			first, second := batch.Data[:length], batch.Data[length:]
+			fmt.Printf("%v %q %q\n", batch.Shape, string(first), string(second))
 			break
 		}
 		return json.Marshal(at)
@@ -5351,7 +5354,10 @@ func Example_jsonLines() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	text := `{"text": "a"}` + "\n" + `{"text": "be"}` + "\r\n\n" + `{"text": "cat"}` + "\n" + `{"text": 4}` + "\n" +
+	text := `{"text": "a"}` + "\n" +
+		`{"text": "be"}` + "\r\n\n" +
+		`{"text": "cat"}` + "\n" +
+		`{"text": 4}` + "\n" +
 		`{"text": "extra"}`
 	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
 		log.Fatal(err)
@@ -5393,7 +5399,8 @@ func Example_jsonLines() {
 	})
 	opts := Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
 	opts.OnError = func(bad *SampleError) error {
-		place, _, _ := strings.Cut(bad.Err.Error(), ": ") // what follows is encoding/json's, and differs between versions of Go
+		// What follows the place is encoding/json's, and differs between versions of Go.
+		place, _, _ := strings.Cut(bad.Err.Error(), ": ")
 		fmt.Println("dropped", place)
 		return nil
 	}
@@ -5429,7 +5436,10 @@ func Example_csv() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	text := "class,note,length,width\ncat,purrs,46,25\n\"dog\",\"barks,\nat night\",85,30\n\ncow,,240,70\n"
+	text := "class,note,length,width\n" +
+		"cat,purrs,46,25\n" +
+		"\"dog\",\"barks,\nat night\",85,30\n\n" +
+		"cow,,240,70\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
 		log.Fatal(err)
 	}
@@ -5441,7 +5451,8 @@ func Example_csv() {
 	defer file.Close()
 	records := csv.NewReader(file)
 	header, err := records.Read()
-	offsets := []int64{records.InputOffset()} // record i is the bytes from offsets[i] up to offsets[i+1]
+	// Record i is the bytes from offsets[i] up to offsets[i+1].
+	offsets := []int64{records.InputOffset()}
 	for records.ReuseRecord = true; err == nil; {
 		if _, err = records.Read(); err == nil {
 			offsets = append(offsets, records.InputOffset())
@@ -5477,7 +5488,9 @@ func Example_csv() {
 		}
 		return sample{First: x, Second: fields[class]}, nil
 	})
-	loader, err := New(data, CollatePair(Stack[float32], List[string]), Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2})
+	collate := CollatePair(Stack[float32], List[string])
+	opts := Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
+	loader, err := New(data, collate, opts)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -6280,7 +6293,8 @@ func ExampleFunc_cacheOnDisk() {
 			return err
 		}
 		defer os.Remove(file.Name()) // of no effect after Rename
-		_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes())))
+		sum := crc32.ChecksumIEEE(b.Bytes())
+		_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), sum))
 		if err := errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
 			return err
 		}
@@ -6290,9 +6304,12 @@ func ExampleFunc_cacheOnDisk() {
 	cached := Func(raw.Len(), func(ctx context.Context, i int) (x sample, err error) {
 		name := filepath.Join(dir, fmt.Sprintf("%08d.gob", i))
 		kept, _ := os.ReadFile(name) // what cannot be read is decoded again
-		if n := len(kept) - 4; n > 0 && crc32.ChecksumIEEE(kept[:n]) == binary.LittleEndian.Uint32(kept[n:]) {
-			err = gob.NewDecoder(bytes.NewReader(kept[:n])).Decode(&x)
-			return x, err
+		if n := len(kept) - 4; n > 0 {
+			sum := binary.LittleEndian.Uint32(kept[n:])
+			if crc32.ChecksumIEEE(kept[:n]) == sum {
+				err = gob.NewDecoder(bytes.NewReader(kept[:n])).Decode(&x)
+				return x, err
+			}
 		}
 		if x, err = slow.Get(ctx, i); err == nil { // an error is not kept
 			if err := keep(name, x); err != nil {
@@ -6313,7 +6330,8 @@ func ExampleFunc_cacheOnDisk() {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
 			fmt.Println(batch.Data, err, "decoded so far:", decoded.Load())
 		}
-		if err := os.Truncate(filepath.Join(dir, "00000002.gob"), 20); err != nil { // a loss of power
+		err := os.Truncate(filepath.Join(dir, "00000002.gob"), 20) // a loss of power
+		if err != nil {
 			fmt.Println(err)
 		}
 	}
