@@ -45,31 +45,34 @@ import (
 //	recordReader  records: consecutive files with the same key, read one file ahead
 //	tarReader     entries: one header after another, with the data between them read or skipped
 //
-// The stream of Tar uses all three, the records of OpenTar the lower two. The other parts of the file need nothing of these
-// layers:
+// The stream of Tar uses all three, the records of OpenTar the lower two. The
+// other parts of the file need nothing of these layers:
 //
 //	OpenShard     files and web objects as sequences of bytes
 //	TarWriter     makes shards
 //	Expand        lists the names of shards
 //	Decode        decodes files by their extension
 
-// A Record is one sample of a tar shard: the files that share a key and stand next to each other in the archive, as
-// in WebDataset. The key is the name of a file up to the first dot after the last slash. The rest of the name, in
-// lower case, is the field:
+// A Record is one sample of a tar shard: the files that share a key and stand
+// next to each other in the archive, as in WebDataset. The key is the name of a
+// file up to the first dot after the last slash. The rest of the name, in lower
+// case, is the field:
 //
 //	train/0001.jpg      key train/0001, field jpg
 //	train/0001.seg.png  key train/0001, field seg.png
 //
-// Some entries belong to no record: folders, symbolic links, devices, files without a dot or with nothing before it
-// (.hidden, ._x), and names whose first element is like __meta__. Such an entry is skipped and does not end the record
-// around it.
+// Some entries belong to no record: folders, symbolic links, devices, files
+// without a dot or with nothing before it (.hidden, ._x), and names whose first
+// element is like __meta__. Such an entry is skipped and does not end the
+// record around it.
 type Record struct {
 	Key   string
 	Shard string // the name of the shard, as it was given to Tar or OpenTar
 	Files []File // in the order of the archive; File.Name is the field
 }
 
-// Get returns the content of a field, or nil if the record has no such field. The content of an empty file is not nil.
+// Get returns the content of a field, or nil if the record has no such field.
+// The content of an empty file is not nil.
 func (r Record) Get(field string) []byte {
 	for _, f := range r.Files {
 		if f.Name == field {
@@ -82,10 +85,12 @@ func (r Record) Get(field string) []byte {
 // skippedFiles says which files belong to no record.
 const skippedFiles = "hidden files, files without a dot, and names like __meta__"
 
-// splitName splits the name of a file into key and field. ok is false for a name that belongs to no record.
+// splitName splits the name of a file into key and field. ok is false for a
+// name that belongs to no record.
 //
-// WebDataset splits with a regular expression, which makes the key "d/" of "d/.hidden" by backtracking. Hidden files
-// are skipped here in every folder, as DALI does.
+// WebDataset splits with a regular expression, which makes the key "d/" of
+// "d/.hidden" by backtracking. Hidden files are skipped here in every folder,
+// as DALI does.
 func splitName(name string) (key, field string, ok bool) {
 	top, _, _ := strings.Cut(name, "/")
 	meta := len(top) >= 4 && strings.HasPrefix(top, "__") && strings.HasSuffix(top, "__")
@@ -97,8 +102,9 @@ func splitName(name string) (key, field string, ok bool) {
 	return name[:base+dot], lowerField(name[base+dot+1:]), true
 }
 
-// lowerField returns a field in lower case. A field that is not UTF-8 is returned as it is: strings.ToLower would replace
-// what it does not know by one and the same character, and two fields might become one.
+// lowerField returns a field in lower case. A field that is not UTF-8 is
+// returned as it is: strings.ToLower would replace what it does not know by one
+// and the same character, and two fields might become one.
 func lowerField(field string) string {
 	if utf8.ValidString(field) {
 		field = strings.ToLower(field)
@@ -106,66 +112,88 @@ func lowerField(field string) string {
 	return field
 }
 
-// An Opener opens a shard for reading. offset is the first byte wanted; it is greater than 0 only when an
-// uncompressed shard is resumed from a cursor. The reader is closed before the range over the stream ends. If the
-// reader is an io.Seeker too, large files that are not wanted are skipped with Seek. Ranges that run at the same time
-// call an Opener concurrently.
+// An Opener opens a shard for reading. offset is the first byte wanted; it is
+// greater than 0 only when an uncompressed shard is resumed from a cursor. The
+// reader is closed before the range over the stream ends. If the reader is an
+// io.Seeker too, large files that are not wanted are skipped with Seek. Ranges
+// that run at the same time call an Opener concurrently.
 //
-// A reader that fails costs the rest of its shard, also if only a connection has broken. OpenShard asks a web server again from
-// the next byte on; ExampleOpener_reopen does so with the client of another store.
+// A reader that fails costs the rest of its shard, also if only a connection
+// has broken. OpenShard asks a web server again from the next byte on;
+// ExampleOpener_reopen does so with the client of another store.
 //
-// ExampleOpener reads from another store, ExampleOpener_presigned from a private bucket of S3, ExampleOpener_signedURLs asks
-// for URLs that expire, and ExampleOpener_cacheOnDisk keeps shards on disk.
+// ExampleOpener reads from another store, ExampleOpener_presigned from a
+// private bucket of S3, ExampleOpener_signedURLs asks for URLs that expire, and
+// ExampleOpener_cacheOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
-// TarOptions say how Tar reads. The zero value reads everything, in the order given.
+// TarOptions say how Tar reads. The zero value reads everything, in the order
+// given.
 type TarOptions struct {
-	// Shuffle reads the shards of each epoch in another order, that of Random with Seed.
+	// Shuffle reads the shards of each epoch in another order, that of Random
+	// with Seed.
 	Shuffle bool
 	Seed    uint64
 
-	// Rank says which part of the shards is read, after the shuffle. The zero Rank reads all of them. The parts may have
-	// different numbers of records. If all ranks must take the same number of steps, let an epoch be k records of each
-	// rank: records.Repeat(0).Take(k).
+	// Rank says which part of the shards is read, after the shuffle. The zero
+	// Rank reads all of them. The parts may have different numbers of records.
+	// If all ranks must take the same number of steps, let an epoch be k
+	// records of each rank: records.Repeat(0).Take(k).
 	//
-	// Each rank saves its own cursor, and resumes from it: no other rank knows how far its shards are read.
-	// ExampleTarOptions_elastic shows how the number of ranks may change.
+	// Each rank saves its own cursor, and resumes from it: no other rank knows
+	// how far its shards are read. ExampleTarOptions_elastic shows how the
+	// number of ranks may change.
 	Rank Rank
 
-	// Fields are the fields to read, in any case; files with other fields are skipped. nil means all fields. A record
-	// with none of these fields is yielded without files.
+	// Fields are the fields to read, in any case; files with other fields are
+	// skipped. nil means all fields. A record with none of these fields is
+	// yielded without files.
 	Fields []string
 
 	// Open opens a shard. nil means OpenShard.
 	Open Opener
 
-	// MaxRecord is the most memory, in bytes, that the files of one record may take together; 0 means 1 GiB. Each file
-	// counts as its data, its name and 160 bytes; a file that Fields leaves out counts without its data. MaxRecord
-	// protects from sizes in damaged headers. It must not be negative.
+	// MaxRecord is the most memory, in bytes, that the files of one record may
+	// take together; 0 means 1 GiB. Each file counts as its data, its name and
+	// 160 bytes; a file that Fields leaves out counts without its data.
+	// MaxRecord protects from sizes in damaged headers. It must not be
+	// negative.
 	MaxRecord int64
 }
 
-// defaultMaxRecord replaces a TarOptions.MaxRecord of 0. fileMemory is about what a file of a record takes besides its data
-// and name, in Record.Files and recordReader.fields.
+// defaultMaxRecord replaces a TarOptions.MaxRecord of 0. fileMemory is about
+// what a file of a record takes besides its data and name, in Record.Files and
+// recordReader.fields.
 const (
 	defaultMaxRecord = 1 << 30
 	fileMemory       = 160
 )
 
-// A TarError says what is wrong with a shard, and where. Passwords and queries are removed from URLs in Shard and in
-// the errors of OpenShard, because they may be secrets. A name with "://" that is no URL is shown up to its first colon.
+// A TarError says what is wrong with a shard, and where. Passwords and queries
+// are removed from URLs in Shard and in the errors of OpenShard, because they
+// may be secrets. A name with "://" that is no URL is shown up to its first
+// colon.
 type TarError struct {
-	Shard  string
-	Entry  string // the last entry whose header was read; empty before the first entry and after the end marker
-	Offset int64  // in the uncompressed archive: where the headers of Entry, or those after them, begin; -1 before it is opened
-	Err    error  // the cause
+	Shard string
 
-	// Rest says that Tar leaves out the rest of the shard too, so that the error stands for an unknown number of records. It is
-	// false if one record has a fault of its own, and in the errors of OpenTar.
+	// Entry is the last entry whose header was read. It is empty before the
+	// first entry and after the end marker.
+	Entry string
+
+	// Offset, in the uncompressed archive, is where the headers of Entry, or
+	// those after them, begin. It is -1 before the shard is opened.
+	Offset int64
+
+	Err error // the cause
+
+	// Rest says that Tar leaves out the rest of the shard too, so that the
+	// error stands for an unknown number of records. It is false if one record
+	// has a fault of its own, and in the errors of OpenTar.
 	Rest bool
 }
 
-// Error names the shard, the entry and the offset. It names only the shard if that could not be opened.
+// Error names the shard, the entry and the offset. It names only the shard if
+// that could not be opened.
 func (e *TarError) Error() string {
 	if e.Offset < 0 {
 		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
@@ -176,7 +204,8 @@ func (e *TarError) Error() string {
 // Unwrap returns the cause.
 func (e *TarError) Unwrap() error { return e.Err }
 
-// quote quotes a text for an error. A text of more than 200 bytes loses its middle, because files and names may have millions.
+// quote quotes a text for an error. A text of more than 200 bytes loses its
+// middle, because files and names may have millions.
 func quote[S ~string | ~[]byte](text S) string {
 	if n := len(text); n > 200 {
 		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
@@ -184,8 +213,8 @@ func quote[S ~string | ~[]byte](text S) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// tarError returns err as a TarError at an entry. A pattern is a usual reason why a shard cannot be opened: Tar and OpenTar
-// take names as they are.
+// tarError returns err as a TarError at an entry. A pattern is a usual reason
+// why a shard cannot be opened: Tar and OpenTar take names as they are.
 func tarError(shard string, entry *tarEntry, err error) *TarError {
 	shard = redactURL(shard)
 	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
@@ -194,45 +223,64 @@ func tarError(shard string, entry *tarEntry, err error) *TarError {
 	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
 
-// A tarState is the State of Tar's cursors: the place where the next record begins.
+// A tarState is the State of Tar's cursors: the place where the next record
+// begins.
 //
-// Offset counts bytes of the uncompressed archive, also in a compressed shard. Compressed says that the shard must be
-// read from its beginning to find that place. Without it a resume could not tell, because only the first bytes of a
+// Offset counts bytes of the uncompressed archive, also in a compressed shard.
+// Compressed says that the shard must be read from its beginning to find that
+// place. Without it a resume could not tell, because only the first bytes of a
 // shard show that it is compressed.
 type tarState struct {
-	By          string `json:"by"`                   // describes the stream; any other stream refuses the cursor
-	ShardNumber int    `json:"shard,omitempty"`      // of the shard, among those of this rank: 0 is the first
-	Offset      int64  `json:"offset,omitempty"`     // of the next header in that shard
-	Compressed  bool   `json:"compressed,omitempty"` // whether that shard is
+	// By describes the stream. Any other stream refuses the cursor.
+	By string `json:"by"`
+
+	// ShardNumber counts the shards of this rank. 0 is the first.
+	ShardNumber int `json:"shard,omitempty"`
+
+	// Offset is that of the next header in the shard.
+	Offset int64 `json:"offset,omitempty"`
+
+	// Compressed says whether the shard is.
+	Compressed bool `json:"compressed,omitempty"`
 }
 
-// Tar returns the stream of the records in tar shards. A shard may be uncompressed or compressed with gzip or bzip2;
-// its first bytes tell, not its name. The stream keeps one record and a buffer of 256 KiB in memory, for a compressed
-// shard two.
+// Tar returns the stream of the records in tar shards. A shard may be
+// uncompressed or compressed with gzip or bzip2; its first bytes tell, not its
+// name. The stream keeps one record and a buffer of 256 KiB in memory, for a
+// compressed shard two.
 //
-// A cursor of the stream is a shard and a byte offset. An uncompressed shard is resumed with a seek, or a request for
-// a range. A compressed shard is decompressed again from its beginning, because neither format can be entered in the
-// middle. A cursor also fits the same shards in another place: only the last elements of their names are compared, and
-// no queries.
+// A cursor of the stream is a shard and a byte offset. An uncompressed shard is
+// resumed with a seek, or a request for a range. A compressed shard is
+// decompressed again from its beginning, because neither format can be entered
+// in the middle. A cursor also fits the same shards in another place: only the
+// last elements of their names are compared, and no queries.
 //
-// A damaged shard is never silent. A shard that is truncated, damaged or cannot be opened yields the records before the
-// fault, then one error, and the next shard follows. A record with a fault of its own (a field that comes twice, a hard
-// link, more bytes than MaxRecord) yields one error, and the next record follows. Both are failed items whose error is a
-// TarError; its Rest tells them apart. So a loop that skips failed items reads every sound record, except those behind the fault
-// of a damaged shard. No part of a record with a fault is yielded.
+// A damaged shard is never silent. A shard that is truncated, damaged or cannot
+// be opened yields the records before the fault, then one error, and the next
+// shard follows. A record with a fault of its own (a field that comes twice, a
+// hard link, more bytes than MaxRecord) yields one error, and the next record
+// follows. Both are failed items whose error is a TarError; its Rest tells them
+// apart. So a loop that skips failed items reads every sound record, except
+// those behind the fault of a damaged shard. No part of a record with a fault
+// is yielded.
 //
-// A sparse file, which tar --sparse stores without its holes, ends its shard, even if Fields leaves it out. The record before
-// it is lost, too, because it may lack files.
+// A sparse file, which tar --sparse stores without its holes, ends its shard,
+// even if Fields leaves it out. The record before it is lost, too, because it
+// may lack files.
 //
-// A shard that has files but no record is an error. So are too many zeros after the end marker, because the rest of such a
-// shard was never written. Up to 64 KiB of zeros pass. More pass only as the padding of a last block, as tar -b 256, 512, 1024 or
-// 2048 writes it.
+// A shard that has files but no record is an error. So are too many zeros after
+// the end marker, because the rest of such a shard was never written. Up to 64
+// KiB of zeros pass. More pass only as the padding of a last block, as tar -b
+// 256, 512, 1024 or 2048 writes it.
 //
-// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as many records as a shard has, or more. To read k
-// shards at once, which mixes better and opens them in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and
-// shuffle the mix. If each of several ranks has 32 such readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. Tar returns
-// an error if there are fewer shards than ranks: leave TarOptions.Rank out then, and deal records with Stream.Shard.
-// ExampleTarOptions_elastic trains on a number of ranks that changes.
+// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as
+// many records as a shard has, or more. To read k shards at once, which mixes
+// better and opens them in one round trip, Mix the streams of Rank{0, k} to
+// Rank{k-1, k}, and shuffle the mix. If each of several ranks has 32 such
+// readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. Tar returns an
+// error if there are fewer shards than ranks: leave TarOptions.Rank out then,
+// and deal records with Stream.Shard. ExampleTarOptions_elastic trains on a
+// number of ranks that changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -289,8 +337,9 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
-// digest hashes the names of shards, so that the cursors of other shards can be told apart. It takes only the last
-// elements of the names: the same shards may be in another folder, or behind another signed URL, when a run is resumed.
+// digest hashes the names of shards, so that the cursors of other shards can be
+// told apart. It takes only the last elements of the names: the same shards may
+// be in another folder, or behind another signed URL, when a run is resumed.
 func digest(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
@@ -302,13 +351,17 @@ func digest(names []string) uint64 {
 	return h.Sum64()
 }
 
-// readShard yields the records of a shard that follow from, each with the state after it. It decides what a fault costs:
+// readShard yields the records of a shard that follow from, each with the state
+// after it. It decides what a fault costs:
 //
-//   - item.Err costs one record, and the state after it is that of the next record;
-//   - an error of readRecord or enterShard costs the rest of the shard, and the state after it is the next shard;
+//   - item.Err costs one record, and the state after it is that of the next
+//     record;
+//   - an error of readRecord or enterShard costs the rest of the shard, and the
+//     state after it is the next shard;
 //   - io.EOF of readRecord is the end, which costs nothing.
 //
-// A panic of the Opener, or of its reader, is such an error of readRecord or enterShard.
+// A panic of the Opener, or of its reader, is such an error of readRecord or
+// enterShard.
 func readShard(ctx context.Context, name string, opts *TarOptions, from tarState) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
@@ -340,9 +393,11 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 
 // A recordReader groups the files of a shard into records.
 //
-// Nothing in an archive says how many files a record has. A record has ended when the headers of another record's file, or
-// the end marker, have been read. So the reader is always one file ahead of the records that it has returned. That file is
-// called the next file: its headers have been read, its data has not. A resume begins at its headers:
+// Nothing in an archive says how many files a record has. A record has ended
+// when the headers of another record's file, or the end marker, have been read.
+// So the reader is always one file ahead of the records that it has returned.
+// That file is called the next file: its headers have been read, its data has
+// not. A resume begins at its headers:
 //
 //	head     data              head     data
 //	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
@@ -353,8 +408,9 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// The next file is the entry. These are its key and field, and whether the field is wanted. nextKey is empty after the last
-	// file; lastErr is then io.EOF, or what is wrong with the rest of the shard.
+	// The next file is the entry. These are its key and field, and whether the
+	// field is wanted. nextKey is empty after the last file; lastErr is then
+	// io.EOF, or what is wrong with the rest of the shard.
 	nextKey, nextField string
 	nextWanted         bool
 	lastErr            error
@@ -362,14 +418,16 @@ type recordReader struct {
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
 
-	// These belong to the record that is being read: the record or its fault, its fields, how many bytes of memory it takes, and
-	// a sum of the names and sizes of its files.
+	// These belong to the record that is being read: the record or its fault,
+	// its fields, how many bytes of memory it takes, and a sum of the names and
+	// sizes of its files.
 	item   Item[Record]
 	fields map[string]bool
 	memory int64
 	sum    uint64
 
-	// lastCount is the number of files in the last record, which is a good guess for the next.
+	// lastCount is the number of files in the last record, which is a good
+	// guess for the next.
 	lastCount int
 }
 
@@ -379,8 +437,9 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 	return &recordReader{tarReader: r, name: name, maxRecord: maxRecord, fields: map[string]bool{}}
 }
 
-// enterShard opens the shard and reads up to the first file that follows from. In a compressed shard, offsets count
-// uncompressed bytes, so it is opened at its beginning. enterShard never returns io.EOF, which would mean the end.
+// enterShard opens the shard and reads up to the first file that follows from.
+// In a compressed shard, offsets count uncompressed bytes, so it is opened at
+// its beginning. enterShard never returns io.EOF, which would mean the end.
 func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
 	if !from.Compressed {
 		s.offset = from.Offset
@@ -395,12 +454,14 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 	return unexpected(err)
 }
 
-// findNextFile reads the headers of the next file that belongs to a record. After the last file it reads the rest of the
-// shard and sets lastErr. The last record waits for that, so that nothing is left to read, and nothing can fail, once it has
-// been handed over. Too many zeros are an error of the last record too: they may have been one of its files.
+// findNextFile reads the headers of the next file that belongs to a record.
+// After the last file it reads the rest of the shard and sets lastErr. The last
+// record waits for that, so that nothing is left to read, and nothing can fail,
+// once it has been handed over. Too many zeros are an error of the last record
+// too: they may have been one of its files.
 //
-// If it finds files but no record in the whole shard, it returns an error that names the first: a shard whose files have no
-// extensions would look empty.
+// If it finds files but no record in the whole shard, it returns an error that
+// names the first: a shard whose files have no extensions would look empty.
 func (s *recordReader) findNextFile() error {
 	skipped, before := "", s.nextKey
 	err := s.readHeaders()
@@ -424,12 +485,15 @@ func (s *recordReader) findNextFile() error {
 		"it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
 }
 
-// readRecord reads the next record, up to the headers of another one. It returns io.EOF after the last record of a sound
-// shard. Any other error costs the shard.
+// readRecord reads the next record, up to the headers of another one. It
+// returns io.EOF after the last record of a sound shard. Any other error costs
+// the shard.
 //
-// After a fault of its own the record is read to its end all the same, to find where the next one begins. If the shard
-// fails before the record has ended, the record is left out, because its last files may be missing: webdataset yields
-// such a record, and may even join it to the first record of the next shard. The error then names both faults.
+// After a fault of its own the record is read to its end all the same, to find
+// where the next one begins. If the shard fails before the record has ended,
+// the record is left out, because its last files may be missing: webdataset
+// yields such a record, and may even join it to the first record of the next
+// shard. The error then names both faults.
 func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	if s.nextKey == "" {
 		return Item[Record]{}, s.lastErr
@@ -456,8 +520,9 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 	return s.item, nil
 }
 
-// checkFile counts the memory of the next file. If the file has a fault, the record becomes an error. checkFile is called
-// before any memory is allocated, because a damaged header may say 2^63-1 bytes.
+// checkFile counts the memory of the next file. If the file has a fault, the
+// record becomes an error. checkFile is called before any memory is allocated,
+// because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) checkFile() {
 	size, link := s.entry.size, s.entry.kind == tar.TypeLink
 	if !s.nextWanted {
@@ -480,7 +545,8 @@ func (s *recordReader) checkFile() {
 	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
 }
 
-// takeFile loads the next file, if its field is wanted and its record has no fault. An error of takeFile costs the shard.
+// takeFile loads the next file, if its field is wanted and its record has no
+// fault. An error of takeFile costs the shard.
 func (s *recordReader) takeFile() error {
 	s.sum = hash(s.sum, maphash.String(sumSeed, s.entry.name), uint64(s.entry.size))
 	if s.item.Err != nil || !s.nextWanted {
@@ -491,14 +557,17 @@ func (s *recordReader) takeFile() error {
 	return err
 }
 
-// sumSeed is the seed of the names in sums, which are compared within one process only.
+// sumSeed is the seed of the names in sums, which are compared within one
+// process only.
 var sumSeed = maphash.MakeSeed()
 
 // A tarReader reads the entries of one archive, from front to back.
 //
-// An archive is a sequence of blocks of 512 bytes: for each entry its headers, then its data, filled up with zeros to a
-// whole block. Two blocks of zeros, the end marker, follow the last entry. Most entries have one header. A name that
-// does not fit into it is stored before it, as the data of a header of its own:
+// An archive is a sequence of blocks of 512 bytes: for each entry its headers,
+// then its data, filled up with zeros to a whole block. Two blocks of zeros,
+// the end marker, follow the last entry. Most entries have one header. A name
+// that does not fit into it is stored before it, as the data of a header of its
+// own:
 //
 //	head                                    data
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
@@ -509,17 +578,19 @@ type tarReader struct {
 	// compressed also means that nothing can be skipped with a seek.
 	compressed bool
 
-	// whole is the size of all that will be read, if in holds all of it at once, so that files may share its memory; otherwise 0.
+	// whole is the size of all that will be read, if in holds all of it at
+	// once, so that files may share its memory; otherwise 0.
 	whole int
 
-	// offset is that of in, in the archive; entry the entry whose headers were read last; and dataEnd where the data of that
-	// entry ends.
+	// offset is that of in, in the archive; entry the entry whose headers were
+	// read last; and dataEnd where the data of that entry ends.
 	offset  int64
 	entry   tarEntry
 	dataEnd int64
 }
 
-// A tarEntry is what the headers of an archive say about one entry. The end marker is an entry without a name.
+// A tarEntry is what the headers of an archive say about one entry. The end
+// marker is an entry without a name.
 type tarEntry struct {
 	name   string
 	target string // of a hard link
@@ -529,24 +600,28 @@ type tarEntry struct {
 	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
 }
 
-// tarBlock is the size of a block, and tarBuffer that of the buffer in which headers and small files are read. A larger
-// buffer is a little faster, but whoever reads k shards at once needs k of them.
+// tarBlock is the size of a block, and tarBuffer that of the buffer in which
+// headers and small files are read. A larger buffer is a little faster, but
+// whoever reads k shards at once needs k of them.
 const (
 	tarBlock  = 512
 	tarBuffer = 256 << 10
 )
 
-// errTruncated is the error of an archive without an end marker. archive/tar takes such an archive for complete if it
-// is truncated between two entries, and so do the peers. But a copy that failed may end anywhere.
+// errTruncated is the error of an archive without an end marker. archive/tar
+// takes such an archive for complete if it is truncated between two entries,
+// and so do the peers. But a copy that failed may end anywhere.
 var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w",
 	io.ErrUnexpectedEOF)
 
-// errZeros is the error of a shard whose end was never written: the file system or the download had made room for it.
+// errZeros is the error of a shard whose end was never written: the file system
+// or the download had made room for it.
 var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them: " +
 	"it was not written to its end, so write or copy it again")
 
-// openArchive starts to read src, which stands at offset r.offset, and skips to offset to. Only the first bytes of a shard tell
-// whether it is compressed, so a reader that begins later takes src for an uncompressed archive.
+// openArchive starts to read src, which stands at offset r.offset, and skips to
+// offset to. Only the first bytes of a shard tell whether it is compressed, so
+// a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
 	r.src, r.entry.head = source{src, ctx}, r.offset
 	r.in = bufio.NewReaderSize(r.src, cmp.Or(r.whole, tarBuffer))
@@ -556,14 +631,16 @@ func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64
 	return r.skipTo(to)
 }
 
-// A source is a shard that can be read until the context ends. bufio.Reader passes large reads on to it, without its
-// own protection against readers that return neither bytes nor an error, so a source has such a protection too.
+// A source is a shard that can be read until the context ends. bufio.Reader
+// passes large reads on to it, without its own protection against readers that
+// return neither bytes nor an error, so a source has such a protection too.
 type source struct {
 	io.ReadCloser
 	ctx context.Context
 }
 
-// Read reads from the shard. The cause of the context is wrapped, because it might be io.EOF.
+// Read reads from the shard. The cause of the context is wrapped, because it
+// might be io.EOF.
 func (s source) Read(p []byte) (n int, err error) {
 	for range 100 {
 		if s.ctx.Err() != nil {
@@ -576,11 +653,14 @@ func (s source) Read(p []byte) (n int, err error) {
 	return 0, io.ErrNoProgress
 }
 
-// decompress puts a decompressor in front of a compressed shard. It looks at the first bytes, because names such as
-// x.tar say little about what is in them. A gzip file may have several members, as pigz and cat write them; gzip.Reader
-// reads them all. xz and zstd are only named in the error: the standard library cannot read them.
+// decompress puts a decompressor in front of a compressed shard. It looks at
+// the first bytes, because names such as x.tar say little about what is in
+// them. A gzip file may have several members, as pigz and cat write them;
+// gzip.Reader reads them all. xz and zstd are only named in the error: the
+// standard library cannot read them.
 //
-// The decompressor is a source of its own, which notices the end of the context: a few bytes may become gigabytes.
+// The decompressor is a source of its own, which notices the end of the
+// context: a few bytes may become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.in.Peek(10)
 	if r.offset > 0 || err != nil && err != io.EOF {
@@ -603,11 +683,12 @@ func (r *tarReader) decompress() error {
 	return err
 }
 
-// readHeaders reads the headers of the next entry, and leaves offset at its data. It returns io.EOF if the end marker comes
-// instead.
+// readHeaders reads the headers of the next entry, and leaves offset at its
+// data. It returns io.EOF if the end marker comes instead.
 //
-// Headers are parsed in the buffer, and stay there until parseHeaders has understood all of them. If it has not,
-// archive/tar reads them from the first one on.
+// Headers are parsed in the buffer, and stay there until parseHeaders has
+// understood all of them. If it has not, archive/tar reads them from the first
+// one on.
 func (r *tarReader) readHeaders() error {
 	if err := r.skipTo(wholeBlocks(r.dataEnd)); err != nil { // what is left of the entry before
 		return err
@@ -634,17 +715,21 @@ func (r *tarReader) readHeaders() error {
 	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated: %s", len(b), quote(b))
 }
 
-// readHeadersSlowly reads the headers of an entry with archive/tar, if parseHeaders does not know them. If block, the first of
-// them, is zero, they are the end marker. As in archive/tar, the marker's second block may be missing.
+// readHeadersSlowly reads the headers of an entry with archive/tar, if
+// parseHeaders does not know them. If block, the first of them, is zero, they
+// are the end marker. As in archive/tar, the marker's second block may be
+// missing.
 //
-// archive/tar reads no byte more than the headers, so offset is where the data begins, and the next entry can be read by
-// another reader. archive/tar does not document that; the tests would notice a change.
+// archive/tar reads no byte more than the headers, so offset is where the data
+// begins, and the next entry can be read by another reader. archive/tar does
+// not document that; the tests would notice a change.
 //
 // An entry of an unknown type is a file, as POSIX says.
 //
-// Two kinds of entries have other data than their size says. Links, devices and folders have none. A sparse file is
-// stored without its holes, and only archive/tar knows how much that is. So a sparse file is refused, and ends the shard:
-// skipping it would mean reading it.
+// Two kinds of entries have other data than their size says. Links, devices and
+// folders have none. A sparse file is stored without its holes, and only
+// archive/tar knows how much that is. So a sparse file is refused, and ends the
+// shard: skipping it would mean reading it.
 func (r *tarReader) readHeadersSlowly(block string) error {
 	t, marker := tar.NewReader(r), isZero([]byte(block))
 	h, err := t.Next()
@@ -662,34 +747,43 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
 	r.entry = tarEntry{name: h.Name, head: r.entry.head, data: r.offset, size: h.Size}
-	r.dataEnd = r.offset + min(h.Size, 1<<62) // so that adding the padding cannot overflow; no archive is that long
+	// No archive is that long, and adding the padding cannot overflow.
+	r.dataEnd = r.offset + min(h.Size, 1<<62)
 	switch h.Typeflag {
 	case tar.TypeLink:
 		r.entry.kind, r.entry.target, r.dataEnd = tar.TypeLink, h.Linkname, r.offset
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.dataEnd = r.offset
-	case tar.TypeXGlobalHeader, 'D', 'N', 'V': // GNU: the names in a folder, old long names, the label of a volume
-	case 'M', 'X': // GNU: the rest of a file in another volume; Solaris: PAX records, which may rename the next file
+	case tar.TypeXGlobalHeader, 'D', 'N', 'V':
+		// GNU: the names in a folder, old long names, the label of a volume
+	case 'M', 'X':
+		// GNU: the rest of a file in another volume; Solaris: PAX records,
+		// which may rename the next file
 		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
 	default:
 		r.entry.kind = tar.TypeReg
 	}
-	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes a map, 0.1, which has a map, and 1.0.
+	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes
+	// a map, 0.1, which has a map, and 1.0.
 	sparse := h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
 	return errorIf(sparse, "it is a sparse file, which is not read: make the archive without tar --sparse")
 }
 
-// Read reads from the archive, for archive/tar and readData, and counts the bytes.
+// Read reads from the archive, for archive/tar and readData, and counts the
+// bytes.
 func (r *tarReader) Read(p []byte) (int, error) {
 	n, err := r.in.Read(p)
 	r.offset += int64(n)
 	return n, err
 }
 
-// readData reads the data of the entry, a regular file whose size has been checked.
+// readData reads the data of the entry, a regular file whose size has been
+// checked.
 func (r *tarReader) readData() ([]byte, error) {
 	if r.whole > 0 {
-		data, err := r.in.Peek(int(r.entry.size)) // without capacity beyond its end, so that append does not overwrite the next file
+		// The data has no capacity beyond its end, so that append does not
+		// overwrite the next file.
+		data, err := r.in.Peek(int(r.entry.size))
 		return data[:len(data):len(data)], unexpected(err)
 	}
 	data := make([]byte, r.entry.size)
@@ -697,7 +791,8 @@ func (r *tarReader) readData() ([]byte, error) {
 	return data, unexpected(err)
 }
 
-// unexpected returns err, but io.ErrUnexpectedEOF for io.EOF: the archive promised more bytes.
+// unexpected returns err, but io.ErrUnexpectedEOF for io.EOF: the archive
+// promised more bytes.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -708,13 +803,16 @@ func unexpected(err error) error {
 // wholeBlocks rounds n up to whole blocks.
 func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
-// skipTo passes over the bytes up to an offset. If that is far behind the buffer, and src can seek, they are not read; a seek
-// empties the buffer, so a short one would cost more than it saves. A seek far beyond the end of a file succeeds on one file
-// system and fails on another, so the last block is read: if it is not there, the error is io.ErrUnexpectedEOF on all.
+// skipTo passes over the bytes up to an offset. If that is far behind the
+// buffer, and src can seek, they are not read; a seek empties the buffer, so a
+// short one would cost more than it saves. A seek far beyond the end of a file
+// succeeds on one file system and fails on another, so the last block is read:
+// if it is not there, the error is io.ErrUnexpectedEOF on all.
 func (r *tarReader) skipTo(to int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
 	if ahead := to - r.offset - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
-		if _, err := src.Seek(ahead-tarBlock, io.SeekCurrent); err == nil { // the Seek of a pipe fails
+		// The Seek of a pipe fails.
+		if _, err := src.Seek(ahead-tarBlock, io.SeekCurrent); err == nil {
 			r.in.Reset(r.src)
 			r.offset = to - tarBlock
 		}
@@ -729,14 +827,18 @@ func (r *tarReader) skipTo(to int64) error {
 	return nil
 }
 
-// drainShard reads the rest of the shard, after the end marker, and returns io.EOF if all is well. The rest must be zeros. An
-// archive that was appended with cat is an error: archive/tar and the peers leave its records out in silence.
+// drainShard reads the rest of the shard, after the end marker, and returns
+// io.EOF if all is well. The rest must be zeros. An archive that was appended
+// with cat is an error: archive/tar and the peers leave its records out in
+// silence.
 //
-// tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of zeros pass. More pass only if they are fewer than a
-// power of two, up to 1 MiB, of which the archive's length is a multiple. The largest such power is the lowest bit of the length.
+// tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of
+// zeros pass. More pass only if they are fewer than a power of two, up to 1
+// MiB, of which the archive's length is a multiple. The largest such power is
+// the lowest bit of the length.
 //
-// The rest is read to its end because only there a decompressor checks its sum, and the web reader the length of the
-// object.
+// The rest is read to its end because only there a decompressor checks its sum,
+// and the web reader the length of the object.
 func (r *tarReader) drainShard() error {
 	for zeros := int64(0); ; {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
@@ -756,23 +858,30 @@ func (r *tarReader) drainShard() error {
 	}
 }
 
-// isZero reports whether all bytes are zero: the first is, and each of the others is like the one before it.
+// isZero reports whether all bytes are zero: the first is, and each of the
+// others is like the one before it.
 func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
-// parseHeaders parses the headers of a regular file at the beginning of b. n says what it found:
+// parseHeaders parses the headers of a regular file at the beginning of b. n
+// says what it found:
 //
 //	0 < n <= len(b)   name and size; the headers have n bytes, and the data comes next
 //	n > len(b)        b ends too early; parseHeaders needs at least n bytes
 //	n == 0            headers that are left to archive/tar
 //
-// parseHeaders is several times faster than archive/tar, which makes a map of the PAX records, and a Header with all fields
-// of each entry. Both return the same name and size. Everything about which they might differ is left to archive/tar:
-// FuzzTar and TestTarHeaders compare the two. parseHeaders knows these types of headers, which are at offset 156:
+// parseHeaders is several times faster than archive/tar, which makes a map of
+// the PAX records, and a Header with all fields of each entry. Both return the
+// same name and size. Everything about which they might differ is left to
+// archive/tar: FuzzTar and TestTarHeaders compare the two. parseHeaders knows
+// these types of headers, which are at offset 156:
 //
-//   - '0' is a regular file. Old archives have a NUL instead, or '7', which archive/tar reads.
-//   - 'x' stands before PAX records, which replace those of any 'x' before it. Python writes one for each file, because
-//     a header has no fractions of a second.
-//   - 'L' stands before a name of any length, as GNU tar writes it. It takes precedence over PAX.
+//   - '0' is a regular file. Old archives have a NUL instead, or '7', which
+//     archive/tar reads.
+//   - 'x' stands before PAX records, which replace those of any 'x' before it.
+//     Python writes one for each file, because a header has no fractions of a
+//     second.
+//   - 'L' stands before a name of any length, as GNU tar writes it. It takes
+//     precedence over PAX.
 //   - 'K' stands before the target of a link, which regular files do not have.
 func parseHeaders(b []byte) (name []byte, size int64, n int) {
 	var paxName, gnuName []byte // from the headers before that of the file
@@ -818,15 +927,19 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 // posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// checkHeader reports whether a header is sound, and nothing in it is unknown here. These are the rules, with offsets in
-// the header:
+// checkHeader reports whether a header is sound, and nothing in it is unknown
+// here. These are the rules, with offsets in the header:
 //
-//   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts signed ones too, from very old tars.
-//   - archive/tar refuses a header with a malformed number, so those that nobody needs here are parsed too: mode, uid, gid
-//     and mtime, and those of devices, at 329. They are octal, or in base 256 after 0x80, as GNU tar writes large uids; 7
-//     bytes of it cannot overflow.
-//   - POSIX headers, whose magic is at 257, have a prefix to the name, at 345, of 155 bytes; star's end in "tar" and have a
-//     shorter one. GNU headers have other fields there, which are zero in most files, and v7, the oldest, has none.
+//   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts
+//     signed ones too, from very old tars.
+//   - archive/tar refuses a header with a malformed number, so those that
+//     nobody needs here are parsed too: mode, uid, gid and mtime, and those of
+//     devices, at 329. They are octal, or in base 256 after 0x80, as GNU tar
+//     writes large uids; 7 bytes of it cannot overflow.
+//   - POSIX headers, whose magic is at 257, have a prefix to the name, at 345,
+//     of 155 bytes; star's end in "tar" and have a shorter one. GNU headers
+//     have other fields there, which are zero in most files, and v7, the
+//     oldest, has none.
 func checkHeader(b []byte) bool {
 	ok := isZero(b[345:])
 	if string(b[257:263]) == posixMagic {
@@ -839,15 +952,18 @@ func checkHeader(b []byte) bool {
 	return ok && parseOctal(b[148:156]) == checksum(b)
 }
 
-// parsePAX reads PAX records. It returns the path of the next file, or nil if no record says it. A record is a length, a
-// key and a value; the length counts all bytes of the record, its own digits and the end of the line included:
+// parsePAX reads PAX records. It returns the path of the next file, or nil if
+// no record says it. A record is a length, a key and a value; the length counts
+// all bytes of the record, its own digits and the end of the line included:
 //
 //	28 mtime=1700000000.1234567
 //	22 path=größe/a.jpg
 //
-// If a key comes twice, the last record counts. ok is false if archive/tar might refuse the records, or if they say more
-// than a name: NULs, negative numbers, an empty value, which takes back the record before it, a size, which only files of
-// 8 GiB or more need, and the map of a sparse file. All other keys have no effect on a regular file.
+// If a key comes twice, the last record counts. ok is false if archive/tar
+// might refuse the records, or if they say more than a name: NULs, negative
+// numbers, an empty value, which takes back the record before it, a size, which
+// only files of 8 GiB or more need, and the map of a sparse file. All other
+// keys have no effect on a regular file.
 func parsePAX(b []byte) (path []byte, ok bool) {
 	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
@@ -876,8 +992,9 @@ func parsePAX(b []byte) (path []byte, ok bool) {
 	return path, ok
 }
 
-// parseOctal reads a number of a header, with spaces or NULs after it, or returns -1. An empty field is 0. A space before the
-// number, which is allowed, is unusual; archive/tar reads it.
+// parseOctal reads a number of a header, with spaces or NULs after it, or
+// returns -1. An empty field is 0. A space before the number, which is allowed,
+// is unusual; archive/tar reads it.
 func parseOctal(field []byte) int64 {
 	end := len(field)
 	for end > 0 && (field[end-1] == ' ' || field[end-1] == 0) {
@@ -886,7 +1003,8 @@ func parseOctal(field []byte) int64 {
 	return parseDigits(field[:end], 8)
 }
 
-// parseDigits reads a number of at most 18 digits, which cannot overflow, or returns -1. No digits are 0.
+// parseDigits reads a number of at most 18 digits, which cannot overflow, or
+// returns -1. No digits are 0.
 func parseDigits(b []byte, base int64) (n int64) {
 	for _, c := range b {
 		d := int64(c) - '0'
@@ -898,11 +1016,14 @@ func parseDigits(b []byte, base int64) (n int64) {
 	return n
 }
 
-// checksum adds up the bytes of a header, in which the checksum itself counts as spaces. It adds eight bytes at a time,
-// to four sums of 16 bits, none of which exceeds 64 * 2 * 255. That is about three times as fast as byte by byte.
+// checksum adds up the bytes of a header, in which the checksum itself counts
+// as spaces. It adds eight bytes at a time, to four sums of 16 bits, none of
+// which exceeds 64 * 2 * 255. That is about three times as fast as byte by
+// byte.
 func checksum(b []byte) int64 {
 	const even = 0x00ff00ff00ff00ff
-	h, sums := (*[tarBlock]byte)(b), uint64(0) // an array, so that the compiler needs no check of the bounds
+	h := (*[tarBlock]byte)(b) // an array, so that no bounds are checked
+	sums := uint64(0)
 	for i := 0; i < len(h); i += 8 {
 		w := binary.LittleEndian.Uint64(h[i:])
 		sums += w&even + w>>8&even
@@ -914,22 +1035,28 @@ func checksum(b []byte) int64 {
 	return sum
 }
 
-// OpenShard is the Opener for files, also by file URLs, and for http and https URLs.
+// OpenShard is the Opener for files, also by file URLs, and for http and https
+// URLs.
 //
-// A connection that breaks, or that delivers nothing for a minute, is resumed at the next byte with a request for a
-// range. Answers of 408, 429 and 5xx, also of a proxy, are asked for again; others are errors at once. Six failures without
-// a byte between them are an error, and so is an object that is not as long as was promised, or that has changed between
-// two requests. A server that sends neither ETag nor Last-Modified cannot show that an object was replaced by one of the
-// same length: its records may be of both then.
+// A connection that breaks, or that delivers nothing for a minute, is resumed
+// at the next byte with a request for a range. Answers of 408, 429 and 5xx,
+// also of a proxy, are asked for again; others are errors at once. Six failures
+// without a byte between them are an error, and so is an object that is not as
+// long as was promised, or that has changed between two requests. A server that
+// sends neither ETag nor Last-Modified cannot show that an object was replaced
+// by one of the same length: its records may be of both then.
 //
-// Before it asks again, OpenShard waits: one second after the first failure, then twice as long each time, 16 seconds after
-// the fifth, less up to a half at random. If the server says Retry-After, OpenShard waits at least that long, but at most
-// two minutes.
+// Before it asks again, OpenShard waits: one second after the first failure,
+// then twice as long each time, 16 seconds after the fifth, less up to a half
+// at random. If the server says Retry-After, OpenShard waits at least that
+// long, but at most two minutes.
 //
-// A named pipe that is silent does not hold up a loop whose context ends, where the system has deadlines for pipes. But to open
-// the pipe OpenShard waits for its writer, even if ctx has ended.
+// A named pipe that is silent does not hold up a loop whose context ends, where
+// the system has deadlines for pipes. But to open the pipe OpenShard waits for
+// its writer, even if ctx has ended.
 //
-// Other stores need an Opener of the user's. Requests are made with http.DefaultClient, whose Transport may add headers, as in
+// Other stores need an Opener of the user's. Requests are made with
+// http.DefaultClient, whose Transport may add headers, as in
 // ExampleOpenShard_bearerToken. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
@@ -939,7 +1066,8 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 	case !strings.Contains(name, "://"):
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
-		volume := filepath.VolumeName(strings.TrimPrefix(u.Path, "/")) // on Windows, as in file:///C:/x.tar
+		// On Windows a volume may come first, as in file:///C:/x.tar.
+		volume := filepath.VolumeName(strings.TrimPrefix(u.Path, "/"))
 		return openFile(ctx, filepath.FromSlash(u.Path[min(1, len(volume)):]), offset)
 	case err == nil && isWeb(u):
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
@@ -974,7 +1102,8 @@ func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, er
 	return &shardFile{file, context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Now()) })}, nil
 }
 
-// A shardFile is a file whose reads end with a context, if the system has deadlines for it, as for a pipe.
+// A shardFile is a file whose reads end with a context, if the system has
+// deadlines for it, as for a pipe.
 type shardFile struct {
 	*os.File
 	stop func() bool
@@ -986,9 +1115,10 @@ func (f *shardFile) Close() error {
 	return f.File.Close()
 }
 
-// redactURL removes what nobody else should see from a URL: user, password, fragment, and the query, which may be a
-// signature. Of a name that is not quite a URL, such as a command with one in it, only the scheme is left. Names without
-// "://" are returned as they are.
+// redactURL removes what nobody else should see from a URL: user, password,
+// fragment, and the query, which may be a signature. Of a name that is not
+// quite a URL, such as a command with one in it, only the scheme is left. Names
+// without "://" are returned as they are.
 func redactURL(name string) string {
 	if !strings.Contains(name, "://") {
 		return name
@@ -1001,11 +1131,12 @@ func redactURL(name string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
 }
 
-// A web says how to read from the web: how many attempts in a row may fail without a byte, and for how long a server may
-// be silent. Tests have their own client and their own way to wait.
+// A web says how to read from the web: how many attempts in a row may fail
+// without a byte, and for how long a server may be silent. Tests have their own
+// client and their own way to wait.
 //
-// There is no limit to the time that a whole object takes: a shard may have 100 GB, and a training loop may stop for an
-// hour between two records.
+// There is no limit to the time that a whole object takes: a shard may have 100
+// GB, and a training loop may stop for an hour between two records.
 type web struct {
 	client   *http.Client
 	attempts int
@@ -1024,7 +1155,8 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 	return o, nil
 }
 
-// A webObject is an object in the web as one sequence of bytes, however many requests that takes:
+// A webObject is an object in the web as one sequence of bytes, however many
+// requests that takes:
 //
 //	Read ──→ sendRequest → checkAnswer   an answer with a body
 //	  ├────→ readBody                    reads from the answer
@@ -1033,21 +1165,25 @@ type webObject struct {
 	web
 	url string
 
-	// ctx ends with the range over the stream, or when stop is called, which Close does.
+	// ctx ends with the range over the stream, or when stop is called, which
+	// Close does.
 	ctx  context.Context
 	stop context.CancelCauseFunc
 
-	// offset is that of the next byte. size is -1 while it is unknown. tag and modified are ETag and Last-Modified:
-	// if they or the size change between two answers, the object has changed.
+	// offset is that of the next byte. size is -1 while it is unknown. tag and
+	// modified are ETag and Last-Modified: if they or the size change between
+	// two answers, the object has changed.
 	offset, size  int64
 	tag, modified string
 
 	// failures counts the requests that have failed since the last byte.
 	failures int
 
-	// These belong to the request that is under way; body is nil if there is none. stallTimer cancels the
-	// request. It runs only while the server is waited for, so that a reader that takes its time does not count as a
-	// silent server. surplus counts the bytes of body before offset, which a server sends that does not know ranges.
+	// These belong to the request that is under way; body is nil if there is
+	// none. stallTimer cancels the request. It runs only while the server is
+	// waited for, so that a reader that takes its time does not count as a
+	// silent server. surplus counts the bytes of body before offset, which a
+	// server sends that does not know ranges.
 	cancel     context.CancelCauseFunc
 	stallTimer *time.Timer
 	body       io.ReadCloser
@@ -1057,7 +1193,8 @@ type webObject struct {
 // errStalled is the error of a server that delivers nothing.
 var errStalled = errors.New("the server has stalled")
 
-// Read reads from the object, with as many requests as that takes. If p is empty, Read waits for an answer.
+// Read reads from the object, with as many requests as that takes. If p is
+// empty, Read waits for an answer.
 func (o *webObject) Read(p []byte) (n int, err error) {
 	for o.offset != o.size {
 		var after time.Duration
@@ -1076,8 +1213,8 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 	return 0, io.EOF
 }
 
-// readBody reads from the answer. It returns io.EOF only at the end of the object, which must be the end of the answer if the
-// length is unknown.
+// readBody reads from the answer. It returns io.EOF only at the end of the
+// object, which must be the end of the answer if the length is unknown.
 func (o *webObject) readBody(p []byte) (int, error) {
 	o.stallTimer.Reset(o.stall)
 	n, err := o.body.Read(p)
@@ -1115,7 +1252,8 @@ func (o *webObject) endRequest() {
 	}
 }
 
-// A permanentError is an error after which there is no use in asking again: the object is not there, or has changed.
+// A permanentError is an error after which there is no use in asking again: the
+// object is not there, or has changed.
 type permanentError struct{ error }
 
 // Unwrap returns the error.
@@ -1123,8 +1261,9 @@ func (e permanentError) Unwrap() error { return e.error }
 
 var errChanged = permanentError{errors.New("the object has changed while it was read")}
 
-// statusError is the error of an answer with a status. It has HTTP's words, because the server's own may tell a secret. Status
-// 416 means that the object ends before the byte that was asked for.
+// statusError is the error of an answer with a status. It has HTTP's words,
+// because the server's own may tell a secret. Status 416 means that the object
+// ends before the byte that was asked for.
 func statusError(code int) error {
 	err := fmt.Errorf("%d %s", code, http.StatusText(code))
 	switch {
@@ -1136,11 +1275,12 @@ func statusError(code int) error {
 	return permanentError{err}
 }
 
-// waitToRetry ends a request that has failed with err, and waits before the next. It returns an error if there must be no
-// other request.
+// waitToRetry ends a request that has failed with err, and waits before the
+// next. It returns an error if there must be no other request.
 //
-// The wait doubles with each failure. It is up to a half shorter at random, so that many machines do not come back at
-// once, but not shorter than after. Any byte proves that the server works, and sets the count of failures back: a
+// The wait doubles with each failure. It is up to a half shorter at random, so
+// that many machines do not come back at once, but not shorter than after. Any
+// byte proves that the server works, and sets the count of failures back: a
 // connection that breaks every few seconds still delivers a shard.
 func (o *webObject) waitToRetry(err error, after time.Duration) error {
 	o.endRequest()
@@ -1155,9 +1295,11 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
 }
 
-// sendRequest sends one request for the rest of the object. If it fails, after is how long to wait at least.
+// sendRequest sends one request for the rest of the object. If it fails, after
+// is how long to wait at least.
 //
-// Every error of http.Client is a url.Error. Only its cause is returned, because the URL in it may hold a password.
+// Every error of http.Client is a url.Error. Only its cause is returned,
+// because the URL in it may hold a password.
 func (o *webObject) sendRequest() (after time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
 	o.cancel, o.stallTimer = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
@@ -1190,15 +1332,18 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	return 0, err
 }
 
-// errRedirect is the error of a redirect that cannot be followed. It does not name the target, whose query may be a secret.
+// errRedirect is the error of a redirect that cannot be followed. It does not
+// name the target, whose query may be a secret.
 var errRedirect = permanentError{errors.New("the server redirects to something other than an http or https URL")}
 
 // A webTransport sends the requests of a web reader.
 type webTransport struct{ base http.RoundTripper }
 
-// RoundTrip sends a request for http.Client, which may be to the target of a redirect. http.Client carries over neither Close,
-// without which the connection to the target would outlive the range, nor this package's care for the query, which it sends to
-// the target as Referer. Its error for a target that is not a URL quotes the target, so RoundTrip checks the target first.
+// RoundTrip sends a request for http.Client, which may be to the target of a
+// redirect. http.Client carries over neither Close, without which the
+// connection to the target would outlive the range, nor this package's care for
+// the query, which it sends to the target as Referer. Its error for a target
+// that is not a URL quotes the target, so RoundTrip checks the target first.
 func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Close = true // no connection outlives the range over the stream
@@ -1215,9 +1360,10 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// safeError returns the part of a transport's error that quotes nothing of what the server has sent, such as the Location of a
-// redirect with a signature. The texts of net/http may change, so it looks at types and values only, and tells no more than the
-// type of an error that it does not know.
+// safeError returns the part of a transport's error that quotes nothing of what
+// the server has sent, such as the Location of a redirect with a signature. The
+// texts of net/http may change, so it looks at types and values only, and tells
+// no more than the type of an error that it does not know.
 func safeError(err error) error {
 	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 		switch err = cause; err.(type) {
@@ -1228,7 +1374,8 @@ func safeError(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
 		return err
 	}
-	for code := 400; code < 600; code++ { // a proxy that refuses to connect: the error has its status
+	// If a proxy refuses to connect, the error is its status.
+	for code := 400; code < 600; code++ {
 		if err.Error() == http.StatusText(code) {
 			return statusError(code)
 		}
@@ -1236,9 +1383,11 @@ func safeError(err error) error {
 	return fmt.Errorf("the request has failed with a %T", err)
 }
 
-// checkAnswer checks that an answer is what was asked for: the rest of the object, or all of it. It is all of it in three
-// cases: all was asked for, the server does not know ranges, or the object is no longer that of If-Range. In the last
-// case the answer shows that the object has changed, and what was read of it so far does not fit.
+// checkAnswer checks that an answer is what was asked for: the rest of the
+// object, or all of it. It is all of it in three cases: all was asked for, the
+// server does not know ranges, or the object is no longer that of If-Range. In
+// the last case the answer shows that the object has changed, and what was read
+// of it so far does not fit.
 func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
 	from, size, code := int64(0), resp.ContentLength, resp.StatusCode
 	switch {
@@ -1265,8 +1414,9 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 	return 0, nil
 }
 
-// retryAfter reads the header of that name, which is a number of seconds or a date. It returns 0 if the header is
-// missing or makes no sense. It returns at most two minutes: a server that asks for an hour is better an error soon.
+// retryAfter reads the header of that name, which is a number of seconds or a
+// date. It returns 0 if the header is missing or makes no sense. It returns at
+// most two minutes: a server that asks for an hour is better an error soon.
 func retryAfter(header string) time.Duration {
 	seconds, _ := strconv.Atoi(header)
 	if date, err := http.ParseTime(header); err == nil {
@@ -1275,8 +1425,9 @@ func retryAfter(header string) time.Duration {
 	return time.Duration(max(0, min(seconds, 120))) * time.Second
 }
 
-// A TarDataset has the same records as Tar, as a Dataset: each record is read by its index. Compressed shards cannot be read like
-// that. Get may be called concurrently. A TarDataset keeps each shard open until Close.
+// A TarDataset has the same records as Tar, as a Dataset: each record is read
+// by its index. Compressed shards cannot be read like that. Get may be called
+// concurrently. A TarDataset keeps each shard open until Close.
 //
 // PyTorch: wids, the indexed form of webdataset.
 type TarDataset struct {
@@ -1291,22 +1442,27 @@ type tarShard struct {
 	places []recordPlace
 }
 
-// A recordPlace says where a record is: from the headers of its first file to those of the file after it, or to the end marker,
-// both included. So Get ends a record as Tar does, where it sees what comes next. sum is recordReader's.
+// A recordPlace says where a record is: from the headers of its first file to
+// those of the file after it, or to the end marker, both included. So Get ends
+// a record as Tar does, where it sees what comes next. sum is recordReader's.
 type recordPlace struct {
 	begin, end int64
 	sum        uint64
 }
 
-// OpenTar opens tar shards, which are files, as one data set. It reads all headers of the shards, sixteen shards at a time, and
-// keeps 24 bytes for each record. Every start of a program reads the headers again, so shards on a slow disk or a network are
-// better streamed, by Tar.
+// OpenTar opens tar shards, which are files, as one data set. It reads all
+// headers of the shards, sixteen shards at a time, and keeps 24 bytes for each
+// record. Every start of a program reads the headers again, so shards on a slow
+// disk or a network are better streamed, by Tar.
 //
-// OpenTar returns an error for a shard that is damaged, truncated or compressed, that has files but no record, or more zeros
-// after its end marker than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB). The number of records does not change
-// afterwards. A record with a fault of its own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's MaxRecord
-// of 0) has its index, and Get returns the error. Errors of both kinds are a TarError. A shard with a sparse file is an error of
-// the first kind, because Tar does not read the records behind the file.
+// OpenTar returns an error for a shard that is damaged, truncated or
+// compressed, that has files but no record, or more zeros after its end marker
+// than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB). The
+// number of records does not change afterwards. A record with a fault of its
+// own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's
+// MaxRecord of 0) has its index, and Get returns the error. Errors of both
+// kinds are a TarError. A shard with a sparse file is an error of the first
+// kind, because Tar does not read the records behind the file.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var parts []Dataset[Record]
@@ -1361,16 +1517,18 @@ func (x *tarShard) scan(ctx context.Context) error {
 // Len returns the number of records.
 func (d *TarDataset) Len() int { return d.records.Len() }
 
-// Get reads record i. It returns an error if names or sizes in the record have changed since OpenTar has read them. The files of
-// a record share one piece of memory if the record has less than 256 KiB with its headers.
+// Get reads record i. It returns an error if names or sizes in the record have
+// changed since OpenTar has read them. The files of a record share one piece of
+// memory if the record has less than 256 KiB with its headers.
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
 
 // Len returns the number of records in the shard.
 func (x *tarShard) Len() int { return len(x.places) }
 
-// Get reads the bytes of one record as Tar does, with the headers or the end marker behind it. Up to 256 KiB are read at
-// once. OpenTar has read the same headers, so whatever is wrong now, except a fault of the record, shows that the shard has
-// changed.
+// Get reads the bytes of one record as Tar does, with the headers or the end
+// marker behind it. Up to 256 KiB are read at once. OpenTar has read the same
+// headers, so whatever is wrong now, except a fault of the record, shows that
+// the shard has changed.
 func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	p, s := x.places[i], newRecordReader(x.name, defaultMaxRecord)
 	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin), nil}
@@ -1395,7 +1553,8 @@ func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	return Record{}, tarError(x.name, &s.entry, err)
 }
 
-// A shardPart is a part of a shard as a source of its own. Nobody closes it: the shard stays open, and Closer is nil.
+// A shardPart is a part of a shard as a source of its own. Nobody closes it:
+// the shard stays open, and Closer is nil.
 type shardPart struct {
 	*io.SectionReader
 	io.Closer
@@ -1410,9 +1569,10 @@ func (d *TarDataset) Close() error {
 	return err
 }
 
-// A TarWriter writes records to a tar shard. The same records make the same bytes: the fields are sorted, and the
-// headers have no time and no owner. It writes in small pieces, so put a bufio.Writer between it and a file. It must not be
-// used concurrently.
+// A TarWriter writes records to a tar shard. The same records make the same
+// bytes: the fields are sorted, and the headers have no time and no owner. It
+// writes in small pieces, so put a bufio.Writer between it and a file. It must
+// not be used concurrently.
 //
 // PyTorch: webdataset.TarWriter, without its encoders.
 type TarWriter struct {
@@ -1420,16 +1580,20 @@ type TarWriter struct {
 	keys map[string]bool // of the records so far
 }
 
-// NewTarWriter returns a TarWriter that writes to w, which may be a file, or a gzip.Writer on top of one.
+// NewTarWriter returns a TarWriter that writes to w, which may be a file, or a
+// gzip.Writer on top of one.
 func NewTarWriter(w io.Writer) *TarWriter {
 	return &TarWriter{tar.NewWriter(w), map[string]bool{}}
 }
 
-// Write writes a record; its Shard does not matter. If the record would not be the same when it is read, Write returns
-// an error and writes nothing. A record must have files, and a key that no other record of the shard has. The key must
-// be a relative path without a dot in its last element. Each field must be in lower case, not empty, without a slash,
-// and there once; it must begin neither with a dot, as the extensions of filepath.Ext do, nor with the key and a dot. Key and
-// field together must have fewer than a million bytes. Write does not know the MaxRecord of the reader.
+// Write writes a record; its Shard does not matter. If the record would not be
+// the same when it is read, Write returns an error and writes nothing. A record
+// must have files, and a key that no other record of the shard has. The key
+// must be a relative path without a dot in its last element. Each field must be
+// in lower case, not empty, without a slash, and there once; it must begin
+// neither with a dot, as the extensions of filepath.Ext do, nor with the key
+// and a dot. Key and field together must have fewer than a million bytes. Write
+// does not know the MaxRecord of the reader.
 func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	err := w.checkRecord(r.Key, files)
@@ -1447,10 +1611,12 @@ func (w *TarWriter) Write(r Record) error {
 	return nil
 }
 
-// maxName is the length of the longest name. archive/tar neither reads nor writes headers of more than 1 MiB.
+// maxName is the length of the longest name. archive/tar neither reads nor
+// writes headers of more than 1 MiB.
 const maxName = 1_000_000
 
-// checkRecord says why a record, with its files sorted, would not be the same when it is read.
+// checkRecord says why a record, with its files sorted, would not be the same
+// when it is read.
 func (w *TarWriter) checkRecord(key string, files []File) error {
 	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
 	err := cmp.Or(errorIf(len(files) == 0, "it has no files"),
@@ -1482,7 +1648,8 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 	return nil
 }
 
-// Close writes the end marker; a shard without one counts as truncated. Close does not close the underlying writer.
+// Close writes the end marker; a shard without one counts as truncated. Close
+// does not close the underlying writer.
 func (w *TarWriter) Close() error {
 	if err := w.tar.Close(); err != nil {
 		return fmt.Errorf("dataloader: TarWriter: %w", err)
@@ -1493,14 +1660,17 @@ func (w *TarWriter) Close() error {
 // maxExpand is the largest number of names that a pattern may stand for.
 const maxExpand = 1 << 20
 
-// Expand lists the names that a pattern stands for, with braces as in bash: "{a,b}" stands for a and b, "{8..11}" for
-// the numbers from 8 to 11, and "{008..011}" for the same with zeros in front. Numbers may count down; those with a plus sign,
-// and -0, get other zeros than in bash. Of several braces the last changes fastest. A pattern without braces stands for itself.
+// Expand lists the names that a pattern stands for, with braces as in bash:
+// "{a,b}" stands for a and b, "{8..11}" for the numbers from 8 to 11, and
+// "{008..011}" for the same with zeros in front. Numbers may count down; those
+// with a plus sign, and -0, get other zeros than in bash. Of several braces the
+// last changes fastest. A pattern without braces stands for itself.
 //
-// Expand returns an error for braces within braces, a brace without its other half, braces with neither a comma nor two
-// numbers, such as "{000-146}", and more than 2^20 names. bash leaves some of these unchanged, so that a typing error
-// shows up only as a missing file. Letters, steps and backslashes, which bash knows too, are not needed for names of
-// shards.
+// Expand returns an error for braces within braces, a brace without its other
+// half, braces with neither a comma nor two numbers, such as "{000-146}", and
+// more than 2^20 names. bash leaves some of these unchanged, so that a typing
+// error shows up only as a missing file. Letters, steps and backslashes, which
+// bash knows too, are not needed for names of shards.
 func Expand(pattern string) ([]string, error) {
 	names := []string{""} // what the pattern stands for, up to rest
 	for rest := pattern; rest != ""; {
@@ -1531,8 +1701,8 @@ func Expand(pattern string) ([]string, error) {
 
 var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
 
-// expandBraces lists what stands between two braces. If a number has zeros in front, all numbers get the width of the
-// wider end, sign included, as in bash.
+// expandBraces lists what stands between two braces. If a number has zeros in
+// front, all numbers get the width of the wider end, sign included, as in bash.
 func expandBraces(inside string) (all []string, err error) {
 	if strings.Contains(inside, ",") {
 		return strings.Split(inside, ","), nil
@@ -1569,19 +1739,23 @@ func expandBraces(inside string) (all []string, err error) {
 //	gz                                        what is compressed, decoded by the rest of the name: x.json.gz as x.json
 //	anything else                             []byte, as it is
 //
-// name may be a path or the field of a Record; its case does not matter. Nothing in the data is ever executed. Decode
-// may be called concurrently.
+// name may be a path or the field of a Record; its case does not matter.
+// Nothing in the data is ever executed. Decode may be called concurrently.
 //
-// Data that is damaged, or not what the extension says, is an error, as far as the decoder of the standard library notices: a GIF
-// without its last bytes may decode. So are data after a JSON value, NumPy arrays of other
-// types or in Fortran order, and files that decompress to more than 1 GiB, the default of TarOptions.MaxRecord; x.gz.gz is
-// decompressed twice, to 1 GiB in all. So are images without pixels, and images that take more than 1 GiB: of more than 2^27
-// pixels or, if they are progressive JPEGs, 2^30/24. A small file can claim as much.
+// Data that is damaged, or not what the extension says, is an error, as far as
+// the decoder of the standard library notices: a GIF without its last bytes may
+// decode. So are data after a JSON value, NumPy arrays of other types or in
+// Fortran order, and files that decompress to more than 1 GiB, the default of
+// TarOptions.MaxRecord; x.gz.gz is decompressed twice, to 1 GiB in all. So are
+// images without pixels, and images that take more than 1 GiB: of more than
+// 2^27 pixels or, if they are progressive JPEGs, 2^30/24. A small file can
+// claim as much.
 //
-// The image of a GIF is its first frame, which may be smaller than the screen: its Bounds say where on the screen it is. Pillow
-// gives the whole screen.
+// The image of a GIF is its first frame, which may be smaller than the screen:
+// its Bounds say where on the screen it is. Pillow gives the whole screen.
 //
-// PyTorch: the decode step of webdataset, and the decoding of the DataLoader's RFC.
+// PyTorch: the decode step of webdataset, and the decoding of the DataLoader's
+// RFC.
 func Decode(name string, data []byte) (any, error) {
 	value, err := decode(strings.ToLower(name), data, defaultMaxRecord)
 	if err != nil {
@@ -1590,7 +1764,8 @@ func Decode(name string, data []byte) (any, error) {
 	return value, nil
 }
 
-// decode decodes a file whose name is in lower case. All that it decompresses, of x.gz.gz twice, has at most limit bytes.
+// decode decodes a file whose name is in lower case. All that it decompresses,
+// of x.gz.gz twice, has at most limit bytes.
 func decode(name string, data []byte, limit int64) (any, error) {
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "png", "jpg", "jpeg", "gif":
@@ -1610,7 +1785,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 		if err == nil {
 			return n, nil
 		}
-		return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err)) // err names all of the data
+		// err itself names all of the data.
+		return nil, fmt.Errorf("it must be an integer, is %s: %w", quote(data), errors.Unwrap(err))
 	case "npy":
 		return decodeNumpy(data)
 	case "gz":
@@ -1623,8 +1799,9 @@ func decode(name string, data []byte, limit int64) (any, error) {
 	return data, nil
 }
 
-// decodeImage decodes an image, unless its header claims more memory than a file may take, at 8 bytes a pixel. A progressive
-// JPEG, which has the marker 0xff 0xc2, takes 4 bytes more for each of up to four components.
+// decodeImage decodes an image, unless its header claims more memory than a
+// file may take, at 8 bytes a pixel. A progressive JPEG, which has the marker
+// 0xff 0xc2, takes 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	c, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
@@ -1656,9 +1833,11 @@ func decodeJSON(data []byte) (values []any, err error) {
 	}
 }
 
-// gunzip decompresses data to at most limit bytes. It reads the data twice: the first pass counts the bytes, so that the second
-// writes them into memory of the right size. io.ReadAll would take 2½ times as much memory before it refuses. The size at the end
-// of a gzip file is not enough: it is that of the last member only, and in a damaged file it says anything.
+// gunzip decompresses data to at most limit bytes. It reads the data twice: the
+// first pass counts the bytes, so that the second writes them into memory of
+// the right size. io.ReadAll would take 2½ times as much memory before it
+// refuses. The size at the end of a gzip file is not enough: it is that of the
+// last member only, and in a damaged file it says anything.
 func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
@@ -1674,16 +1853,18 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 	return text, err
 }
 
-// npyHeader matches the header of an npy file of the types that Decode knows, as NumPy and others write it. Otherwise
-// every program that imports the package would compile the pattern when it starts.
+// npyHeader matches the header of an npy file of the types that Decode knows,
+// as NumPy and others write it. Otherwise every program that imports the
+// package would compile the pattern when it starts.
 var npyHeader = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
 		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
 })
 
-// decodeNumpy decodes an array in NumPy's npy format: a magic string, a version, the length of the header in 2 bytes, or
-// in 4 since version 2, the header in the syntax of Python, and the elements. It takes memory only for elements that are
-// there.
+// decodeNumpy decodes an array in NumPy's npy format: a magic string, a
+// version, the length of the header in 2 bytes, or in 4 since version 2, the
+// header in the syntax of Python, and the elements. It takes memory only for
+// elements that are there.
 func decodeNumpy(data []byte) (any, error) {
 	if len(data) < 12 || string(data[:6]) != "\x93NUMPY" || data[6] < 1 || data[6] > 3 {
 		return nil, errors.New("it is no npy file of version 1 to 3")
