@@ -198,7 +198,8 @@ func (e *TarError) Error() string {
 	if e.Offset < 0 {
 		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
 	}
-	return fmt.Sprintf("shard %s, entry %s, offset %d: %v", quote(e.Shard), quote(e.Entry), e.Offset, e.Err)
+	return fmt.Sprintf("shard %s, entry %s, offset %d: %v",
+		quote(e.Shard), quote(e.Entry), e.Offset, e.Err)
 }
 
 // Unwrap returns the cause.
@@ -218,7 +219,8 @@ func quote[S ~string | ~[]byte](text S) string {
 func tarError(shard string, entry *tarEntry, err error) *TarError {
 	shard = redactURL(shard)
 	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
-		err = fmt.Errorf("%w; if the name is a pattern, Expand lists its names, or filepath.Glob, if it has no braces", err)
+		err = fmt.Errorf("%w; if the name is a pattern, "+
+			"Expand lists its names, or filepath.Glob, if it has no braces", err)
 	}
 	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
 }
@@ -295,9 +297,10 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	rank, err := opts.Rank.withCount()
 	err = cmp.Or(err,
 		errorIf(len(shards) == 0, "there are no shards"),
-		errorIf(slices.Contains(shards, ""), "shard %d has an empty name", slices.Index(shards, "")),
-		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave TarOptions.Rank out and deal records with "+
-			"Stream.Shard", len(shards), rank.Count),
+		errorIf(slices.Contains(shards, ""),
+			"shard %d has an empty name", slices.Index(shards, "")),
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
+			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Tar: %w", err)
@@ -306,13 +309,15 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ", len(shards), digest(shards), describe(order))
+	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ",
+		len(shards), digest(shards), describe(order))
 	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
 		if state.By != by && strings.HasPrefix(state.By, allRanks) {
-			err = from.refuse("it was made by %s, this is %s: each rank needs the cursor that it saved itself, of as many ranks; "+
+			err = from.refuse("it was made by %s, this is %s: "+
+				"each rank needs the cursor that it saved itself, of as many ranks; "+
 				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
 		}
 		if err != nil {
@@ -320,7 +325,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		}
 		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.dealt(len(shards))
 		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
-			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards", state.ShardNumber, state.Offset, count)
+			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards",
+				state.ShardNumber, state.Offset, count)
 		}
 		for ; state.ShardNumber < count; state = (tarState{ShardNumber: state.ShardNumber + 1}) {
 			name := shards[shardAt(rank.nth(state.ShardNumber))]
@@ -362,7 +368,9 @@ func digest(names []string) uint64 {
 //
 // A panic of the Opener, or of its reader, is such an error of readRecord or
 // enterShard.
-func readShard(ctx context.Context, name string, opts *TarOptions, from tarState) iter.Seq2[Item[Record], tarState] {
+func readShard(
+	ctx context.Context, name string, opts *TarOptions, from tarState,
+) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
 		s.wanted = opts.Fields
@@ -384,7 +392,8 @@ func readShard(ctx context.Context, name string, opts *TarOptions, from tarState
 			}
 		}
 		if err != io.EOF {
-			failed := tarError(s.name, &s.entry, fmt.Errorf("%w; the shard is not read further", err))
+			err = fmt.Errorf("%w; the shard is not read further", err)
+			failed := tarError(s.name, &s.entry, err)
 			failed.Rest = true
 			yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 		}
@@ -514,7 +523,8 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
 	}
 	if err != nil {
-		return Item[Record]{}, fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
+		err = fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
+		return Item[Record]{}, err
 	}
 	s.lastCount = len(s.item.Value.Files)
 	return s.item, nil
@@ -534,9 +544,11 @@ func (s *recordReader) checkFile() {
 	case s.fields[s.nextField]:
 		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
 	case size > s.maxRecord-s.memory:
-		err = fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d", size, s.maxRecord)
+		err = fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d",
+			size, s.maxRecord)
 	case link:
-		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference", quote(s.entry.target))
+		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference",
+			quote(s.entry.target))
 	default:
 		s.fields[s.nextField] = true
 		s.memory += size
@@ -611,12 +623,13 @@ const (
 // errTruncated is the error of an archive without an end marker. archive/tar
 // takes such an archive for complete if it is truncated between two entries,
 // and so do the peers. But a copy that failed may end anywhere.
-var errTruncated = fmt.Errorf("the archive has no end marker, it has been truncated (was the TarWriter closed?): %w",
-	io.ErrUnexpectedEOF)
+var errTruncated = fmt.Errorf("the archive has no end marker, "+
+	"it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written: the file system
 // or the download had made room for it.
-var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, and no blocking factor of tar explains them: " +
+var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, " +
+	"and no blocking factor of tar explains them: " +
 	"it was not written to its end, so write or copy it again")
 
 // openArchive starts to read src, which stands at offset r.offset, and skips to
@@ -674,7 +687,8 @@ func (r *tarReader) decompress() error {
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
 		from, err = bzip2.NewReader(r.in), nil
 	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
-		return errors.New("it is compressed with xz or zstd, which cannot be read: use gzip, bzip2 or an uncompressed tar")
+		return errors.New("it is compressed with xz or zstd, which cannot be read: " +
+			"use gzip, bzip2 or an uncompressed tar")
 	default:
 		return nil
 	}
@@ -704,7 +718,13 @@ func (r *tarReader) readHeaders() error {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
 		return err
 	case 0 < n && n <= len(b):
-		r.entry = tarEntry{name: string(name), head: r.offset, data: r.offset + int64(n), size: size, kind: tar.TypeReg}
+		r.entry = tarEntry{
+			name: string(name),
+			head: r.offset,
+			data: r.offset + int64(n),
+			size: size,
+			kind: tar.TypeReg,
+		}
 		r.dataEnd = r.entry.data + size
 		return r.skipTo(r.entry.data)
 	case len(b) >= tarBlock:
@@ -712,7 +732,8 @@ func (r *tarReader) readHeaders() error {
 	case r.offset > 0:
 		return errTruncated
 	}
-	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated: %s", len(b), quote(b))
+	return fmt.Errorf("it has only %d bytes, so it is no tar archive, or it has been truncated: %s",
+		len(b), quote(b))
 }
 
 // readHeadersSlowly reads the headers of an entry with archive/tar, if
@@ -742,7 +763,8 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
 	case err == tar.ErrHeader && r.entry.head == 0:
-		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w", quote(block[:30]), err)
+		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w",
+			quote(block[:30]), err)
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
@@ -759,14 +781,17 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	case 'M', 'X':
 		// GNU: the rest of a file in another volume; Solaris: PAX records,
 		// which may rename the next file
-		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume", h.Typeflag)
+		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume",
+			h.Typeflag)
 	default:
 		r.entry.kind = tar.TypeReg
 	}
 	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes
 	// a map, 0.1, which has a map, and 1.0.
-	sparse := h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
-	return errorIf(sparse, "it is a sparse file, which is not read: make the archive without tar --sparse")
+	sparse := h.Typeflag == tar.TypeGNUSparse ||
+		h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
+	return errorIf(sparse,
+		"it is a sparse file, which is not read: make the archive without tar --sparse")
 }
 
 // Read reads from the archive, for archive/tar and readData, and counts the
@@ -846,11 +871,13 @@ func (r *tarReader) drainShard() error {
 		length := r.offset + zeros
 		switch {
 		case !isZero(rest):
-			return errors.New("there is data after the end marker, perhaps another archive, which is not read")
+			return errors.New("there is data after the end marker, " +
+				"perhaps another archive, which is not read")
 		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= length&-length:
 			return errZeros
 		case err == gzip.ErrHeader:
-			return fmt.Errorf("what follows the compressed archive is not compressed, perhaps zeros that fill up a block: %w", err)
+			return fmt.Errorf("what follows the compressed archive is not compressed, "+
+				"perhaps zeros that fill up a block: %w", err)
 		case err != nil:
 			return err
 		}
@@ -945,7 +972,8 @@ func checkHeader(b []byte) bool {
 	if string(b[257:263]) == posixMagic {
 		ok = string(b[508:]) != "tar\x00"
 	}
-	for _, number := range [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]} {
+	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
+	for _, number := range numbers {
 		base256 := number[0] == 0x80 && len(number) == 8
 		ok = ok && (base256 || parseOctal(number) >= 0)
 	}
@@ -1073,8 +1101,8 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
 	}
-	const reads = "OpenShard reads files and http and https URLs, which name a host; TarOptions.Open takes other Openers"
-	return nil, fmt.Errorf("%s: %s", quote(redactURL(name)), reads)
+	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, "+
+		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
 // isWeb reports whether the web reader can read a URL.
@@ -1099,7 +1127,8 @@ func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, er
 		file.Close() // which may be nil
 		return nil, err
 	}
-	return &shardFile{file, context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Now()) })}, nil
+	stop := context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Now()) })
+	return &shardFile{file, stop}, nil
 }
 
 // A shardFile is a file whose reads end with a context, if the system has
@@ -1289,7 +1318,8 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 	}
 	o.failures++
 	if errors.As(err, new(permanentError)) || o.failures >= o.attempts {
-		return fmt.Errorf("get %s from byte %d, attempt %d: %w", redactURL(o.url), o.offset, o.failures, err)
+		return fmt.Errorf("get %s from byte %d, attempt %d: %w",
+			redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := time.Second << (o.failures - 1)
 	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
@@ -1334,7 +1364,9 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 
 // errRedirect is the error of a redirect that cannot be followed. It does not
 // name the target, whose query may be a secret.
-var errRedirect = permanentError{errors.New("the server redirects to something other than an http or https URL")}
+var errRedirect = permanentError{
+	errors.New("the server redirects to something other than an http or https URL"),
+}
 
 // A webTransport sends the requests of a web reader.
 type webTransport struct{ base http.RoundTripper }
@@ -1398,7 +1430,8 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.offset {
-			return 0, permanentError{fmt.Errorf("the server answers with the range %s", quote(answer))}
+			err = fmt.Errorf("the server answers with the range %s", quote(answer))
+			return 0, permanentError{err}
 		}
 	default:
 		return retryAfter(resp.Header.Get("Retry-After")), statusError(code)
@@ -1520,7 +1553,9 @@ func (d *TarDataset) Len() int { return d.records.Len() }
 // Get reads record i. It returns an error if names or sizes in the record have
 // changed since OpenTar has read them. The files of a record share one piece of
 // memory if the record has less than 256 KiB with its headers.
-func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) { return d.records.Get(ctx, i) }
+func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
+	return d.records.Get(ctx, i)
+}
 
 // Len returns the number of records in the shard.
 func (x *tarShard) Len() int { return len(x.places) }
@@ -1595,11 +1630,17 @@ func NewTarWriter(w io.Writer) *TarWriter {
 // and a dot. Key and field together must have fewer than a million bytes. Write
 // does not know the MaxRecord of the reader.
 func (w *TarWriter) Write(r Record) error {
-	files := slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	byName := func(a, b File) int { return strings.Compare(a.Name, b.Name) }
+	files := slices.SortedFunc(slices.Values(r.Files), byName)
 	err := w.checkRecord(r.Key, files)
 	for i := 0; i < len(files) && err == nil; i++ {
 		name, data := r.Key+"."+files[i].Name, files[i].Data
-		err = w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: 0o444})
+		err = w.tar.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     name,
+			Size:     int64(len(data)),
+			Mode:     0o444,
+		})
 		if err == nil {
 			_, err = w.tar.Write(data)
 		}
@@ -1632,15 +1673,19 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
 		switch {
 		case len(name) > maxName:
-			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d", i, len(name), maxName)
+			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d",
+				i, len(name), maxName)
 		case ok && dotted:
 			return fmt.Errorf("field %s must be %s", quote(f.Name), quote(short))
 		case !ok:
-			return fmt.Errorf("file %s would be skipped when it is read, as are %s", quote(name), skippedFiles)
+			return fmt.Errorf("file %s would be skipped when it is read, as are %s",
+				quote(name), skippedFiles)
 		case k != key || field != f.Name:
-			return fmt.Errorf("file %s would be read as field %s of record %s", quote(name), quote(field), quote(k))
+			return fmt.Errorf("file %s would be read as field %s of record %s",
+				quote(name), quote(field), quote(k))
 		case f.Name == "" || strings.Contains(name, "\x00"):
-			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL", quote(f.Name), quote(name))
+			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL",
+				quote(f.Name), quote(name))
 		case i > 0 && f.Name == files[i-1].Name:
 			return fmt.Errorf("field %s comes twice", quote(f.Name))
 		}
@@ -1711,7 +1756,8 @@ func expandBraces(inside string) (all []string, err error) {
 	from, err1 := strconv.ParseInt(first, 10, 64)
 	to, err2 := strconv.ParseInt(last, 10, 64)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}", quote("{"+inside+"}"))
+		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}",
+			quote("{"+inside+"}"))
 	}
 	if uint64(max(from, to)-min(from, to)) >= maxExpand {
 		return nil, errTooMany
@@ -1812,7 +1858,8 @@ func decodeImage(data []byte) (any, error) {
 		most = defaultMaxRecord / (8 + 4*4)
 	}
 	if pixels := int64(c.Width) * int64(c.Height); pixels < 1 || pixels > most {
-		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d", c.Width, c.Height, most)
+		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d",
+			c.Width, c.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
@@ -1876,13 +1923,14 @@ func decodeNumpy(data []byte) (any, error) {
 	header, rest := rest[:min(length, uint(len(rest)))], rest[min(length, uint(len(rest))):]
 	m := npyHeader().FindSubmatch(header)
 	if m == nil {
-		const want = "descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False"
-		return nil, fmt.Errorf("the header %s is truncated or not supported: %s", quote(header), want)
+		return nil, fmt.Errorf("the header %s is truncated or not supported: "+
+			"descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False", quote(header))
 	}
 	var shape []int
 	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
 	if size := int(m[2][1] - '0'); err != nil || elements(shape) != len(rest)/size || len(rest)%size != 0 {
-		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data", quote(m[3]), m[2], len(rest))
+		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data",
+			quote(m[3]), m[2], len(rest))
 	}
 	var order binary.ByteOrder = binary.LittleEndian
 	if m[1][0] == '>' {
