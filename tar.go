@@ -286,7 +286,8 @@ type tarState struct {
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
-	shards, opts.Fields = slices.Clone(shards), slices.Clone(opts.Fields)
+	shards = slices.Clone(shards)
+	opts.Fields = slices.Clone(opts.Fields)
 	for i, f := range opts.Fields {
 		opts.Fields[i] = lowerField(f)
 	}
@@ -299,8 +300,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		errorIf(len(shards) == 0, "there are no shards"),
 		errorIf(slices.Contains(shards, ""),
 			"shard %d has an empty name", slices.Index(shards, "")),
-		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
-			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave "+
+			"TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Tar: %w", err)
@@ -323,11 +324,13 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		if err != nil {
 			return err
 		}
-		shardAt, pos, count := order.Order(from.Epoch), from.Pos, rank.dealt(len(shards))
+		count := rank.dealt(len(shards))
 		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
 			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards",
 				state.ShardNumber, state.Offset, count)
 		}
+		pos := from.Pos
+		shardAt := order.Order(from.Epoch)
 		for ; state.ShardNumber < count; state = (tarState{ShardNumber: state.ShardNumber + 1}) {
 			name := shards[shardAt(rank.nth(state.ShardNumber))]
 			for item, next := range readShard(ctx, name, &opts, state) {
@@ -374,20 +377,26 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		s := newRecordReader(name, opts.MaxRecord)
 		s.wanted = opts.Fields
-		err := try(func() error { return s.enterShard(ctx, opts.Open, from) })
+		_, err := try(func() (any, error) {
+			return nil, s.enterShard(ctx, opts.Open, from)
+		})
 		if s.src.ReadCloser != nil {
 			defer s.src.Close()
 		}
-		if from.Offset > 0 && (errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)) {
+		misread := errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)
+		if misread && from.Offset > 0 {
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
 		for err == nil {
 			var item Item[Record]
-			err = try(func() (err error) {
-				item, err = s.readRecord()
-				return err
-			})
-			if err == nil && !yield(item, tarState{ShardNumber: from.ShardNumber, Offset: s.entry.head, Compressed: s.compressed}) {
+			item, err = try(readRecord)
+			if err != nil {
+				break
+			}
+			after := tarState{ShardNumber: from.ShardNumber}
+			after.Offset = s.entry.head
+			after.Compressed = s.compressed
+			if !yield(item, after) {
 				return
 			}
 		}
@@ -454,10 +463,13 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 		s.offset = from.Offset
 	}
 	src, err := open(ctx, s.name, s.offset)
-	if err = cmp.Or(err, errorIf(src == nil, "the Opener returned neither a reader nor an error")); err != nil {
-		return unexpected(err)
+	if err == nil && src == nil {
+		err = errors.New("the Opener returned neither a reader nor an error")
 	}
-	if err = s.openArchive(ctx, src, from.Offset); err == nil {
+	if err == nil {
+		err = s.openArchive(ctx, src, from.Offset)
+	}
+	if err == nil {
 		err = s.findNextFile()
 	}
 	return unexpected(err)
@@ -472,12 +484,15 @@ func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 // If it finds files but no record in the whole shard, it returns an error that
 // names the first: a shard whose files have no extensions would look empty.
 func (s *recordReader) findNextFile() error {
-	skipped, before := "", s.nextKey
+	before := s.nextKey
+	skipped := ""
 	err := s.readHeaders()
 	for ; err == nil; err = s.readHeaders() {
 		key, field, ok := splitName(s.entry.name)
 		if ok && s.entry.kind != 0 {
-			s.nextKey, s.nextField, s.nextWanted = key, field, s.wanted == nil || slices.Contains(s.wanted, field)
+			s.nextKey = key
+			s.nextField = field
+			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
 			return nil
 		}
 		if s.entry.kind != 0 {
@@ -487,11 +502,16 @@ func (s *recordReader) findNextFile() error {
 	if err != io.EOF {
 		return err
 	}
-	if s.nextKey, s.lastErr = "", s.drainShard(); s.lastErr == errZeros {
-		return s.lastErr
+	s.nextKey = ""
+	s.lastErr = s.drainShard()
+	if s.lastErr == errZeros {
+		return errZeros
 	}
-	return errorIf(s.lastErr == io.EOF && before == "" && skipped != "",
-		"it has files, but no record: %s is the first that is skipped, as are %s", quote(skipped), skippedFiles)
+	if s.lastErr == io.EOF && before == "" && skipped != "" {
+		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s",
+			quote(skipped), skippedFiles)
+	}
+	return nil
 }
 
 // readRecord reads the next record, up to the headers of another one. It
@@ -508,9 +528,11 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 		return Item[Record]{}, s.lastErr
 	}
 	key := s.nextKey
-	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: make([]File, 0, s.lastCount)}}
+	files := make([]File, 0, s.lastCount)
+	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: files}}
 	clear(s.fields)
-	s.memory, s.sum = 0, 0
+	s.memory = 0
+	s.sum = 0
 	for err == nil && s.nextKey == key {
 		if s.item.Err == nil {
 			s.checkFile()
@@ -534,9 +556,11 @@ func (s *recordReader) readRecord() (_ Item[Record], err error) {
 // record becomes an error. checkFile is called before any memory is allocated,
 // because a damaged header may say 2^63-1 bytes.
 func (s *recordReader) checkFile() {
-	size, link := s.entry.size, s.entry.kind == tar.TypeLink
-	if !s.nextWanted {
-		size, link = 0, false
+	var size int64
+	var link bool
+	if s.nextWanted {
+		size = s.entry.size
+		link = s.entry.kind == tar.TypeLink
 	}
 	s.memory += int64(len(s.entry.name)) + fileMemory
 	var err error
@@ -560,7 +584,8 @@ func (s *recordReader) checkFile() {
 // takeFile loads the next file, if its field is wanted and its record has no
 // fault. An error of takeFile costs the shard.
 func (s *recordReader) takeFile() error {
-	s.sum = hash(s.sum, maphash.String(sumSeed, s.entry.name), uint64(s.entry.size))
+	name := maphash.String(sumSeed, s.entry.name)
+	s.sum = hash(s.sum, name, uint64(s.entry.size))
 	if s.item.Err != nil || !s.nextWanted {
 		return nil
 	}
@@ -636,8 +661,13 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 // offset to. Only the first bytes of a shard tell whether it is compressed, so
 // a reader that begins later takes src for an uncompressed archive.
 func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src, r.entry.head = source{src, ctx}, r.offset
-	r.in = bufio.NewReaderSize(r.src, cmp.Or(r.whole, tarBuffer))
+	r.src = source{src, ctx}
+	r.entry.head = r.offset
+	size := tarBuffer
+	if r.whole > 0 {
+		size = r.whole
+	}
+	r.in = bufio.NewReaderSize(r.src, size)
 	if err := r.decompress(); err != nil {
 		return err
 	}
@@ -659,7 +689,8 @@ func (s source) Read(p []byte) (n int, err error) {
 		if s.ctx.Err() != nil {
 			return 0, fmt.Errorf("the context has ended: %w", context.Cause(s.ctx))
 		}
-		if n, err = s.ReadCloser.Read(p); n > 0 || err != nil {
+		n, err = s.ReadCloser.Read(p)
+		if n > 0 || err != nil {
 			return n, err
 		}
 	}
@@ -685,7 +716,7 @@ func (r *tarReader) decompress() error {
 	case begins("\x1f\x8b"):
 		from, err = gzip.NewReader(r.in)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
-		from, err = bzip2.NewReader(r.in), nil
+		from = bzip2.NewReader(r.in)
 	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
 		return errors.New("it is compressed with xz or zstd, which cannot be read: " +
 			"use gzip, bzip2 or an uncompressed tar")
@@ -693,7 +724,8 @@ func (r *tarReader) decompress() error {
 		return nil
 	}
 	r.compressed = true
-	r.in = bufio.NewReaderSize(source{io.NopCloser(from), r.src.ctx}, tarBuffer)
+	src := source{io.NopCloser(from), r.src.ctx}
+	r.in = bufio.NewReaderSize(src, tarBuffer)
 	return err
 }
 
@@ -752,8 +784,8 @@ func (r *tarReader) readHeaders() error {
 // archive/tar knows how much that is. So a sparse file is refused, and ends the
 // shard: skipping it would mean reading it.
 func (r *tarReader) readHeadersSlowly(block string) error {
-	t, marker := tar.NewReader(r), isZero([]byte(block))
-	h, err := t.Next()
+	marker := isZero([]byte(block))
+	h, err := tar.NewReader(r).Next()
 	switch {
 	case err == io.EOF && marker && r.entry.head == 0:
 		return errors.New("the archive is empty: it begins with zeros")
@@ -773,7 +805,9 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	r.dataEnd = r.offset + min(h.Size, 1<<62)
 	switch h.Typeflag {
 	case tar.TypeLink:
-		r.entry.kind, r.entry.target, r.dataEnd = tar.TypeLink, h.Linkname, r.offset
+		r.entry.kind = tar.TypeLink
+		r.entry.target = h.Linkname
+		r.dataEnd = r.offset
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.dataEnd = r.offset
 	case tar.TypeXGlobalHeader, 'D', 'N', 'V':
@@ -790,8 +824,11 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	// a map, 0.1, which has a map, and 1.0.
 	sparse := h.Typeflag == tar.TypeGNUSparse ||
 		h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
-	return errorIf(sparse,
-		"it is a sparse file, which is not read: make the archive without tar --sparse")
+	if sparse {
+		return errors.New("it is a sparse file, which is not read: " +
+			"make the archive without tar --sparse")
+	}
+	return nil
 }
 
 // Read reads from the archive, for archive/tar and readData, and counts the
@@ -809,7 +846,7 @@ func (r *tarReader) readData() ([]byte, error) {
 		// The data has no capacity beyond its end, so that append does not
 		// overwrite the next file.
 		data, err := r.in.Peek(int(r.entry.size))
-		return data[:len(data):len(data)], unexpected(err)
+		return slices.Clip(data), unexpected(err)
 	}
 	data := make([]byte, r.entry.size)
 	_, err := io.ReadFull(r, data)
@@ -835,9 +872,10 @@ func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 // if it is not there, the error is io.ErrUnexpectedEOF on all.
 func (r *tarReader) skipTo(to int64) error {
 	src, ok := r.src.ReadCloser.(io.Seeker)
-	if ahead := to - r.offset - int64(r.in.Buffered()); ok && !r.compressed && ahead > tarBuffer {
-		// The Seek of a pipe fails.
-		if _, err := src.Seek(ahead-tarBlock, io.SeekCurrent); err == nil {
+	ahead := to - r.offset - int64(r.in.Buffered())
+	if ok && !r.compressed && ahead > tarBuffer {
+		_, err := src.Seek(ahead-tarBlock, io.SeekCurrent)
+		if err == nil { // the Seek of a pipe fails
 			r.in.Reset(r.src)
 			r.offset = to - tarBlock
 		}
@@ -865,15 +903,19 @@ func (r *tarReader) skipTo(to int64) error {
 // The rest is read to its end because only there a decompressor checks its sum,
 // and the web reader the length of the object.
 func (r *tarReader) drainShard() error {
-	for zeros := int64(0); ; {
+	zeros := int64(0)
+	for {
 		rest, err := r.in.Peek(max(1, r.in.Buffered()))
 		zeros += int64(len(rest))
 		length := r.offset + zeros
+		block := length & -length // the largest power of two that divides length
 		switch {
 		case !isZero(rest):
 			return errors.New("there is data after the end marker, " +
 				"perhaps another archive, which is not read")
-		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= length&-length:
+		case zeros >= 1<<20:
+			return errZeros
+		case err == io.EOF && zeros > 64<<10 && zeros >= block:
 			return errZeros
 		case err == gzip.ErrHeader:
 			return fmt.Errorf("what follows the compressed archive is not compressed, "+
@@ -887,7 +929,12 @@ func (r *tarReader) drainShard() error {
 
 // isZero reports whether all bytes are zero: the first is, and each of the
 // others is like the one before it.
-func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
+func isZero(b []byte) bool {
+	if len(b) == 0 {
+		return true
+	}
+	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
+}
 
 // parseHeaders parses the headers of a regular file at the beginning of b. n
 // says what it found:
@@ -915,7 +962,8 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 	for n+tarBlock <= len(b) {
 		header := b[n : n+tarBlock]
 		n += tarBlock
-		kind, length := header[156], parseOctal(header[124:136]) // of the data behind the header
+		kind := header[156]
+		length := parseOctal(header[124:136]) // of the data behind the header
 		switch {
 		case length < 0, !checkHeader(header):
 			return nil, 0, 0
@@ -930,15 +978,19 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 				name = slices.Concat(prefix, []byte{'/'}, name)
 			}
 			return name, length, n
-		case strings.IndexByte("xLK", kind) < 0, length > tarBuffer:
+		case kind != tar.TypeXHeader && kind != tar.TypeGNULongName && kind != tar.TypeGNULongLink:
+			return nil, 0, 0
+		case length > tarBuffer:
 			return nil, 0, 0
 		}
 		data := b[n:]
-		if n += int(wholeBlocks(length)); n > len(b) {
+		n += int(wholeBlocks(length))
+		if n > len(b) {
 			return nil, 0, n + tarBlock
 		}
+		data = data[:length]
 		known := true
-		switch data = data[:length]; kind {
+		switch kind {
 		case tar.TypeXHeader:
 			paxName, known = parsePAX(data)
 		case tar.TypeGNULongName:
@@ -968,16 +1020,21 @@ const posixMagic = "ustar\x00"
 //     have other fields there, which are zero in most files, and v7, the
 //     oldest, has none.
 func checkHeader(b []byte) bool {
-	ok := isZero(b[345:])
 	if string(b[257:263]) == posixMagic {
-		ok = string(b[508:]) != "tar\x00"
+		if string(b[508:]) == "tar\x00" {
+			return false
+		}
+	} else if !isZero(b[345:]) {
+		return false
 	}
 	numbers := [][]byte{b[100:108], b[108:116], b[116:124], b[136:148], b[329:337], b[337:345]}
 	for _, number := range numbers {
 		base256 := number[0] == 0x80 && len(number) == 8
-		ok = ok && (base256 || parseOctal(number) >= 0)
+		if !base256 && parseOctal(number) < 0 {
+			return false
+		}
 	}
-	return ok && parseOctal(b[148:156]) == checksum(b)
+	return parseOctal(b[148:156]) == checksum(b)
 }
 
 // parsePAX reads PAX records. It returns the path of the next file, or nil if
@@ -996,7 +1053,8 @@ func parsePAX(b []byte) (path []byte, ok bool) {
 	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
 		length, _, _ := bytes.Cut(b, []byte{' '})
-		start, end := int64(len(length))+1, parseDigits(length, 10)
+		start := int64(len(length)) + 1
+		end := parseDigits(length, 10)
 		if end <= start || end > int64(len(b)) || b[end-1] != '\n' {
 			return nil, false
 		}
@@ -1094,9 +1152,11 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 	case !strings.Contains(name, "://"):
 		return openFile(ctx, name, offset)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
-		// On Windows a volume may come first, as in file:///C:/x.tar.
-		volume := filepath.VolumeName(strings.TrimPrefix(u.Path, "/"))
-		return openFile(ctx, filepath.FromSlash(u.Path[min(1, len(volume)):]), offset)
+		file := u.Path
+		if filepath.VolumeName(strings.TrimPrefix(file, "/")) != "" {
+			file = file[1:] // on Windows, as in file:///C:/x.tar
+		}
+		return openFile(ctx, filepath.FromSlash(file), offset)
 	case err == nil && isWeb(u):
 		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
@@ -1229,8 +1289,11 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 		var after time.Duration
 		if o.body == nil {
 			after, err = o.sendRequest()
-		} else if n, err = o.readBody(p); n > 0 || err == io.EOF {
-			return n, err
+		} else {
+			n, err = o.readBody(p)
+			if n > 0 || err == io.EOF {
+				return n, err
+			}
 		}
 		if err != nil {
 			err = o.waitToRetry(err, after)
@@ -1332,7 +1395,8 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 // because the URL in it may hold a password.
 func (o *webObject) sendRequest() (after time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
-	o.cancel, o.stallTimer = cancel, time.AfterFunc(o.stall, func() { cancel(errStalled) })
+	o.cancel = cancel
+	o.stallTimer = time.AfterFunc(o.stall, func() { cancel(errStalled) })
 	defer o.stallTimer.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url, nil)
 	if err != nil {
@@ -1350,13 +1414,15 @@ func (o *webObject) sendRequest() (after time.Duration, err error) {
 	client := *o.client
 	client.Transport = webTransport{cmp.Or(client.Transport, http.DefaultTransport)}
 	resp, err := client.Do(req)
-	switch err = errors.Unwrap(err); {
+	err = errors.Unwrap(err)
+	switch {
 	case err == nil:
 		o.body = resp.Body
 		return o.checkAnswer(resp)
 	case resp != nil, // CheckRedirect has refused a redirect
 		errors.Is(err, http.ErrSchemeMismatch),
-		errors.As(err, new(*tls.CertificateVerificationError)), errors.As(err, new(*net.AddrError)):
+		errors.As(err, new(*tls.CertificateVerificationError)),
+		errors.As(err, new(*net.AddrError)):
 		err = permanentError{err}
 	}
 	return 0, err
@@ -1385,7 +1451,8 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, safeError(err)
 	}
 	to, err := resp.Location()
-	if resp.StatusCode/100 == 3 && err != http.ErrNoLocation && (err != nil || !isWeb(to)) {
+	redirects := resp.StatusCode/100 == 3 && err != http.ErrNoLocation
+	if redirects && (err != nil || !isWeb(to)) {
 		resp.Body.Close()
 		return nil, errRedirect
 	}
@@ -1398,7 +1465,8 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 // no more than the type of an error that it does not know.
 func safeError(err error) error {
 	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
-		switch err = cause; err.(type) {
+		err = cause
+		switch err.(type) {
 		case *net.OpError, *tls.CertificateVerificationError, tls.RecordHeaderError:
 			return err
 		}
@@ -1421,12 +1489,15 @@ func safeError(err error) error {
 // the last case the answer shows that the object has changed, and what was read
 // of it so far does not fit.
 func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
-	from, size, code := int64(0), resp.ContentLength, resp.StatusCode
+	var from, to int64
+	size := resp.ContentLength
+	code := resp.StatusCode
 	switch {
 	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.offset > 0:
-		to, answer := int64(0), resp.Header.Get("Content-Range")
-		if n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &from, &to, &size); n < 3 {
+		answer := resp.Header.Get("Content-Range")
+		n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &from, &to, &size)
+		if n < 3 {
 			size = -1 // "*" stands for an unknown size
 		}
 		if from != o.offset {
@@ -1436,13 +1507,16 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 	default:
 		return retryAfter(resp.Header.Get("Retry-After")), statusError(code)
 	}
-	tag, modified := resp.Header.Get("ETag"), resp.Header.Get("Last-Modified")
+	tag := resp.Header.Get("ETag")
+	modified := resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
 	resized := o.size != size && o.size >= 0 && size >= 0
 	if resized || differ(o.tag, tag) || differ(o.modified, modified) {
 		return 0, errChanged
 	}
-	o.tag, o.modified, o.size = cmp.Or(o.tag, tag), cmp.Or(o.modified, modified), max(o.size, size)
+	o.tag = cmp.Or(o.tag, tag)
+	o.modified = cmp.Or(o.modified, modified)
+	o.size = max(o.size, size)
 	o.surplus = o.offset - from
 	return 0, nil
 }
@@ -1505,7 +1579,8 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 	places := make(chan struct{}, 16)
 	for _, name := range paths {
 		x := &tarShard{name: name}
-		d.shards, parts = append(d.shards, x), append(parts, x)
+		d.shards = append(d.shards, x)
+		parts = append(parts, x)
 		running.Go(func() {
 			places <- struct{}{}
 			if err := x.scan(ctx); err != nil {
@@ -1515,7 +1590,11 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 		})
 	}
 	running.Wait()
-	if err := cmp.Or(errorIf(len(paths) == 0, "there are no shards"), context.Cause(ctx)); err != nil {
+	err := context.Cause(ctx)
+	if len(paths) == 0 {
+		err = errors.New("there are no shards")
+	}
+	if err != nil {
 		d.Close()
 		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
 	}
@@ -1527,14 +1606,18 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 func (x *tarShard) scan(ctx context.Context) error {
 	s := newRecordReader(x.name, defaultMaxRecord)
 	s.wanted = []string{} // no field: files are not loaded
-	err := errorIf(strings.Contains(x.name, "://"), "OpenTar reads files only; Tar reads URLs too")
-	if err == nil {
-		err = s.enterShard(ctx, func(context.Context, string, int64) (_ io.ReadCloser, err error) {
-			x.file, err = os.Open(x.name)
-			return x.file, err
-		}, tarState{})
+	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
+		if strings.Contains(x.name, "://") {
+			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
+		}
+		x.file, err = os.Open(x.name)
+		return x.file, err
 	}
-	err = cmp.Or(errorIf(s.compressed, "it is compressed, and cannot be read at an offset: decompress it, or use Tar"), err)
+	err := s.enterShard(ctx, open, tarState{})
+	if s.compressed {
+		err = errors.New("it is compressed, and cannot be read at an offset: " +
+			"decompress it, or use Tar")
+	}
 	for err == nil {
 		begin := s.entry.head
 		if _, err = s.readRecord(); err == nil {
@@ -1565,7 +1648,8 @@ func (x *tarShard) Len() int { return len(x.places) }
 // headers, so whatever is wrong now, except a fault of the record, shows that
 // the shard has changed.
 func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
-	p, s := x.places[i], newRecordReader(x.name, defaultMaxRecord)
+	p := x.places[i]
+	s := newRecordReader(x.name, defaultMaxRecord)
 	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin), nil}
 	if part.Size() <= tarBuffer {
 		s.whole = int(part.Size())
@@ -1634,7 +1718,8 @@ func (w *TarWriter) Write(r Record) error {
 	files := slices.SortedFunc(slices.Values(r.Files), byName)
 	err := w.checkRecord(r.Key, files)
 	for i := 0; i < len(files) && err == nil; i++ {
-		name, data := r.Key+"."+files[i].Name, files[i].Data
+		name := r.Key + "." + files[i].Name
+		data := files[i].Data
 		err = w.tar.WriteHeader(&tar.Header{
 			Typeflag: tar.TypeReg,
 			Name:     name,
@@ -1660,7 +1745,8 @@ const maxName = 1_000_000
 // when it is read.
 func (w *TarWriter) checkRecord(key string, files []File) error {
 	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
-	err := cmp.Or(errorIf(len(files) == 0, "it has no files"),
+	err := cmp.Or(
+		errorIf(len(files) == 0, "it has no files"),
 		errorIf(w.keys[key], "the shard has a record with this key already"),
 		errorIf(!inside, `the key must be a relative path without ".."`))
 	if err != nil {
@@ -1670,7 +1756,8 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 	for i, f := range files {
 		name := key + "." + f.Name
 		k, field, ok := splitName(name)
-		short, dotted := strings.CutPrefix(strings.TrimPrefix(path.Base("/"+f.Name), base), ".")
+		extension := strings.TrimPrefix(path.Base("/"+f.Name), base)
+		short, dotted := strings.CutPrefix(extension, ".")
 		switch {
 		case len(name) > maxName:
 			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d",
@@ -1721,7 +1808,8 @@ func Expand(pattern string) ([]string, error) {
 	for rest := pattern; rest != ""; {
 		before, after, opened := strings.Cut(rest, "{")
 		inside, after, closed := strings.Cut(after, "}")
-		choices, err := []string{""}, error(nil)
+		choices := []string{""}
+		var err error
 		if opened != closed || strings.ContainsAny(before+inside, "{}") {
 			err = errors.New("braces must come in pairs, and must not be nested")
 		} else if opened {
@@ -1739,7 +1827,8 @@ func Expand(pattern string) ([]string, error) {
 				longer = append(longer, name+before+choice)
 			}
 		}
-		names, rest = longer, after
+		names = longer
+		rest = after
 	}
 	return names, nil
 }
@@ -1766,7 +1855,11 @@ func expandBraces(inside string) (all []string, err error) {
 	if fmt.Sprint(from) != first || fmt.Sprint(to) != last {
 		width = max(len(first), len(last))
 	}
-	for n := from; ; n += int64(cmp.Compare(to, from)) {
+	step := int64(1)
+	if to < from {
+		step = -1
+	}
+	for n := from; ; n += step {
 		all = append(all, fmt.Sprintf("%0*d", width, n))
 		if n == to {
 			return all, nil
@@ -1818,8 +1911,11 @@ func decode(name string, data []byte, limit int64) (any, error) {
 		return decodeImage(data)
 	case "json", "jsn":
 		values, err := decodeJSON(data)
-		if err != nil || len(values) != 1 {
-			return nil, cmp.Or(err, fmt.Errorf("there are %d JSON values, must be one", len(values)))
+		if err != nil {
+			return nil, err
+		}
+		if len(values) != 1 {
+			return nil, fmt.Errorf("there are %d JSON values, must be one", len(values))
 		}
 		return values[0], nil
 	case "jsonl":
@@ -1840,7 +1936,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return decode(strings.TrimSuffix(strings.TrimSuffix(name, "gz"), "."), data, limit-int64(len(data)))
+		inner := strings.TrimSuffix(strings.TrimSuffix(name, "gz"), ".")
+		return decode(inner, data, limit-int64(len(data)))
 	}
 	return data, nil
 }
@@ -1871,9 +1968,11 @@ func decodeJSON(data []byte) (values []any, err error) {
 	d.UseNumber()
 	for {
 		var value any
-		if err = d.Decode(&value); err == io.EOF {
+		err = d.Decode(&value)
+		if err == io.EOF {
 			return values, nil
-		} else if err != nil {
+		}
+		if err != nil {
 			return nil, fmt.Errorf("JSON value %d: %w", len(values)+1, err)
 		}
 		values = append(values, value)
@@ -1891,8 +1990,11 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 		return nil, unexpected(err)
 	}
 	size, err := io.CopyN(io.Discard, r, limit+1)
+	if err == nil {
+		err = fmt.Errorf("it decompresses to more than %d bytes", limit)
+	}
 	if err != io.EOF {
-		return nil, cmp.Or(err, fmt.Errorf("it decompresses to more than %d bytes", limit))
+		return nil, err
 	}
 	text := make([]byte, size)
 	r.Reset(bytes.NewReader(data)) // its error is that of the next Read
@@ -1916,35 +2018,67 @@ func decodeNumpy(data []byte) (any, error) {
 	if len(data) < 12 || string(data[:6]) != "\x93NUMPY" || data[6] < 1 || data[6] > 3 {
 		return nil, errors.New("it is no npy file of version 1 to 3")
 	}
-	length, rest := uint(binary.LittleEndian.Uint16(data[8:])), data[10:]
+	length := uint(binary.LittleEndian.Uint16(data[8:]))
+	rest := data[10:]
 	if data[6] > 1 {
-		length, rest = uint(binary.LittleEndian.Uint32(data[8:])), data[12:]
+		length = uint(binary.LittleEndian.Uint32(data[8:]))
+		rest = data[12:]
 	}
-	header, rest := rest[:min(length, uint(len(rest)))], rest[min(length, uint(len(rest))):]
-	m := npyHeader().FindSubmatch(header)
-	if m == nil {
+	length = min(length, uint(len(rest)))
+	header := rest[:length]
+	values := rest[length:]
+	match := npyHeader().FindSubmatch(header)
+	if match == nil {
 		return nil, fmt.Errorf("the header %s is truncated or not supported: "+
-			"descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False", quote(header))
+			"descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False",
+			quote(header))
 	}
+	kind := string(match[2])
+	size := int(kind[1] - '0')
+	axes := string(match[3])
 	var shape []int
-	err := json.Unmarshal([]byte("["+strings.TrimRight(string(m[3]), ", ")+"]"), &shape)
-	if size := int(m[2][1] - '0'); err != nil || elements(shape) != len(rest)/size || len(rest)%size != 0 {
+	err := json.Unmarshal([]byte("["+strings.TrimRight(axes, ", ")+"]"), &shape)
+	if err != nil || elements(shape) != len(values)/size || len(values)%size != 0 {
 		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data",
-			quote(m[3]), m[2], len(rest))
+			quote(axes), kind, len(values))
 	}
 	var order binary.ByteOrder = binary.LittleEndian
-	if m[1][0] == '>' {
+	if match[1][0] == '>' {
 		order = binary.BigEndian
 	}
-	return map[string]func([]int, binary.ByteOrder, []byte) (any, error){
-		"f4": npyTensor[float32], "f8": npyTensor[float64], "b1": npyTensor[bool],
-		"i1": npyTensor[int8], "i2": npyTensor[int16], "i4": npyTensor[int32], "i8": npyTensor[int64],
-		"u1": npyTensor[uint8], "u2": npyTensor[uint16], "u4": npyTensor[uint32], "u8": npyTensor[uint64],
-	}[string(m[2])](shape, order, rest)
+	return chooseDecoder(kind)(shape, order, values)
 }
 
-// npyTensor makes a tensor of a shape from as many elements.
-func npyTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, error) {
+// chooseDecoder returns the function that decodes elements of a type, as npy
+// files name it.
+func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, error) {
+	switch kind {
+	case "f4":
+		return decodeTensor[float32]
+	case "f8":
+		return decodeTensor[float64]
+	case "b1":
+		return decodeTensor[bool]
+	case "i1":
+		return decodeTensor[int8]
+	case "i2":
+		return decodeTensor[int16]
+	case "i4":
+		return decodeTensor[int32]
+	case "i8":
+		return decodeTensor[int64]
+	case "u1":
+		return decodeTensor[uint8]
+	case "u2":
+		return decodeTensor[uint16]
+	case "u4":
+		return decodeTensor[uint32]
+	}
+	return decodeTensor[uint64] // u8: npyHeader matches no other type
+}
+
+// decodeTensor makes a tensor of a shape from as many elements.
+func decodeTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any, error) {
 	t := Tensor[E]{make([]E, elements(shape)), shape}
 	_, err := binary.Decode(data, order, t.Data)
 	return t, err
