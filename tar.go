@@ -214,15 +214,15 @@ func quote[S ~string | ~[]byte](text S) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// tarError returns err as a TarError at an entry. A pattern is a usual reason
-// why a shard cannot be opened: Tar and OpenTar take names as they are.
-func tarError(shard string, entry *tarEntry, err error) *TarError {
+// newTarError returns err as a TarError at an entry. A pattern is a usual
+// reason why a shard cannot be opened: Tar and OpenTar take names as they are.
+func newTarError(shard string, entry *tarEntry, err error) *TarError {
 	shard = redactURL(shard)
-	if entry.head < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
+	if entry.begin < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
 		err = fmt.Errorf("%w; if the name is a pattern, "+
 			"Expand lists its names, or filepath.Glob, if it has no braces", err)
 	}
-	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.head, Err: err}
+	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.begin, Err: err}
 }
 
 // A tarState is the State of Tar's cursors: the place where the next record
@@ -300,8 +300,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		errorIf(len(shards) == 0, "there are no shards"),
 		errorIf(slices.Contains(shards, ""),
 			"shard %d has an empty name", slices.Index(shards, "")),
-		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: leave "+
-			"TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
+			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	if err != nil {
 		return nil, fmt.Errorf("dataloader: Tar: %w", err)
@@ -311,7 +311,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		order = Random(len(shards), opts.Seed)
 	}
 	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ",
-		len(shards), digest(shards), describe(order))
+		len(shards), hashNames(shards), describe(order))
 	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
 		var state tarState
@@ -346,10 +346,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
-// digest hashes the names of shards, so that the cursors of other shards can be
-// told apart. It takes only the last elements of the names: the same shards may
-// be in another folder, or behind another signed URL, when a run is resumed.
-func digest(names []string) uint64 {
+// hashNames hashes the names of shards, so that the cursors of other shards can
+// be told apart. It takes only the last elements of the names: the same shards
+// may be in another folder, or behind another signed URL, when a run is
+// resumed.
+func hashNames(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
 		if i := strings.IndexAny(name, "?#"); i >= 0 && strings.Contains(name, "://") {
@@ -375,37 +376,41 @@ func readShard(
 	ctx context.Context, name string, opts *TarOptions, from tarState,
 ) iter.Seq2[Item[Record], tarState] {
 	return func(yield func(Item[Record], tarState) bool) {
-		s := newRecordReader(name, opts.MaxRecord)
-		s.wanted = opts.Fields
+		r := newRecordReader(name, opts.MaxRecord)
+		r.wanted = opts.Fields
 		_, err := try(func() (any, error) {
-			return nil, s.enterShard(ctx, opts.Open, from)
+			return nil, r.enterShard(ctx, opts.Open, from)
 		})
-		if s.src.ReadCloser != nil {
-			defer s.src.Close()
+		if r.shard.ReadCloser != nil {
+			defer r.shard.Close()
 		}
 		misread := errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)
 		if misread && from.Offset > 0 {
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
+		readRecord := r.readRecord
 		for err == nil {
 			var item Item[Record]
 			item, err = try(readRecord)
 			if err != nil {
 				break
 			}
-			after := tarState{ShardNumber: from.ShardNumber}
-			after.Offset = s.entry.head
-			after.Compressed = s.compressed
-			if !yield(item, after) {
+			next := tarState{
+				ShardNumber: from.ShardNumber,
+				Offset:      r.entry.begin,
+				Compressed:  r.compressed,
+			}
+			if !yield(item, next) {
 				return
 			}
 		}
-		if err != io.EOF {
-			err = fmt.Errorf("%w; the shard is not read further", err)
-			failed := tarError(s.name, &s.entry, err)
-			failed.Rest = true
-			yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
+		if err == io.EOF {
+			return
 		}
+		err = fmt.Errorf("%w; the shard is not read further", err)
+		failed := newTarError(r.name, &r.entry, err)
+		failed.Rest = true
+		yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 	}
 }
 
@@ -417,7 +422,7 @@ func readShard(
 // That file is called the next file: its headers have been read, its data has
 // not. A resume begins at its headers:
 //
-//	head     data              head     data
+//	begin    dataBegin         begin    dataBegin
 //	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
 //	│ a.txt  │               │ │ b.txt  │             │   end marker    │
 //	                           ↑
@@ -427,11 +432,11 @@ type recordReader struct {
 	name string // of the shard
 
 	// The next file is the entry. These are its key and field, and whether the
-	// field is wanted. nextKey is empty after the last file; lastErr is then
+	// field is wanted. nextKey is empty after the last file; endErr is then
 	// io.EOF, or what is wrong with the rest of the shard.
 	nextKey, nextField string
 	nextWanted         bool
-	lastErr            error
+	endErr             error
 
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
@@ -451,63 +456,63 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has not entered the shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{entry: tarEntry{head: -1}}
+	r := tarReader{entry: tarEntry{begin: -1}}
 	return &recordReader{tarReader: r, name: name, maxRecord: maxRecord, fields: map[string]bool{}}
 }
 
 // enterShard opens the shard and reads up to the first file that follows from.
 // In a compressed shard, offsets count uncompressed bytes, so it is opened at
 // its beginning. enterShard never returns io.EOF, which would mean the end.
-func (s *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
+func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
 	if !from.Compressed {
-		s.offset = from.Offset
+		r.offset = from.Offset
 	}
-	src, err := open(ctx, s.name, s.offset)
-	if err == nil && src == nil {
+	shard, err := open(ctx, r.name, r.offset)
+	if err == nil && shard == nil {
 		err = errors.New("the Opener returned neither a reader nor an error")
 	}
 	if err == nil {
-		err = s.openArchive(ctx, src, from.Offset)
+		err = r.openArchive(ctx, shard, from.Offset)
 	}
 	if err == nil {
-		err = s.findNextFile()
+		err = r.findNextFile()
 	}
-	return unexpected(err)
+	return replaceEOF(err)
 }
 
 // findNextFile reads the headers of the next file that belongs to a record.
-// After the last file it reads the rest of the shard and sets lastErr. The last
+// After the last file it reads the rest of the shard and sets endErr. The last
 // record waits for that, so that nothing is left to read, and nothing can fail,
 // once it has been handed over. Too many zeros are an error of the last record
 // too: they may have been one of its files.
 //
 // If it finds files but no record in the whole shard, it returns an error that
 // names the first: a shard whose files have no extensions would look empty.
-func (s *recordReader) findNextFile() error {
-	before := s.nextKey
+func (r *recordReader) findNextFile() error {
+	first := r.nextKey == ""
 	skipped := ""
-	err := s.readHeaders()
-	for ; err == nil; err = s.readHeaders() {
-		key, field, ok := splitName(s.entry.name)
-		if ok && s.entry.kind != 0 {
-			s.nextKey = key
-			s.nextField = field
-			s.nextWanted = s.wanted == nil || slices.Contains(s.wanted, field)
+	err := r.readHeaders()
+	for ; err == nil; err = r.readHeaders() {
+		key, field, ok := splitName(r.entry.name)
+		if ok && r.entry.kind != 0 {
+			r.nextKey = key
+			r.nextField = field
+			r.nextWanted = r.wanted == nil || slices.Contains(r.wanted, field)
 			return nil
 		}
-		if s.entry.kind != 0 {
-			skipped = cmp.Or(skipped, s.entry.name)
+		if r.entry.kind != 0 {
+			skipped = cmp.Or(skipped, r.entry.name)
 		}
 	}
 	if err != io.EOF {
 		return err
 	}
-	s.nextKey = ""
-	s.lastErr = s.drainShard()
-	if s.lastErr == errZeros {
+	r.nextKey = ""
+	r.endErr = r.drainShard()
+	if r.endErr == errZeros {
 		return errZeros
 	}
-	if s.lastErr == io.EOF && before == "" && skipped != "" {
+	if r.endErr == io.EOF && first && skipped != "" {
 		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s",
 			quote(skipped), skippedFiles)
 	}
@@ -523,74 +528,74 @@ func (s *recordReader) findNextFile() error {
 // the record is left out, because its last files may be missing: webdataset
 // yields such a record, and may even join it to the first record of the next
 // shard. The error then names both faults.
-func (s *recordReader) readRecord() (_ Item[Record], err error) {
-	if s.nextKey == "" {
-		return Item[Record]{}, s.lastErr
+func (r *recordReader) readRecord() (_ Item[Record], err error) {
+	if r.nextKey == "" {
+		return Item[Record]{}, r.endErr
 	}
-	key := s.nextKey
-	files := make([]File, 0, s.lastCount)
-	s.item = Item[Record]{Value: Record{Key: key, Shard: s.name, Files: files}}
-	clear(s.fields)
-	s.memory = 0
-	s.sum = 0
-	for err == nil && s.nextKey == key {
-		if s.item.Err == nil {
-			s.checkFile()
+	key := r.nextKey
+	files := make([]File, 0, r.lastCount)
+	r.item = Item[Record]{Value: Record{Key: key, Shard: r.name, Files: files}}
+	clear(r.fields)
+	r.memory = 0
+	r.sum = 0
+	for err == nil && r.nextKey == key {
+		if r.item.Err == nil {
+			r.checkFile()
 		}
-		if err = s.takeFile(); err == nil {
-			err = s.findNextFile()
+		if err = r.loadFile(); err == nil {
+			err = r.findNextFile()
 		}
 	}
-	if err != nil && s.item.Err != nil {
-		err = fmt.Errorf("%w; before that: %w", err, s.item.Err)
+	if err != nil && r.item.Err != nil {
+		err = fmt.Errorf("%w; before that: %w", err, r.item.Err)
 	}
 	if err != nil {
 		err = fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
 		return Item[Record]{}, err
 	}
-	s.lastCount = len(s.item.Value.Files)
-	return s.item, nil
+	r.lastCount = len(r.item.Value.Files)
+	return r.item, nil
 }
 
 // checkFile counts the memory of the next file. If the file has a fault, the
 // record becomes an error. checkFile is called before any memory is allocated,
 // because a damaged header may say 2^63-1 bytes.
-func (s *recordReader) checkFile() {
+func (r *recordReader) checkFile() {
 	var size int64
 	var link bool
-	if s.nextWanted {
-		size = s.entry.size
-		link = s.entry.kind == tar.TypeLink
+	if r.nextWanted {
+		size = r.entry.size
+		link = r.entry.kind == tar.TypeLink
 	}
-	s.memory += int64(len(s.entry.name)) + fileMemory
+	r.memory += int64(len(r.entry.name)) + fileMemory
 	var err error
 	switch {
-	case s.fields[s.nextField]:
-		err = fmt.Errorf("record %s has another field %s", quote(s.nextKey), quote(s.nextField))
-	case size > s.maxRecord-s.memory:
+	case r.fields[r.nextField]:
+		err = fmt.Errorf("record %s has another field %s", quote(r.nextKey), quote(r.nextField))
+	case size > r.maxRecord-r.memory:
 		err = fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d",
-			size, s.maxRecord)
+			size, r.maxRecord)
 	case link:
 		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference",
-			quote(s.entry.target))
+			quote(r.entry.target))
 	default:
-		s.fields[s.nextField] = true
-		s.memory += size
+		r.fields[r.nextField] = true
+		r.memory += size
 		return
 	}
-	s.item = Item[Record]{Err: tarError(s.name, &s.entry, err)}
+	r.item = Item[Record]{Err: newTarError(r.name, &r.entry, err)}
 }
 
-// takeFile loads the next file, if its field is wanted and its record has no
+// loadFile loads the next file, if its field is wanted and its record has no
 // fault. An error of takeFile costs the shard.
-func (s *recordReader) takeFile() error {
-	name := maphash.String(sumSeed, s.entry.name)
-	s.sum = hash(s.sum, name, uint64(s.entry.size))
-	if s.item.Err != nil || !s.nextWanted {
+func (r *recordReader) loadFile() error {
+	name := maphash.String(sumSeed, r.entry.name)
+	r.sum = hash(r.sum, name, uint64(r.entry.size))
+	if r.item.Err != nil || !r.nextWanted {
 		return nil
 	}
-	data, err := s.readData()
-	s.item.Value.Files = append(s.item.Value.Files, File{s.nextField, data})
+	data, err := r.readData()
+	r.item.Value.Files = append(r.item.Value.Files, File{r.nextField, data})
 	return err
 }
 
@@ -606,21 +611,21 @@ var sumSeed = maphash.MakeSeed()
 // that does not fit into it is stored before it, as the data of a header of its
 // own:
 //
-//	head                                    data
+//	begin                                           dataBegin      dataEnd
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
 type tarReader struct {
-	src source        // the shard as it is stored
-	in  *bufio.Reader // the archive: src, decompressed if it is compressed
+	shard   contextReader // as it is stored
+	archive *bufio.Reader // the shard, decompressed if it is compressed
 
 	// compressed also means that nothing can be skipped with a seek.
 	compressed bool
 
-	// whole is the size of all that will be read, if in holds all of it at
-	// once, so that files may share its memory; otherwise 0.
-	whole int
+	// wholeSize is the size of all that will be read, if the buffer of archive
+	// holds it at once, so that files may share its memory; otherwise 0.
+	wholeSize int
 
-	// offset is that of in, in the archive; entry the entry whose headers were
-	// read last; and dataEnd where the data of that entry ends.
+	// offset is that of the next byte in the archive. entry is the entry whose
+	// headers were read last, and dataEnd the offset at which its data ends.
 	offset  int64
 	entry   tarEntry
 	dataEnd int64
@@ -631,10 +636,11 @@ type tarReader struct {
 type tarEntry struct {
 	name   string
 	target string // of a hard link
-	head   int64  // where the first of its headers begins
-	data   int64  // where its data begins, one block after the last of its headers
-	size   int64  // of the file, in bytes
 	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
+	size   int64  // of the file, in bytes
+
+	// begin is the offset of the first header, dataBegin that of the data.
+	begin, dataBegin int64
 }
 
 // tarBlock is the size of a block, and tarBuffer that of the buffer in which
@@ -657,39 +663,40 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 	"and no blocking factor of tar explains them: " +
 	"it was not written to its end, so write or copy it again")
 
-// openArchive starts to read src, which stands at offset r.offset, and skips to
-// offset to. Only the first bytes of a shard tell whether it is compressed, so
-// a reader that begins later takes src for an uncompressed archive.
-func (r *tarReader) openArchive(ctx context.Context, src io.ReadCloser, to int64) error {
-	r.src = source{src, ctx}
-	r.entry.head = r.offset
+// openArchive starts to read a shard, which stands at offset r.offset, and
+// skips to offset to. Only the first bytes of a shard tell whether it is
+// compressed, so a reader that begins later takes it for an uncompressed
+// archive.
+func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int64) error {
+	r.shard = contextReader{shard, ctx}
+	r.entry.begin = r.offset
 	size := tarBuffer
-	if r.whole > 0 {
-		size = r.whole
+	if r.wholeSize > 0 {
+		size = r.wholeSize
 	}
-	r.in = bufio.NewReaderSize(r.src, size)
+	r.archive = bufio.NewReaderSize(r.shard, size)
 	if err := r.decompress(); err != nil {
 		return err
 	}
 	return r.skipTo(to)
 }
 
-// A source is a shard that can be read until the context ends. bufio.Reader
-// passes large reads on to it, without its own protection against readers that
-// return neither bytes nor an error, so a source has such a protection too.
-type source struct {
+// A contextReader reads a shard until the context ends. bufio.Reader passes
+// large reads on to it, without its own protection against readers that return
+// neither bytes nor an error, so a contextReader has such a protection too.
+type contextReader struct {
 	io.ReadCloser
 	ctx context.Context
 }
 
 // Read reads from the shard. The cause of the context is wrapped, because it
 // might be io.EOF.
-func (s source) Read(p []byte) (n int, err error) {
+func (c contextReader) Read(p []byte) (n int, err error) {
 	for range 100 {
-		if s.ctx.Err() != nil {
-			return 0, fmt.Errorf("the context has ended: %w", context.Cause(s.ctx))
+		if c.ctx.Err() != nil {
+			return 0, fmt.Errorf("the context has ended: %w", context.Cause(c.ctx))
 		}
-		n, err = s.ReadCloser.Read(p)
+		n, err = c.ReadCloser.Read(p)
 		if n > 0 || err != nil {
 			return n, err
 		}
@@ -703,20 +710,20 @@ func (s source) Read(p []byte) (n int, err error) {
 // gzip.Reader reads them all. xz and zstd are only named in the error: the
 // standard library cannot read them.
 //
-// The decompressor is a source of its own, which notices the end of the
-// context: a few bytes may become gigabytes.
+// The decompressor is a contextReader, too, because a few bytes may become
+// gigabytes.
 func (r *tarReader) decompress() error {
-	magic, err := r.in.Peek(10)
+	magic, err := r.archive.Peek(10)
 	if r.offset > 0 || err != nil && err != io.EOF {
 		return err
 	}
 	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
-	var from io.Reader
+	var decompressor io.Reader
 	switch {
 	case begins("\x1f\x8b"):
-		from, err = gzip.NewReader(r.in)
+		decompressor, err = gzip.NewReader(r.archive)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
-		from = bzip2.NewReader(r.in)
+		decompressor = bzip2.NewReader(r.archive)
 	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
 		return errors.New("it is compressed with xz or zstd, which cannot be read: " +
 			"use gzip, bzip2 or an uncompressed tar")
@@ -724,8 +731,8 @@ func (r *tarReader) decompress() error {
 		return nil
 	}
 	r.compressed = true
-	src := source{io.NopCloser(from), r.src.ctx}
-	r.in = bufio.NewReaderSize(src, tarBuffer)
+	reader := contextReader{io.NopCloser(decompressor), r.shard.ctx}
+	r.archive = bufio.NewReaderSize(reader, tarBuffer)
 	return err
 }
 
@@ -736,14 +743,14 @@ func (r *tarReader) decompress() error {
 // understood all of them. If it has not, archive/tar reads them from the first
 // one on.
 func (r *tarReader) readHeaders() error {
-	if err := r.skipTo(wholeBlocks(r.dataEnd)); err != nil { // what is left of the entry before
+	if err := r.skipTo(roundToBlocks(r.dataEnd)); err != nil { // what is left of the entry before
 		return err
 	}
-	r.entry.head = r.offset
-	b, err := r.in.Peek(max(tarBlock, r.in.Buffered()))
+	r.entry.begin = r.offset
+	b, err := r.archive.Peek(max(tarBlock, r.archive.Buffered()))
 	name, size, n := parseHeaders(b)
 	for n > len(b) && err == nil {
-		b, err = r.in.Peek(n)
+		b, err = r.archive.Peek(n)
 		name, size, n = parseHeaders(b)
 	}
 	switch {
@@ -751,14 +758,14 @@ func (r *tarReader) readHeaders() error {
 		return err
 	case 0 < n && n <= len(b):
 		r.entry = tarEntry{
-			name: string(name),
-			head: r.offset,
-			data: r.offset + int64(n),
-			size: size,
-			kind: tar.TypeReg,
+			name:      string(name),
+			begin:     r.offset,
+			dataBegin: r.offset + int64(n),
+			size:      size,
+			kind:      tar.TypeReg,
 		}
-		r.dataEnd = r.entry.data + size
-		return r.skipTo(r.entry.data)
+		r.dataEnd = r.entry.dataBegin + size
+		return r.skipTo(r.entry.dataBegin)
 	case len(b) >= tarBlock:
 		return r.readHeadersSlowly(string(b[:tarBlock]))
 	case r.offset > 0:
@@ -785,28 +792,33 @@ func (r *tarReader) readHeaders() error {
 // shard: skipping it would mean reading it.
 func (r *tarReader) readHeadersSlowly(block string) error {
 	marker := isZero([]byte(block))
-	h, err := tar.NewReader(r).Next()
+	header, err := tar.NewReader(r).Next()
 	switch {
-	case err == io.EOF && marker && r.entry.head == 0:
+	case err == io.EOF && marker && r.entry.begin == 0:
 		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
-		r.entry = tarEntry{head: r.entry.head, data: r.offset}
+		r.entry = tarEntry{begin: r.entry.begin, dataBegin: r.offset}
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
-	case err == tar.ErrHeader && r.entry.head == 0:
+	case err == tar.ErrHeader && r.entry.begin == 0:
 		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w",
 			quote(block[:30]), err)
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", err)
 	}
-	r.entry = tarEntry{name: h.Name, head: r.entry.head, data: r.offset, size: h.Size}
+	r.entry = tarEntry{
+		name:      header.Name,
+		size:      header.Size,
+		begin:     r.entry.begin,
+		dataBegin: r.offset,
+	}
 	// No archive is that long, and adding the padding cannot overflow.
-	r.dataEnd = r.offset + min(h.Size, 1<<62)
-	switch h.Typeflag {
+	r.dataEnd = r.offset + min(header.Size, 1<<62)
+	switch header.Typeflag {
 	case tar.TypeLink:
 		r.entry.kind = tar.TypeLink
-		r.entry.target = h.Linkname
+		r.entry.target = header.Linkname
 		r.dataEnd = r.offset
 	case tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
 		r.dataEnd = r.offset
@@ -816,14 +828,14 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 		// GNU: the rest of a file in another volume; Solaris: PAX records,
 		// which may rename the next file
 		return fmt.Errorf("its type is %q, which cannot be read: use --format=posix and one volume",
-			h.Typeflag)
+			header.Typeflag)
 	default:
 		r.entry.kind = tar.TypeReg
 	}
 	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes
 	// a map, 0.1, which has a map, and 1.0.
-	sparse := h.Typeflag == tar.TypeGNUSparse ||
-		h.PAXRecords["GNU.sparse.map"] != "" || h.PAXRecords["GNU.sparse.major"] != ""
+	sparse := header.Typeflag == tar.TypeGNUSparse ||
+		header.PAXRecords["GNU.sparse.map"] != "" || header.PAXRecords["GNU.sparse.major"] != ""
 	if sparse {
 		return errors.New("it is a sparse file, which is not read: " +
 			"make the archive without tar --sparse")
@@ -834,7 +846,7 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 // Read reads from the archive, for archive/tar and readData, and counts the
 // bytes.
 func (r *tarReader) Read(p []byte) (int, error) {
-	n, err := r.in.Read(p)
+	n, err := r.archive.Read(p)
 	r.offset += int64(n)
 	return n, err
 }
@@ -842,28 +854,28 @@ func (r *tarReader) Read(p []byte) (int, error) {
 // readData reads the data of the entry, a regular file whose size has been
 // checked.
 func (r *tarReader) readData() ([]byte, error) {
-	if r.whole > 0 {
+	if r.wholeSize > 0 {
 		// The data has no capacity beyond its end, so that append does not
 		// overwrite the next file.
-		data, err := r.in.Peek(int(r.entry.size))
-		return slices.Clip(data), unexpected(err)
+		data, err := r.archive.Peek(int(r.entry.size))
+		return slices.Clip(data), replaceEOF(err)
 	}
 	data := make([]byte, r.entry.size)
 	_, err := io.ReadFull(r, data)
-	return data, unexpected(err)
+	return data, replaceEOF(err)
 }
 
-// unexpected returns err, but io.ErrUnexpectedEOF for io.EOF: the archive
+// replaceEOF returns err, but io.ErrUnexpectedEOF for io.EOF: the archive
 // promised more bytes.
-func unexpected(err error) error {
+func replaceEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// wholeBlocks rounds n up to whole blocks.
-func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
+// roundToBlocks rounds n up to whole blocks.
+func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
 // skipTo passes over the bytes up to an offset. If that is far behind the
 // buffer, and src can seek, they are not read; a seek empties the buffer, so a
@@ -871,20 +883,20 @@ func wholeBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 // succeeds on one file system and fails on another, so the last block is read:
 // if it is not there, the error is io.ErrUnexpectedEOF on all.
 func (r *tarReader) skipTo(to int64) error {
-	src, ok := r.src.ReadCloser.(io.Seeker)
-	ahead := to - r.offset - int64(r.in.Buffered())
+	seeker, ok := r.shard.ReadCloser.(io.Seeker)
+	ahead := to - r.offset - int64(r.archive.Buffered())
 	if ok && !r.compressed && ahead > tarBuffer {
-		_, err := src.Seek(ahead-tarBlock, io.SeekCurrent)
+		_, err := seeker.Seek(ahead-tarBlock, io.SeekCurrent)
 		if err == nil { // the Seek of a pipe fails
-			r.in.Reset(r.src)
+			r.archive.Reset(r.shard)
 			r.offset = to - tarBlock
 		}
 	}
 	for r.offset < to {
-		n, err := r.in.Discard(int(min(to-r.offset, tarBuffer)))
+		n, err := r.archive.Discard(int(min(to-r.offset, tarBuffer)))
 		r.offset += int64(n)
 		if err != nil {
-			return unexpected(err)
+			return replaceEOF(err)
 		}
 	}
 	return nil
@@ -905,12 +917,12 @@ func (r *tarReader) skipTo(to int64) error {
 func (r *tarReader) drainShard() error {
 	zeros := int64(0)
 	for {
-		rest, err := r.in.Peek(max(1, r.in.Buffered()))
-		zeros += int64(len(rest))
+		padding, err := r.archive.Peek(max(1, r.archive.Buffered()))
+		zeros += int64(len(padding))
 		length := r.offset + zeros
 		block := length & -length // the largest power of two that divides length
 		switch {
-		case !isZero(rest):
+		case !isZero(padding):
 			return errors.New("there is data after the end marker, " +
 				"perhaps another archive, which is not read")
 		case zeros >= 1<<20:
@@ -923,7 +935,7 @@ func (r *tarReader) drainShard() error {
 		case err != nil:
 			return err
 		}
-		r.in.Discard(len(rest))
+		r.archive.Discard(len(padding))
 	}
 }
 
@@ -984,7 +996,7 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 			return nil, 0, 0
 		}
 		data := b[n:]
-		n += int(wholeBlocks(length))
+		n += int(roundToBlocks(length))
 		if n > len(b) {
 			return nil, 0, n + tarBlock
 		}
@@ -1034,7 +1046,7 @@ func checkHeader(b []byte) bool {
 			return false
 		}
 	}
-	return parseOctal(b[148:156]) == checksum(b)
+	return parseOctal(b[148:156]) == sumHeader(b)
 }
 
 // parsePAX reads PAX records. It returns the path of the next file, or nil if
@@ -1102,20 +1114,20 @@ func parseDigits(b []byte, base int64) (n int64) {
 	return n
 }
 
-// checksum adds up the bytes of a header, in which the checksum itself counts
+// sumHeader adds up the bytes of a header, in which the checksum itself counts
 // as spaces. It adds eight bytes at a time, to four sums of 16 bits, none of
 // which exceeds 64 * 2 * 255. That is about three times as fast as byte by
 // byte.
-func checksum(b []byte) int64 {
+func sumHeader(b []byte) int64 {
 	const even = 0x00ff00ff00ff00ff
-	h := (*[tarBlock]byte)(b) // an array, so that no bounds are checked
+	block := (*[tarBlock]byte)(b) // an array, so that no bounds are checked
 	sums := uint64(0)
-	for i := 0; i < len(h); i += 8 {
-		w := binary.LittleEndian.Uint64(h[i:])
-		sums += w&even + w>>8&even
+	for i := 0; i < len(block); i += 8 {
+		word := binary.LittleEndian.Uint64(block[i:])
+		sums += word&even + word>>8&even
 	}
 	sum := int64(sums&0xffff + sums>>16&0xffff + sums>>32&0xffff + sums>>48)
-	for _, c := range h[148:156] {
+	for _, c := range block[148:156] {
 		sum += ' ' - int64(c)
 	}
 	return sum
@@ -1157,16 +1169,18 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 			file = file[1:] // on Windows, as in file:///C:/x.tar
 		}
 		return openFile(ctx, filepath.FromSlash(file), offset)
-	case err == nil && isWeb(u):
-		w := web{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
+	case err == nil && isWebURL(u):
+		w := webSettings{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
 		return w.open(ctx, name, offset)
 	}
 	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, "+
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
-// isWeb reports whether the web reader can read a URL.
-func isWeb(u *url.URL) bool { return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" }
+// isWebURL reports whether the web reader can read a URL.
+func isWebURL(u *url.URL) bool {
+	return (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+}
 
 // pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
@@ -1220,13 +1234,13 @@ func redactURL(name string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
 }
 
-// A web says how to read from the web: how many attempts in a row may fail
+// webSettings say how to read from the web: how many attempts in a row may fail
 // without a byte, and for how long a server may be silent. Tests have their own
 // client and their own way to wait.
 //
 // There is no limit to the time that a whole object takes: a shard may have 100
 // GB, and a training loop may stop for an hour between two records.
-type web struct {
+type webSettings struct {
 	client   *http.Client
 	attempts int
 	stall    time.Duration
@@ -1234,8 +1248,8 @@ type web struct {
 }
 
 // open asks for an object, from offset on.
-func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	o := &webObject{web: w, url: name, offset: offset, size: -1}
+func (w webSettings) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	o := &webObject{webSettings: w, url: name, offset: offset, size: -1}
 	o.ctx, o.stop = context.WithCancelCause(ctx)
 	if _, err := o.Read(nil); err != nil {
 		o.Close()
@@ -1251,7 +1265,7 @@ func (w web) open(ctx context.Context, name string, offset int64) (io.ReadCloser
 //	  ├────→ readBody                    reads from the answer
 //	  └────→ waitToRetry                 ends a request that has failed, and waits
 type webObject struct {
-	web
+	webSettings
 	url string
 
 	// ctx ends with the range over the stream, or when stop is called, which
@@ -1286,9 +1300,9 @@ var errStalled = errors.New("the server has stalled")
 // empty, Read waits for an answer.
 func (o *webObject) Read(p []byte) (n int, err error) {
 	for o.offset != o.size {
-		var after time.Duration
+		var atLeast time.Duration
 		if o.body == nil {
-			after, err = o.sendRequest()
+			atLeast, err = o.sendRequest()
 		} else {
 			n, err = o.readBody(p)
 			if n > 0 || err == io.EOF {
@@ -1296,7 +1310,7 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 			}
 		}
 		if err != nil {
-			err = o.waitToRetry(err, after)
+			err = o.waitToRetry(err, atLeast)
 		}
 		if err != nil || len(p) == 0 && o.body != nil {
 			return 0, err
@@ -1311,9 +1325,9 @@ func (o *webObject) readBody(p []byte) (int, error) {
 	o.stallTimer.Reset(o.stall)
 	n, err := o.body.Read(p)
 	o.stallTimer.Stop()
-	before := min(int64(n), o.surplus)
-	o.surplus -= before
-	n = copy(p, p[before:n])
+	surplus := min(int64(n), o.surplus)
+	o.surplus -= surplus
+	n = copy(p, p[surplus:n])
 	o.offset += int64(n)
 	switch {
 	case o.size >= 0 && o.offset > o.size: // without a length, the answer may be of any
@@ -1324,7 +1338,7 @@ func (o *webObject) readBody(p []byte) (int, error) {
 	case err == nil, err == io.EOF && o.size < 0:
 		return 0, err
 	}
-	return 0, safeError(unexpected(err))
+	return 0, redactError(replaceEOF(err))
 }
 
 // Close ends the request that is under way. Later reads return os.ErrClosed.
@@ -1353,10 +1367,10 @@ func (e permanentError) Unwrap() error { return e.error }
 
 var errChanged = permanentError{errors.New("the object has changed while it was read")}
 
-// statusError is the error of an answer with a status. It has HTTP's words,
+// newStatusError is the error of an answer with a status. It has HTTP's words,
 // because the server's own may tell a secret. Status 416 means that the object
 // ends before the byte that was asked for.
-func statusError(code int) error {
+func newStatusError(code int) error {
 	err := fmt.Errorf("%d %s", code, http.StatusText(code))
 	switch {
 	case code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= 500:
@@ -1371,10 +1385,10 @@ func statusError(code int) error {
 // next. It returns an error if there must be no other request.
 //
 // The wait doubles with each failure. It is up to a half shorter at random, so
-// that many machines do not come back at once, but not shorter than after. Any
-// byte proves that the server works, and sets the count of failures back: a
+// that many machines do not come back at once, but not shorter than atLeast.
+// Any byte proves that the server works, and sets the count of failures back: a
 // connection that breaks every few seconds still delivers a shard.
-func (o *webObject) waitToRetry(err error, after time.Duration) error {
+func (o *webObject) waitToRetry(err error, atLeast time.Duration) error {
 	o.endRequest()
 	if o.ctx.Err() != nil {
 		return context.Cause(o.ctx)
@@ -1385,15 +1399,15 @@ func (o *webObject) waitToRetry(err error, after time.Duration) error {
 			redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := time.Second << (o.failures - 1)
-	return o.wait(o.ctx, max(wait-rand.N(wait/2), after))
+	return o.wait(o.ctx, max(wait-rand.N(wait/2), atLeast))
 }
 
-// sendRequest sends one request for the rest of the object. If it fails, after
-// is how long to wait at least.
+// sendRequest sends one request for the rest of the object. If it fails,
+// atLeast is how long to wait at least.
 //
 // Every error of http.Client is a url.Error. Only its cause is returned,
 // because the URL in it may hold a password.
-func (o *webObject) sendRequest() (after time.Duration, err error) {
+func (o *webObject) sendRequest() (atLeast time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
 	o.cancel = cancel
 	o.stallTimer = time.AfterFunc(o.stall, func() { cancel(errStalled) })
@@ -1448,22 +1462,22 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req.Header.Del("Referer")
 	resp, err := t.base.RoundTrip(req)
 	if err != nil {
-		return nil, safeError(err)
+		return nil, redactError(err)
 	}
-	to, err := resp.Location()
+	target, err := resp.Location()
 	redirects := resp.StatusCode/100 == 3 && err != http.ErrNoLocation
-	if redirects && (err != nil || !isWeb(to)) {
+	if redirects && (err != nil || !isWebURL(target)) {
 		resp.Body.Close()
 		return nil, errRedirect
 	}
 	return resp, nil
 }
 
-// safeError returns the part of a transport's error that quotes nothing of what
-// the server has sent, such as the Location of a redirect with a signature. The
-// texts of net/http may change, so it looks at types and values only, and tells
-// no more than the type of an error that it does not know.
-func safeError(err error) error {
+// redactError returns the part of a transport's error that quotes nothing of
+// what the server has sent, such as the Location of a redirect with a
+// signature. The texts of net/http may change, so it looks at types and values
+// only, and tells no more than the type of an error that it does not know.
+func redactError(err error) error {
 	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 		err = cause
 		switch err.(type) {
@@ -1477,7 +1491,7 @@ func safeError(err error) error {
 	// If a proxy refuses to connect, the error is its status.
 	for code := 400; code < 600; code++ {
 		if err.Error() == http.StatusText(code) {
-			return statusError(code)
+			return newStatusError(code)
 		}
 	}
 	return fmt.Errorf("the request has failed with a %T", err)
@@ -1488,24 +1502,24 @@ func safeError(err error) error {
 // server does not know ranges, or the object is no longer that of If-Range. In
 // the last case the answer shows that the object has changed, and what was read
 // of it so far does not fit.
-func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err error) {
-	var from, to int64
+func (o *webObject) checkAnswer(resp *http.Response) (atLeast time.Duration, err error) {
+	var first, last int64
 	size := resp.ContentLength
 	code := resp.StatusCode
 	switch {
 	case code == http.StatusOK:
 	case code == http.StatusPartialContent && o.offset > 0:
 		answer := resp.Header.Get("Content-Range")
-		n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &from, &to, &size)
+		n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &first, &last, &size)
 		if n < 3 {
 			size = -1 // "*" stands for an unknown size
 		}
-		if from != o.offset {
+		if first != o.offset {
 			err = fmt.Errorf("the server answers with the range %s", quote(answer))
 			return 0, permanentError{err}
 		}
 	default:
-		return retryAfter(resp.Header.Get("Retry-After")), statusError(code)
+		return parseRetryAfter(resp.Header.Get("Retry-After")), newStatusError(code)
 	}
 	tag := resp.Header.Get("ETag")
 	modified := resp.Header.Get("Last-Modified")
@@ -1517,14 +1531,15 @@ func (o *webObject) checkAnswer(resp *http.Response) (after time.Duration, err e
 	o.tag = cmp.Or(o.tag, tag)
 	o.modified = cmp.Or(o.modified, modified)
 	o.size = max(o.size, size)
-	o.surplus = o.offset - from
+	o.surplus = o.offset - first
 	return 0, nil
 }
 
-// retryAfter reads the header of that name, which is a number of seconds or a
-// date. It returns 0 if the header is missing or makes no sense. It returns at
-// most two minutes: a server that asks for an hour is better an error soon.
-func retryAfter(header string) time.Duration {
+// parseRetryAfter reads the header of that name, which is a number of seconds
+// or a date. It returns 0 if the header is missing or makes no sense. It
+// returns at most two minutes: a server that asks for an hour is better an
+// error soon.
+func parseRetryAfter(header string) time.Duration {
 	seconds, _ := strconv.Atoi(header)
 	if date, err := http.ParseTime(header); err == nil {
 		seconds = int(time.Until(date).Seconds()) + 1
@@ -1572,21 +1587,21 @@ type recordPlace struct {
 // kind, because Tar does not read the records behind the file.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
-	var parts []Dataset[Record]
+	var datasets []Dataset[Record]
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	var running sync.WaitGroup
-	places := make(chan struct{}, 16)
+	limit := make(chan struct{}, 16)
 	for _, name := range paths {
-		x := &tarShard{name: name}
-		d.shards = append(d.shards, x)
-		parts = append(parts, x)
+		shard := &tarShard{name: name}
+		d.shards = append(d.shards, shard)
+		datasets = append(datasets, shard)
 		running.Go(func() {
-			places <- struct{}{}
-			if err := x.scan(ctx); err != nil {
+			limit <- struct{}{}
+			if err := shard.scan(ctx); err != nil {
 				cancel(err) // which ends the other scans
 			}
-			<-places
+			<-limit
 		})
 	}
 	running.Wait()
@@ -1598,36 +1613,36 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 		d.Close()
 		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
 	}
-	d.records = Concat(parts...)
+	d.records = Concat(datasets...)
 	return d, nil
 }
 
 // scan opens the shard, and notes where its records are.
-func (x *tarShard) scan(ctx context.Context) error {
-	s := newRecordReader(x.name, defaultMaxRecord)
-	s.wanted = []string{} // no field: files are not loaded
+func (s *tarShard) scan(ctx context.Context) error {
+	r := newRecordReader(s.name, defaultMaxRecord)
+	r.wanted = []string{} // no field: files are not loaded
 	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
-		if strings.Contains(x.name, "://") {
+		if strings.Contains(s.name, "://") {
 			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
 		}
-		x.file, err = os.Open(x.name)
-		return x.file, err
+		s.file, err = os.Open(s.name)
+		return s.file, err
 	}
-	err := s.enterShard(ctx, open, tarState{})
-	if s.compressed {
+	err := r.enterShard(ctx, open, tarState{})
+	if r.compressed {
 		err = errors.New("it is compressed, and cannot be read at an offset: " +
 			"decompress it, or use Tar")
 	}
 	for err == nil {
-		begin := s.entry.head
-		if _, err = s.readRecord(); err == nil {
-			x.places = append(x.places, recordPlace{begin, s.entry.data, s.sum})
+		begin := r.entry.begin
+		if _, err = r.readRecord(); err == nil {
+			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
 		}
 	}
 	if err == io.EOF {
 		return nil
 	}
-	return tarError(x.name, &s.entry, err)
+	return newTarError(s.name, &r.entry, err)
 }
 
 // Len returns the number of records.
@@ -1641,27 +1656,27 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
 }
 
 // Len returns the number of records in the shard.
-func (x *tarShard) Len() int { return len(x.places) }
+func (s *tarShard) Len() int { return len(s.places) }
 
 // Get reads the bytes of one record as Tar does, with the headers or the end
 // marker behind it. Up to 256 KiB are read at once. OpenTar has read the same
 // headers, so whatever is wrong now, except a fault of the record, shows that
 // the shard has changed.
-func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
-	p := x.places[i]
-	s := newRecordReader(x.name, defaultMaxRecord)
-	part := shardPart{io.NewSectionReader(x.file, p.begin, p.end-p.begin), nil}
+func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
+	place := s.places[i]
+	r := newRecordReader(s.name, defaultMaxRecord)
+	part := shardPart{io.NewSectionReader(s.file, place.begin, place.end-place.begin), nil}
 	if part.Size() <= tarBuffer {
-		s.whole = int(part.Size())
+		r.wholeSize = int(part.Size())
 	}
 	open := func(context.Context, string, int64) (io.ReadCloser, error) { return part, nil }
-	err := s.enterShard(ctx, open, tarState{Offset: p.begin})
+	err := r.enterShard(ctx, open, tarState{Offset: place.begin})
 	var item Item[Record]
 	if err == nil {
-		item, err = s.readRecord()
+		item, err = r.readRecord()
 	}
 	switch {
-	case err == nil && s.sum == p.sum && !s.compressed:
+	case err == nil && r.sum == place.sum && !r.compressed:
 		return item.Value, item.Err
 	case err == nil:
 		err = errors.New("a file has another name or size")
@@ -1669,10 +1684,10 @@ func (x *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
 		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
 	}
-	return Record{}, tarError(x.name, &s.entry, err)
+	return Record{}, newTarError(s.name, &r.entry, err)
 }
 
-// A shardPart is a part of a shard as a source of its own. Nobody closes it:
+// A shardPart is a part of a shard as an Opener returns it. Nobody closes it:
 // the shard stays open, and Closer is nil.
 type shardPart struct {
 	*io.SectionReader
@@ -1682,8 +1697,8 @@ type shardPart struct {
 // Close closes the shards. Get returns an error afterwards.
 func (d *TarDataset) Close() error {
 	var err error
-	for _, x := range d.shards {
-		err = errors.Join(err, x.file.Close()) // which may be nil, if OpenTar has failed
+	for _, shard := range d.shards {
+		err = errors.Join(err, shard.file.Close()) // which may be nil, if OpenTar has failed
 	}
 	return err
 }
@@ -1755,7 +1770,7 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 	base := path.Base(key)
 	for i, f := range files {
 		name := key + "." + f.Name
-		k, field, ok := splitName(name)
+		readKey, readField, ok := splitName(name)
 		extension := strings.TrimPrefix(path.Base("/"+f.Name), base)
 		short, dotted := strings.CutPrefix(extension, ".")
 		switch {
@@ -1767,9 +1782,9 @@ func (w *TarWriter) checkRecord(key string, files []File) error {
 		case !ok:
 			return fmt.Errorf("file %s would be skipped when it is read, as are %s",
 				quote(name), skippedFiles)
-		case k != key || field != f.Name:
+		case readKey != key || readField != f.Name:
 			return fmt.Errorf("file %s would be read as field %s of record %s",
-				quote(name), quote(field), quote(k))
+				quote(name), quote(readField), quote(readKey))
 		case f.Name == "" || strings.Contains(name, "\x00"):
 			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL",
 				quote(f.Name), quote(name))
@@ -1841,9 +1856,9 @@ func expandBraces(inside string) (all []string, err error) {
 	if strings.Contains(inside, ",") {
 		return strings.Split(inside, ","), nil
 	}
-	first, last, _ := strings.Cut(inside, "..")
-	from, err1 := strconv.ParseInt(first, 10, 64)
-	to, err2 := strconv.ParseInt(last, 10, 64)
+	fromText, toText, _ := strings.Cut(inside, "..")
+	from, err1 := strconv.ParseInt(fromText, 10, 64)
+	to, err2 := strconv.ParseInt(toText, 10, 64)
 	if err1 != nil || err2 != nil {
 		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}",
 			quote("{"+inside+"}"))
@@ -1852,8 +1867,8 @@ func expandBraces(inside string) (all []string, err error) {
 		return nil, errTooMany
 	}
 	width := 0
-	if fmt.Sprint(from) != first || fmt.Sprint(to) != last {
-		width = max(len(first), len(last))
+	if fmt.Sprint(from) != fromText || fmt.Sprint(to) != toText {
+		width = max(len(fromText), len(toText))
 	}
 	step := int64(1)
 	if to < from {
@@ -1946,7 +1961,7 @@ func decode(name string, data []byte, limit int64) (any, error) {
 // file may take, at 8 bytes a pixel. A progressive JPEG, which has the marker
 // 0xff 0xc2, takes 4 bytes more for each of up to four components.
 func decodeImage(data []byte) (any, error) {
-	c, format, err := image.DecodeConfig(bytes.NewReader(data))
+	config, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
@@ -1954,9 +1969,9 @@ func decodeImage(data []byte) (any, error) {
 	if format == "jpeg" && bytes.Contains(data, []byte{0xff, 0xc2}) {
 		most = defaultMaxRecord / (8 + 4*4)
 	}
-	if pixels := int64(c.Width) * int64(c.Height); pixels < 1 || pixels > most {
+	if pixels := int64(config.Width) * int64(config.Height); pixels < 1 || pixels > most {
 		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d",
-			c.Width, c.Height, most)
+			config.Width, config.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
@@ -1964,11 +1979,11 @@ func decodeImage(data []byte) (any, error) {
 
 // decodeJSON decodes JSON values, one after the other.
 func decodeJSON(data []byte) (values []any, err error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
 	for {
 		var value any
-		err = d.Decode(&value)
+		err = decoder.Decode(&value)
 		if err == io.EOF {
 			return values, nil
 		}
@@ -1987,7 +2002,7 @@ func decodeJSON(data []byte) (values []any, err error) {
 func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
-		return nil, unexpected(err)
+		return nil, replaceEOF(err)
 	}
 	size, err := io.CopyN(io.Discard, r, limit+1)
 	if err == nil {
@@ -1996,16 +2011,16 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 	if err != io.EOF {
 		return nil, err
 	}
-	text := make([]byte, size)
+	content := make([]byte, size)
 	r.Reset(bytes.NewReader(data)) // its error is that of the next Read
-	_, err = io.ReadFull(r, text)
-	return text, err
+	_, err = io.ReadFull(r, content)
+	return content, err
 }
 
-// npyHeader matches the header of an npy file of the types that Decode knows,
+// npyPattern matches the header of an npy file of the types that Decode knows,
 // as NumPy and others write it. Otherwise every program that imports the
 // package would compile the pattern when it starts.
-var npyHeader = sync.OnceValue(func() *regexp.Regexp {
+var npyPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
 		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
 })
@@ -2027,7 +2042,7 @@ func decodeNumpy(data []byte) (any, error) {
 	length = min(length, uint(len(rest)))
 	header := rest[:length]
 	values := rest[length:]
-	match := npyHeader().FindSubmatch(header)
+	match := npyPattern().FindSubmatch(header)
 	if match == nil {
 		return nil, fmt.Errorf("the header %s is truncated or not supported: "+
 			"descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False",
@@ -2074,7 +2089,7 @@ func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, erro
 	case "u4":
 		return decodeTensor[uint32]
 	}
-	return decodeTensor[uint64] // u8: npyHeader matches no other type
+	return decodeTensor[uint64] // u8: npyPattern matches no other type
 }
 
 // decodeTensor makes a tensor of a shape from as many elements.
