@@ -42,16 +42,17 @@ import (
 // This file reads tar shards in three layers. Each layer can be read alone:
 //
 //	readShard     what a fault costs: one record, or the rest of the shard
-//	recordReader  records: consecutive files with the same key, read one file ahead
-//	tarReader     entries: one header after another, with the data between them read or skipped
+//	recordReader  records: consecutive files with the same key
+//	tarReader     entries: headers, and the data, which is read or skipped
 //
-// The stream of Tar uses all three, the records of OpenTar the lower two. The
-// other parts of the file need nothing of these layers:
+// The stream of Tar uses all three, the Dataset of OpenTar the lower two. The
+// other parts of the file need no layer:
 //
-//	OpenShard     files and web objects as sequences of bytes
-//	TarWriter     makes shards
+//	OpenShard     opens a shard in a file or in the web
+//	TarWriter     writes shards
 //	Expand        lists the names of shards
 //	Decode        decodes files by their extension
+//	ImageTensor   makes a tensor from an image
 
 // A Record is one sample of a tar shard: the files that share a key and stand
 // next to each other in the archive, as in WebDataset. The key is the name of a
@@ -102,9 +103,9 @@ func splitName(name string) (key, field string, ok bool) {
 	return name[:base+dot], lowerField(name[base+dot+1:]), true
 }
 
-// lowerField returns a field in lower case. A field that is not UTF-8 is
-// returned as it is: strings.ToLower would replace what it does not know by one
-// and the same character, and two fields might become one.
+// lowerField returns a field in lower case. A field that is not UTF-8 stays as
+// it is: strings.ToLower would replace all invalid bytes by one character, so
+// that two fields might become equal.
 func lowerField(field string) string {
 	if utf8.ValidString(field) {
 		field = strings.ToLower(field)
@@ -115,10 +116,10 @@ func lowerField(field string) string {
 // An Opener opens a shard for reading. offset is the first byte wanted; it is
 // greater than 0 only when an uncompressed shard is resumed from a cursor. The
 // reader is closed before the range over the stream ends. If the reader is an
-// io.Seeker too, large files that are not wanted are skipped with Seek. Ranges
-// that run at the same time call an Opener concurrently.
+// io.Seeker, large files that are not wanted are skipped with Seek. Ranges that
+// run at the same time call an Opener concurrently.
 //
-// A reader that fails costs the rest of its shard, also if only a connection
+// A reader that fails costs the rest of its shard, even if only a connection
 // has broken. OpenShard asks a web server again from the next byte on;
 // ExampleOpener_reopen does so with the client of another store.
 //
@@ -130,19 +131,19 @@ type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser,
 // TarOptions say how Tar reads. The zero value reads everything, in the order
 // given.
 type TarOptions struct {
-	// Shuffle reads the shards of each epoch in another order, that of Random
-	// with Seed.
+	// Shuffle reads the shards in a new order each epoch, that of Random with
+	// Seed.
 	Shuffle bool
 	Seed    uint64
 
 	// Rank says which part of the shards is read, after the shuffle. The zero
-	// Rank reads all of them. The parts may have different numbers of records.
+	// Rank reads all shards. The parts may have different numbers of records.
 	// If all ranks must take the same number of steps, let an epoch be k
 	// records of each rank: records.Repeat(0).Take(k).
 	//
-	// Each rank saves its own cursor, and resumes from it: no other rank knows
-	// how far its shards are read. ExampleTarOptions_elastic shows how the
-	// number of ranks may change.
+	// Each rank saves its own cursor and resumes from it, because no other rank
+	// knows how far its shards are read. ExampleTarOptions_elastic shows how
+	// the number of ranks may change.
 	Rank Rank
 
 	// Fields are the fields to read, in any case; files with other fields are
@@ -176,12 +177,13 @@ const (
 type TarError struct {
 	Shard string
 
-	// Entry is the last entry whose header was read. It is empty before the
+	// Entry is the last entry whose headers were read. It is empty before the
 	// first entry and after the end marker.
 	Entry string
 
-	// Offset, in the uncompressed archive, is where the headers of Entry, or
-	// those after them, begin. It is -1 before the shard is opened.
+	// Offset is that of Entry's first header, or of the next header if Entry
+	// was read. It counts bytes of the uncompressed archive, and is -1 if the
+	// shard was not opened.
 	Offset int64
 
 	Err error // the cause
@@ -192,8 +194,8 @@ type TarError struct {
 	Rest bool
 }
 
-// Error names the shard, the entry and the offset. It names only the shard if
-// that could not be opened.
+// Error names the shard, the entry and the offset. If the shard was not opened,
+// Error names only the shard.
 func (e *TarError) Error() string {
 	if e.Offset < 0 {
 		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
@@ -206,7 +208,7 @@ func (e *TarError) Error() string {
 func (e *TarError) Unwrap() error { return e.Err }
 
 // quote quotes a text for an error. A text of more than 200 bytes loses its
-// middle, because files and names may have millions.
+// middle, because files and names may have millions of bytes.
 func quote[S ~string | ~[]byte](text S) string {
 	if n := len(text); n > 200 {
 		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
@@ -214,11 +216,11 @@ func quote[S ~string | ~[]byte](text S) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// newTarError returns err as a TarError at an entry. A pattern is a usual
-// reason why a shard cannot be opened: Tar and OpenTar take names as they are.
+// newTarError returns err as a TarError at an entry. If the shard could not be
+// opened, its name may be a pattern, which Tar and OpenTar do not expand.
 func newTarError(shard string, entry *tarEntry, err error) *TarError {
 	shard = redactURL(shard)
-	if entry.begin < 0 && strings.ContainsAny(shard, "{*?[") { // it could not be opened
+	if entry.begin < 0 && strings.ContainsAny(shard, "{*?[") {
 		err = fmt.Errorf("%w; if the name is a pattern, "+
 			"Expand lists its names, or filepath.Glob, if it has no braces", err)
 	}
@@ -227,11 +229,6 @@ func newTarError(shard string, entry *tarEntry, err error) *TarError {
 
 // A tarState is the State of Tar's cursors: the place where the next record
 // begins.
-//
-// Offset counts bytes of the uncompressed archive, also in a compressed shard.
-// Compressed says that the shard must be read from its beginning to find that
-// place. Without it a resume could not tell, because only the first bytes of a
-// shard show that it is compressed.
 type tarState struct {
 	// By describes the stream. Any other stream refuses the cursor.
 	By string `json:"by"`
@@ -239,50 +236,51 @@ type tarState struct {
 	// ShardNumber counts the shards of this rank. 0 is the first.
 	ShardNumber int `json:"shard,omitempty"`
 
-	// Offset is that of the next header in the shard.
+	// Offset is that of the record's first header in the uncompressed archive.
 	Offset int64 `json:"offset,omitempty"`
 
-	// Compressed says whether the shard is.
+	// Compressed says that the shard must be decompressed from its beginning.
+	// A reader that begins at Offset could not tell, because only the first
+	// bytes of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be
 // uncompressed or compressed with gzip or bzip2; its first bytes tell, not its
-// name. The stream keeps one record and a buffer of 256 KiB in memory, for a
-// compressed shard two.
+// name. The stream keeps one record in memory and a buffer of 256 KiB, or two
+// for a compressed shard.
 //
 // A cursor of the stream is a shard and a byte offset. An uncompressed shard is
 // resumed with a seek, or a request for a range. A compressed shard is
 // decompressed again from its beginning, because neither format can be entered
-// in the middle. A cursor also fits the same shards in another place: only the
-// last elements of their names are compared, and no queries.
+// in the middle. A cursor fits the same shards in another place, because only
+// the last elements of their names are compared, without queries.
 //
 // A damaged shard is never silent. A shard that is truncated, damaged or cannot
 // be opened yields the records before the fault, then one error, and the next
 // shard follows. A record with a fault of its own (a field that comes twice, a
-// hard link, more bytes than MaxRecord) yields one error, and the next record
-// follows. Both are failed items whose error is a TarError; its Rest tells them
-// apart. So a loop that skips failed items reads every sound record, except
-// those behind the fault of a damaged shard. No part of a record with a fault
-// is yielded.
+// hard link, more bytes than MaxRecord) yields one error and no part of the
+// record, and the next record follows. Both are failed items with a TarError,
+// whose Rest tells them apart. So a loop that skips failed items reads every
+// sound record, except those behind the fault of a damaged shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
-// even if Fields leaves it out. The record before it is lost, too, because it
-// may lack files.
+// even if Fields leaves the file out. The record before the file is lost, too,
+// because it may lack files.
 //
 // A shard that has files but no record is an error. So are too many zeros after
 // the end marker, because the rest of such a shard was never written. Up to 64
-// KiB of zeros pass. More pass only as the padding of a last block, as tar -b
-// 256, 512, 1024 or 2048 writes it.
+// KiB of zeros are allowed. More are allowed only as the padding of a last
+// block, as tar -b 256, 512, 1024 or 2048 writes it.
 //
-// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as
-// many records as a shard has, or more. To read k shards at once, which mixes
-// better and opens them in one round trip, Mix the streams of Rank{0, k} to
-// Rank{k-1, k}, and shuffle the mix. If each of several ranks has 32 such
-// readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. Tar returns an
-// error if there are fewer shards than ranks: leave TarOptions.Rank out then,
-// and deal records with Stream.Shard. ExampleTarOptions_elastic trains on a
-// number of ranks that changes.
+// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle with a size of ten
+// shards or more. To read k shards at once, which mixes better and opens them
+// in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and shuffle
+// the mix. If each of several ranks has 32 such readers, reader k of a rank is
+// Rank{32*rank + k, 32*ranks}. If there are fewer shards than ranks, Tar
+// returns an error: leave TarOptions.Rank out, and deal records with
+// Stream.Shard. ExampleTarOptions_elastic trains on a number of ranks that
+// changes.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -346,10 +344,9 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
-// hashNames hashes the names of shards, so that the cursors of other shards can
-// be told apart. It takes only the last elements of the names: the same shards
-// may be in another folder, or behind another signed URL, when a run is
-// resumed.
+// hashNames hashes the names of shards, so that other shards refuse the cursor.
+// It takes only the last elements of the names: when a run is resumed, the same
+// shards may be in another folder, or behind another signed URL.
 func hashNames(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
@@ -370,8 +367,7 @@ func hashNames(names []string) uint64 {
 //     state after it is the next shard;
 //   - io.EOF of readRecord is the end, which costs nothing.
 //
-// A panic of the Opener, or of its reader, is such an error of readRecord or
-// enterShard.
+// A panic of the Opener, or of its reader, is such an error.
 func readShard(
 	ctx context.Context, name string, opts *TarOptions, from tarState,
 ) iter.Seq2[Item[Record], tarState] {
@@ -431,9 +427,9 @@ type recordReader struct {
 	tarReader
 	name string // of the shard
 
-	// The next file is the entry. These are its key and field, and whether the
-	// field is wanted. nextKey is empty after the last file; endErr is then
-	// io.EOF, or what is wrong with the rest of the shard.
+	// nextKey and nextField are those of the next file; nextWanted says whether
+	// the field is wanted. After the last file nextKey is empty, and endErr is
+	// io.EOF or what is wrong with the rest of the shard.
 	nextKey, nextField string
 	nextWanted         bool
 	endErr             error
@@ -442,7 +438,7 @@ type recordReader struct {
 	maxRecord int64    // TarOptions.MaxRecord
 
 	// These belong to the record that is being read: the record or its fault,
-	// its fields, how many bytes of memory it takes, and a sum of the names and
+	// its fields, the bytes of memory that it takes, and a sum of the names and
 	// sizes of its files.
 	item   Item[Record]
 	fields map[string]bool
@@ -461,8 +457,9 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 }
 
 // enterShard opens the shard and reads up to the first file that follows from.
-// In a compressed shard, offsets count uncompressed bytes, so it is opened at
-// its beginning. enterShard never returns io.EOF, which would mean the end.
+// A compressed shard is opened at its beginning, because offsets count
+// uncompressed bytes. enterShard never returns io.EOF, which would mean the
+// end.
 func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
 	if !from.Compressed {
 		r.offset = from.Offset
@@ -483,13 +480,14 @@ func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 // findNextFile reads the headers of the next file that belongs to a record.
 // After the last file it reads the rest of the shard and sets endErr. The last
 // record waits for that, so that nothing is left to read, and nothing can fail,
-// once it has been handed over. Too many zeros are an error of the last record
-// too: they may have been one of its files.
+// once it has been handed over. Too many zeros are an error of the last record,
+// too, because they may have been one of its files.
 //
-// If it finds files but no record in the whole shard, it returns an error that
-// names the first: a shard whose files have no extensions would look empty.
+// If the whole shard has files but no record, findNextFile returns an error
+// that names the first file. Otherwise a shard of files without extensions
+// would look empty.
 func (r *recordReader) findNextFile() error {
-	first := r.nextKey == ""
+	noRecord := r.nextKey == "" // so far
 	skipped := ""
 	err := r.readHeaders()
 	for ; err == nil; err = r.readHeaders() {
@@ -512,22 +510,22 @@ func (r *recordReader) findNextFile() error {
 	if r.endErr == errZeros {
 		return errZeros
 	}
-	if r.endErr == io.EOF && first && skipped != "" {
+	if r.endErr == io.EOF && noRecord && skipped != "" {
 		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s",
 			quote(skipped), skippedFiles)
 	}
 	return nil
 }
 
-// readRecord reads the next record, up to the headers of another one. It
-// returns io.EOF after the last record of a sound shard. Any other error costs
-// the shard.
+// readRecord reads the next record, up to the headers behind it. It returns
+// io.EOF after the last record of a sound shard. Any other error costs the
+// shard.
 //
-// After a fault of its own the record is read to its end all the same, to find
-// where the next one begins. If the shard fails before the record has ended,
-// the record is left out, because its last files may be missing: webdataset
-// yields such a record, and may even join it to the first record of the next
-// shard. The error then names both faults.
+// A record with a fault of its own is read to its end, to find where the next
+// begins. If the shard fails within a record, the record is left out, because
+// its last files may be missing: webdataset yields such a record, and may even
+// join it to the first record of the next shard. If record and shard both have
+// a fault, the error names both.
 func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	if r.nextKey == "" {
 		return Item[Record]{}, r.endErr
@@ -586,8 +584,8 @@ func (r *recordReader) checkFile() {
 	r.item = Item[Record]{Err: newTarError(r.name, &r.entry, err)}
 }
 
-// loadFile loads the next file, if its field is wanted and its record has no
-// fault. An error of takeFile costs the shard.
+// loadFile loads the next file if its field is wanted and its record has no
+// fault. An error of loadFile costs the shard.
 func (r *recordReader) loadFile() error {
 	name := maphash.String(sumSeed, r.entry.name)
 	r.sum = hash(r.sum, name, uint64(r.entry.size))
@@ -608,8 +606,8 @@ var sumSeed = maphash.MakeSeed()
 // An archive is a sequence of blocks of 512 bytes: for each entry its headers,
 // then its data, filled up with zeros to a whole block. Two blocks of zeros,
 // the end marker, follow the last entry. Most entries have one header. A name
-// that does not fit into it is stored before it, as the data of a header of its
-// own:
+// that does not fit into it is stored in front of it, as the data of another
+// header:
 //
 //	begin                                           dataBegin      dataEnd
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
@@ -617,7 +615,7 @@ type tarReader struct {
 	shard   contextReader // as it is stored
 	archive *bufio.Reader // the shard, decompressed if it is compressed
 
-	// compressed also means that nothing can be skipped with a seek.
+	// If the shard is compressed, nothing can be skipped with a seek.
 	compressed bool
 
 	// wholeSize is the size of all that will be read, if the buffer of archive
@@ -643,30 +641,29 @@ type tarEntry struct {
 	begin, dataBegin int64
 }
 
-// tarBlock is the size of a block, and tarBuffer that of the buffer in which
-// headers and small files are read. A larger buffer is a little faster, but
-// whoever reads k shards at once needs k of them.
+// tarBlock is the size of a block. tarBuffer is the size of the buffer for
+// headers and small files. A larger buffer is a little faster, but a program
+// that reads k shards at once needs k of them.
 const (
 	tarBlock  = 512
 	tarBuffer = 256 << 10
 )
 
 // errTruncated is the error of an archive without an end marker. archive/tar
-// takes such an archive for complete if it is truncated between two entries,
-// and so do the peers. But a copy that failed may end anywhere.
+// and the peers take an archive that is truncated between two entries for
+// complete. But a copy that failed may end anywhere.
 var errTruncated = fmt.Errorf("the archive has no end marker, "+
 	"it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
 
-// errZeros is the error of a shard whose end was never written: the file system
-// or the download had made room for it.
+// errZeros is the error of a shard whose end was never written, although the
+// file system or the download had made room for it.
 var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, " +
 	"and no blocking factor of tar explains them: " +
 	"it was not written to its end, so write or copy it again")
 
-// openArchive starts to read a shard, which stands at offset r.offset, and
-// skips to offset to. Only the first bytes of a shard tell whether it is
-// compressed, so a reader that begins later takes it for an uncompressed
-// archive.
+// openArchive starts to read a shard, which stands at r.offset, and skips to
+// offset to. Only the first bytes of a shard tell whether it is compressed, so
+// at a later offset it is taken for uncompressed.
 func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int64) error {
 	r.shard = contextReader{shard, ctx}
 	r.entry.begin = r.offset
@@ -681,9 +678,9 @@ func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int
 	return r.skipTo(to)
 }
 
-// A contextReader reads a shard until the context ends. bufio.Reader passes
-// large reads on to it, without its own protection against readers that return
-// neither bytes nor an error, so a contextReader has such a protection too.
+// A contextReader reads a shard until the context ends. It stops at readers
+// that return neither bytes nor an error: bufio.Reader passes large reads on
+// without its own protection against them.
 type contextReader struct {
 	io.ReadCloser
 	ctx context.Context
@@ -705,13 +702,13 @@ func (c contextReader) Read(p []byte) (n int, err error) {
 }
 
 // decompress puts a decompressor in front of a compressed shard. It looks at
-// the first bytes, because names such as x.tar say little about what is in
-// them. A gzip file may have several members, as pigz and cat write them;
-// gzip.Reader reads them all. xz and zstd are only named in the error: the
-// standard library cannot read them.
+// the first bytes, because names such as x.tar say little about the content. A
+// gzip file may have several members, as pigz and cat write them; gzip.Reader
+// reads them all. xz and zstd, which the standard library cannot read, are only
+// named in the error.
 //
-// The decompressor is a contextReader, too, because a few bytes may become
-// gigabytes.
+// The decompressor is read by another contextReader, because a few bytes may
+// become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.archive.Peek(10)
 	if r.offset > 0 || err != nil && err != io.EOF {
@@ -737,10 +734,10 @@ func (r *tarReader) decompress() error {
 }
 
 // readHeaders reads the headers of the next entry, and leaves offset at its
-// data. It returns io.EOF if the end marker comes instead.
+// data. At the end marker it returns io.EOF.
 //
 // Headers are parsed in the buffer, and stay there until parseHeaders has
-// understood all of them. If it has not, archive/tar reads them from the first
+// understood all of them. If it does not, archive/tar reads them from the first
 // one on.
 func (r *tarReader) readHeaders() error {
 	if err := r.skipTo(roundToBlocks(r.dataEnd)); err != nil { // what is left of the entry before
@@ -775,21 +772,20 @@ func (r *tarReader) readHeaders() error {
 		len(b), quote(b))
 }
 
-// readHeadersSlowly reads the headers of an entry with archive/tar, if
-// parseHeaders does not know them. If block, the first of them, is zero, they
-// are the end marker. As in archive/tar, the marker's second block may be
-// missing.
+// readHeadersSlowly reads headers with archive/tar that parseHeaders does not
+// know. If block, the first of them, is zero, they are the end marker. As in
+// archive/tar, the marker's second block may be missing.
 //
-// archive/tar reads no byte more than the headers, so offset is where the data
-// begins, and the next entry can be read by another reader. archive/tar does
-// not document that; the tests would notice a change.
+// archive/tar reads no byte beyond the headers, so offset is where the data
+// begins, and another reader can read the next entry. archive/tar does not
+// document that; the tests would notice a change.
 //
 // An entry of an unknown type is a file, as POSIX says.
 //
-// Two kinds of entries have other data than their size says. Links, devices and
+// Two kinds of entries have less data than their size says. Links, devices and
 // folders have none. A sparse file is stored without its holes, and only
-// archive/tar knows how much that is. So a sparse file is refused, and ends the
-// shard: skipping it would mean reading it.
+// archive/tar knows how long that is. So a sparse file is refused, and ends the
+// shard: to skip it would mean to read it.
 func (r *tarReader) readHeadersSlowly(block string) error {
 	marker := isZero([]byte(block))
 	header, err := tar.NewReader(r).Next()
@@ -813,7 +809,8 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 		begin:     r.entry.begin,
 		dataBegin: r.offset,
 	}
-	// No archive is that long, and adding the padding cannot overflow.
+	// The limit, which no archive reaches, lets the padding be added without
+	// overflow.
 	r.dataEnd = r.offset + min(header.Size, 1<<62)
 	switch header.Typeflag {
 	case tar.TypeLink:
@@ -832,8 +829,8 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	default:
 		r.entry.kind = tar.TypeReg
 	}
-	// The PAX formats of sparse files: 0.0, of whose records archive/tar makes
-	// a map, 0.1, which has a map, and 1.0.
+	// PAX has three formats of sparse files: 0.0, from whose records
+	// archive/tar makes a map, 0.1, which has a map, and 1.0.
 	sparse := header.Typeflag == tar.TypeGNUSparse ||
 		header.PAXRecords["GNU.sparse.map"] != "" || header.PAXRecords["GNU.sparse.major"] != ""
 	if sparse {
@@ -843,15 +840,15 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 	return nil
 }
 
-// Read reads from the archive, for archive/tar and readData, and counts the
-// bytes.
+// Read reads from the archive and counts the bytes, for archive/tar and
+// readData.
 func (r *tarReader) Read(p []byte) (int, error) {
 	n, err := r.archive.Read(p)
 	r.offset += int64(n)
 	return n, err
 }
 
-// readData reads the data of the entry, a regular file whose size has been
+// readData reads the data of the entry, a regular file. Its size has been
 // checked.
 func (r *tarReader) readData() ([]byte, error) {
 	if r.wholeSize > 0 {
@@ -865,8 +862,8 @@ func (r *tarReader) readData() ([]byte, error) {
 	return data, replaceEOF(err)
 }
 
-// replaceEOF returns err, but io.ErrUnexpectedEOF for io.EOF: the archive
-// promised more bytes.
+// replaceEOF returns io.ErrUnexpectedEOF for io.EOF, because more bytes were
+// promised, and any other err as it is.
 func replaceEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -877,11 +874,11 @@ func replaceEOF(err error) error {
 // roundToBlocks rounds n up to whole blocks.
 func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
-// skipTo passes over the bytes up to an offset. If that is far behind the
-// buffer, and src can seek, they are not read; a seek empties the buffer, so a
-// short one would cost more than it saves. A seek far beyond the end of a file
-// succeeds on one file system and fails on another, so the last block is read:
-// if it is not there, the error is io.ErrUnexpectedEOF on all.
+// skipTo passes over the bytes up to an offset. If the offset is far behind the
+// buffer, and the shard can seek, the bytes are not read. A seek empties the
+// buffer, so a short one would cost more than it saves. A seek far beyond the
+// end of a file succeeds on one file system and fails on another, so the last
+// block is read: if it is missing, the error is io.ErrUnexpectedEOF on both.
 func (r *tarReader) skipTo(to int64) error {
 	seeker, ok := r.shard.ReadCloser.(io.Seeker)
 	ahead := to - r.offset - int64(r.archive.Buffered())
@@ -903,31 +900,30 @@ func (r *tarReader) skipTo(to int64) error {
 }
 
 // drainShard reads the rest of the shard, after the end marker, and returns
-// io.EOF if all is well. The rest must be zeros. An archive that was appended
-// with cat is an error: archive/tar and the peers leave its records out in
-// silence.
+// io.EOF if all is well. The rest must be zeros. Another archive, appended with
+// cat, is an error: archive/tar and the peers leave its records out in silence.
 //
 // tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of
-// zeros pass. More pass only if they are fewer than a power of two, up to 1
-// MiB, of which the archive's length is a multiple. The largest such power is
-// the lowest bit of the length.
+// zeros are allowed. More are allowed only as the padding of a last block:
+// fewer than a power of two, up to 1 MiB, that divides the length of the
+// archive.
 //
 // The rest is read to its end because only there a decompressor checks its sum,
 // and the web reader the length of the object.
 func (r *tarReader) drainShard() error {
 	zeros := int64(0)
 	for {
-		padding, err := r.archive.Peek(max(1, r.archive.Buffered()))
-		zeros += int64(len(padding))
+		rest, err := r.archive.Peek(max(1, r.archive.Buffered()))
+		zeros += int64(len(rest))
 		length := r.offset + zeros
-		block := length & -length // the largest power of two that divides length
+		power := length & -length // the largest power of two that divides length
 		switch {
-		case !isZero(padding):
+		case !isZero(rest):
 			return errors.New("there is data after the end marker, " +
 				"perhaps another archive, which is not read")
 		case zeros >= 1<<20:
 			return errZeros
-		case err == io.EOF && zeros > 64<<10 && zeros >= block:
+		case err == io.EOF && zeros > 64<<10 && zeros >= power:
 			return errZeros
 		case err == gzip.ErrHeader:
 			return fmt.Errorf("what follows the compressed archive is not compressed, "+
@@ -935,12 +931,12 @@ func (r *tarReader) drainShard() error {
 		case err != nil:
 			return err
 		}
-		r.archive.Discard(len(padding))
+		r.archive.Discard(len(rest))
 	}
 }
 
-// isZero reports whether all bytes are zero: the first is, and each of the
-// others is like the one before it.
+// isZero reports whether all bytes are zero: the first is, and each other byte
+// equals the one before it.
 func isZero(b []byte) bool {
 	if len(b) == 0 {
 		return true
@@ -951,15 +947,15 @@ func isZero(b []byte) bool {
 // parseHeaders parses the headers of a regular file at the beginning of b. n
 // says what it found:
 //
-//	0 < n <= len(b)   name and size; the headers have n bytes, and the data comes next
+//	0 < n <= len(b)   name and size; the headers are b[:n], the data follows
 //	n > len(b)        b ends too early; parseHeaders needs at least n bytes
 //	n == 0            headers that are left to archive/tar
 //
 // parseHeaders is several times faster than archive/tar, which makes a map of
-// the PAX records, and a Header with all fields of each entry. Both return the
-// same name and size. Everything about which they might differ is left to
-// archive/tar: FuzzTar and TestTarHeaders compare the two. parseHeaders knows
-// these types of headers, which are at offset 156:
+// the PAX records and a Header with all fields. Both return the same name and
+// size, because whatever they might read differently is left to archive/tar.
+// FuzzTar and TestTarHeaders compare the two. parseHeaders knows these types of
+// headers, at offset 156:
 //
 //   - '0' is a regular file. Old archives have a NUL instead, or '7', which
 //     archive/tar reads.
@@ -1018,19 +1014,19 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 // posixMagic marks the headers whose names have a prefix.
 const posixMagic = "ustar\x00"
 
-// checkHeader reports whether a header is sound, and nothing in it is unknown
+// checkHeader reports whether a header is sound and has nothing that is unknown
 // here. These are the rules, with offsets in the header:
 //
 //   - The checksum, at 148, is that of unsigned bytes. archive/tar accepts
-//     signed ones too, from very old tars.
-//   - archive/tar refuses a header with a malformed number, so those that
-//     nobody needs here are parsed too: mode, uid, gid and mtime, and those of
+//     signed bytes, too, from very old tars.
+//   - archive/tar refuses a header with a malformed number, so numbers that
+//     nobody needs here are parsed, too: mode, uid, gid and mtime, and those of
 //     devices, at 329. They are octal, or in base 256 after 0x80, as GNU tar
-//     writes large uids; 7 bytes of it cannot overflow.
-//   - POSIX headers, whose magic is at 257, have a prefix to the name, at 345,
-//     of 155 bytes; star's end in "tar" and have a shorter one. GNU headers
-//     have other fields there, which are zero in most files, and v7, the
-//     oldest, has none.
+//     writes large uids; 7 bytes in base 256 cannot overflow.
+//   - POSIX headers, whose magic is at 257, have a prefix of the name, at 345,
+//     of 155 bytes. star's headers end in "tar", and have a shorter prefix. GNU
+//     headers have other fields at 345, which are zero in most files. v7, the
+//     oldest format, has nothing there.
 func checkHeader(b []byte) bool {
 	if string(b[257:263]) == posixMagic {
 		if string(b[508:]) == "tar\x00" {
@@ -1050,17 +1046,17 @@ func checkHeader(b []byte) bool {
 }
 
 // parsePAX reads PAX records. It returns the path of the next file, or nil if
-// no record says it. A record is a length, a key and a value; the length counts
-// all bytes of the record, its own digits and the end of the line included:
+// no record says it. A record is a length, a key and a value. The length counts
+// the whole record, with its own digits and the end of the line:
 //
 //	28 mtime=1700000000.1234567
 //	22 path=größe/a.jpg
 //
 // If a key comes twice, the last record counts. ok is false if archive/tar
-// might refuse the records, or if they say more than a name: NULs, negative
+// might refuse the records, or if they say more than a name: by NULs, negative
 // numbers, an empty value, which takes back the record before it, a size, which
-// only files of 8 GiB or more need, and the map of a sparse file. All other
-// keys have no effect on a regular file.
+// only files of 8 GiB or more need, or the map of a sparse file. All other keys
+// have no effect on a regular file.
 func parsePAX(b []byte) (path []byte, ok bool) {
 	ok = bytes.IndexByte(b, 0) < 0
 	for len(b) > 0 && ok {
@@ -1091,8 +1087,8 @@ func parsePAX(b []byte) (path []byte, ok bool) {
 }
 
 // parseOctal reads a number of a header, with spaces or NULs after it, or
-// returns -1. An empty field is 0. A space before the number, which is allowed,
-// is unusual; archive/tar reads it.
+// returns -1. An empty field is 0. A space in front is allowed but unusual, and
+// left to archive/tar.
 func parseOctal(field []byte) int64 {
 	end := len(field)
 	for end > 0 && (field[end-1] == ' ' || field[end-1] == 0) {
@@ -1133,29 +1129,29 @@ func sumHeader(b []byte) int64 {
 	return sum
 }
 
-// OpenShard is the Opener for files, also by file URLs, and for http and https
-// URLs.
+// OpenShard is the Opener for files, which may be file URLs, and for http and
+// https URLs.
 //
 // A connection that breaks, or that delivers nothing for a minute, is resumed
 // at the next byte with a request for a range. Answers of 408, 429 and 5xx,
-// also of a proxy, are asked for again; others are errors at once. Six failures
-// without a byte between them are an error, and so is an object that is not as
-// long as was promised, or that has changed between two requests. A server that
-// sends neither ETag nor Last-Modified cannot show that an object was replaced
-// by one of the same length: its records may be of both then.
+// even of a proxy, are asked for again; others are errors at once. Six failures
+// without a byte between them are an error. An object is an error if it is not
+// as long as was promised, or has changed between two requests. If a server
+// sends neither ETag nor Last-Modified, an object that was replaced by one of
+// the same length goes unnoticed: its records may be of both.
 //
 // Before it asks again, OpenShard waits: one second after the first failure,
 // then twice as long each time, 16 seconds after the fifth, less up to a half
 // at random. If the server says Retry-After, OpenShard waits at least that
 // long, but at most two minutes.
 //
-// A named pipe that is silent does not hold up a loop whose context ends, where
-// the system has deadlines for pipes. But to open the pipe OpenShard waits for
-// its writer, even if ctx has ended.
+// Where the system has deadlines for pipes, a read of a silent named pipe ends
+// with the context. To open the pipe, OpenShard waits for its writer, even if
+// ctx has ended.
 //
-// Other stores need an Opener of the user's. Requests are made with
-// http.DefaultClient, whose Transport may add headers, as in
-// ExampleOpenShard_bearerToken. OpenShard may be called concurrently.
+// Other stores need other Openers. Requests are made with http.DefaultClient,
+// whose Transport may add headers, as in ExampleOpenShard_bearerToken.
+// OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
 	switch {
@@ -1170,7 +1166,12 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		}
 		return openFile(ctx, filepath.FromSlash(file), offset)
 	case err == nil && isWebURL(u):
-		w := webSettings{client: http.DefaultClient, attempts: 6, stall: time.Minute, wait: pause}
+		w := webSettings{
+			client:   http.DefaultClient,
+			attempts: 6,
+			stall:    time.Minute,
+			wait:     pause,
+		}
 		return w.open(ctx, name, offset)
 	}
 	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, "+
@@ -1191,7 +1192,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// openFile opens a file at an offset. A pipe can be opened too, at offset 0.
+// openFile opens a file at an offset, or a pipe at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
 	if err == nil && offset != 0 {
@@ -1206,7 +1207,7 @@ func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, er
 }
 
 // A shardFile is a file whose reads end with a context, if the system has
-// deadlines for it, as for a pipe.
+// deadlines for such a file, as for a pipe.
 type shardFile struct {
 	*os.File
 	stop func() bool
@@ -1218,10 +1219,10 @@ func (f *shardFile) Close() error {
 	return f.File.Close()
 }
 
-// redactURL removes what nobody else should see from a URL: user, password,
-// fragment, and the query, which may be a signature. Of a name that is not
-// quite a URL, such as a command with one in it, only the scheme is left. Names
-// without "://" are returned as they are.
+// redactURL removes user, password, query and fragment from a URL, because a
+// query may be a signature. A name that is not quite a URL, such as a command
+// with one in it, loses all but its scheme. A name without "://" is returned as
+// it is.
 func redactURL(name string) string {
 	if !strings.Contains(name, "://") {
 		return name
@@ -1231,15 +1232,16 @@ func redactURL(name string) string {
 		scheme, _, _ := strings.Cut(strings.Fields(name)[0], ":")
 		return scheme + ":(not a URL)"
 	}
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
+	redacted := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}
+	return redacted.String()
 }
 
-// webSettings say how to read from the web: how many attempts in a row may fail
+// webSettings say how to read from the web: how many requests in a row may fail
 // without a byte, and for how long a server may be silent. Tests have their own
 // client and their own way to wait.
 //
-// There is no limit to the time that a whole object takes: a shard may have 100
-// GB, and a training loop may stop for an hour between two records.
+// A whole object may take any time: a shard may have 100 GB, and a training
+// loop may stop for an hour between two records.
 type webSettings struct {
 	client   *http.Client
 	attempts int
@@ -1263,7 +1265,7 @@ func (w webSettings) open(ctx context.Context, name string, offset int64) (io.Re
 //
 //	Read ──→ sendRequest → checkAnswer   an answer with a body
 //	  ├────→ readBody                    reads from the answer
-//	  └────→ waitToRetry                 ends a request that has failed, and waits
+//	  └────→ waitToRetry                 ends a failed request, and waits
 type webObject struct {
 	webSettings
 	url string
@@ -1274,8 +1276,8 @@ type webObject struct {
 	stop context.CancelCauseFunc
 
 	// offset is that of the next byte. size is -1 while it is unknown. tag and
-	// modified are ETag and Last-Modified: if they or the size change between
-	// two answers, the object has changed.
+	// modified are ETag and Last-Modified. If one of these, or size, changes
+	// between two answers, the object has changed.
 	offset, size  int64
 	tag, modified string
 
@@ -1284,9 +1286,9 @@ type webObject struct {
 
 	// These belong to the request that is under way; body is nil if there is
 	// none. stallTimer cancels the request. It runs only while the server is
-	// waited for, so that a reader that takes its time does not count as a
-	// silent server. surplus counts the bytes of body before offset, which a
-	// server sends that does not know ranges.
+	// waited for, so that a slow reader does not count as a silent server.
+	// surplus counts the bytes of body before offset, which a server without
+	// ranges sends.
 	cancel     context.CancelCauseFunc
 	stallTimer *time.Timer
 	body       io.ReadCloser
@@ -1300,9 +1302,9 @@ var errStalled = errors.New("the server has stalled")
 // empty, Read waits for an answer.
 func (o *webObject) Read(p []byte) (n int, err error) {
 	for o.offset != o.size {
-		var atLeast time.Duration
+		var minWait time.Duration
 		if o.body == nil {
-			atLeast, err = o.sendRequest()
+			minWait, err = o.sendRequest()
 		} else {
 			n, err = o.readBody(p)
 			if n > 0 || err == io.EOF {
@@ -1310,7 +1312,7 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 			}
 		}
 		if err != nil {
-			err = o.waitToRetry(err, atLeast)
+			err = o.waitToRetry(err, minWait)
 		}
 		if err != nil || len(p) == 0 && o.body != nil {
 			return 0, err
@@ -1319,15 +1321,15 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 	return 0, io.EOF
 }
 
-// readBody reads from the answer. It returns io.EOF only at the end of the
-// object, which must be the end of the answer if the length is unknown.
+// readBody reads from the answer. It returns io.EOF only if the length is
+// unknown, so that the end of the answer must be that of the object.
 func (o *webObject) readBody(p []byte) (int, error) {
 	o.stallTimer.Reset(o.stall)
 	n, err := o.body.Read(p)
 	o.stallTimer.Stop()
-	surplus := min(int64(n), o.surplus)
-	o.surplus -= surplus
-	n = copy(p, p[surplus:n])
+	dropped := min(int64(n), o.surplus)
+	o.surplus -= dropped
+	n = copy(p, p[dropped:n])
 	o.offset += int64(n)
 	switch {
 	case o.size >= 0 && o.offset > o.size: // without a length, the answer may be of any
@@ -1358,7 +1360,7 @@ func (o *webObject) endRequest() {
 	}
 }
 
-// A permanentError is an error after which there is no use in asking again: the
+// A permanentError is an error that another request would meet again: the
 // object is not there, or has changed.
 type permanentError struct{ error }
 
@@ -1367,9 +1369,9 @@ func (e permanentError) Unwrap() error { return e.error }
 
 var errChanged = permanentError{errors.New("the object has changed while it was read")}
 
-// newStatusError is the error of an answer with a status. It has HTTP's words,
-// because the server's own may tell a secret. Status 416 means that the object
-// ends before the byte that was asked for.
+// newStatusError makes an error of a status. It uses HTTP's words, because the
+// server's own may tell a secret. Status 416 means that the object ends before
+// the byte that was asked for.
 func newStatusError(code int) error {
 	err := fmt.Errorf("%d %s", code, http.StatusText(code))
 	switch {
@@ -1385,10 +1387,10 @@ func newStatusError(code int) error {
 // next. It returns an error if there must be no other request.
 //
 // The wait doubles with each failure. It is up to a half shorter at random, so
-// that many machines do not come back at once, but not shorter than atLeast.
-// Any byte proves that the server works, and sets the count of failures back: a
+// that many machines do not come back at once, but not shorter than minWait.
+// Any byte proves that the server works, and sets failures to 0, so a
 // connection that breaks every few seconds still delivers a shard.
-func (o *webObject) waitToRetry(err error, atLeast time.Duration) error {
+func (o *webObject) waitToRetry(err error, minWait time.Duration) error {
 	o.endRequest()
 	if o.ctx.Err() != nil {
 		return context.Cause(o.ctx)
@@ -1399,15 +1401,15 @@ func (o *webObject) waitToRetry(err error, atLeast time.Duration) error {
 			redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := time.Second << (o.failures - 1)
-	return o.wait(o.ctx, max(wait-rand.N(wait/2), atLeast))
+	return o.wait(o.ctx, max(wait-rand.N(wait/2), minWait))
 }
 
 // sendRequest sends one request for the rest of the object. If it fails,
-// atLeast is how long to wait at least.
+// minWait is the shortest wait before the next.
 //
 // Every error of http.Client is a url.Error. Only its cause is returned,
 // because the URL in it may hold a password.
-func (o *webObject) sendRequest() (atLeast time.Duration, err error) {
+func (o *webObject) sendRequest() (minWait time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(o.ctx)
 	o.cancel = cancel
 	o.stallTimer = time.AfterFunc(o.stall, func() { cancel(errStalled) })
@@ -1451,11 +1453,11 @@ var errRedirect = permanentError{
 // A webTransport sends the requests of a web reader.
 type webTransport struct{ base http.RoundTripper }
 
-// RoundTrip sends a request for http.Client, which may be to the target of a
-// redirect. http.Client carries over neither Close, without which the
-// connection to the target would outlive the range, nor this package's care for
-// the query, which it sends to the target as Referer. Its error for a target
-// that is not a URL quotes the target, so RoundTrip checks the target first.
+// RoundTrip sends a request for http.Client, perhaps to the target of a
+// redirect. On the way there http.Client drops Close, without which the
+// connection would outlive the range, and sends the query to the target as
+// Referer. If the target is not a URL, the error of http.Client quotes it, so
+// RoundTrip checks the target first.
 func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Close = true // no connection outlives the range over the stream
@@ -1473,10 +1475,10 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// redactError returns the part of a transport's error that quotes nothing of
-// what the server has sent, such as the Location of a redirect with a
-// signature. The texts of net/http may change, so it looks at types and values
-// only, and tells no more than the type of an error that it does not know.
+// redactError returns the part of a transport's error that quotes nothing that
+// the server has sent, such as the Location of a redirect with a signature. It
+// looks only at types and values, because the texts of net/http may change. If
+// it does not know an error, it names only its type.
 func redactError(err error) error {
 	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 		err = cause
@@ -1497,12 +1499,11 @@ func redactError(err error) error {
 	return fmt.Errorf("the request has failed with a %T", err)
 }
 
-// checkAnswer checks that an answer is what was asked for: the rest of the
-// object, or all of it. It is all of it in three cases: all was asked for, the
-// server does not know ranges, or the object is no longer that of If-Range. In
-// the last case the answer shows that the object has changed, and what was read
-// of it so far does not fit.
-func (o *webObject) checkAnswer(resp *http.Response) (atLeast time.Duration, err error) {
+// checkAnswer checks that an answer is the rest of the object, or all of it. It
+// is all of it in three cases: all was asked for, the server does not know
+// ranges, or the object is no longer that of If-Range. In the last case the
+// answer shows that the object has changed.
+func (o *webObject) checkAnswer(resp *http.Response) (minWait time.Duration, err error) {
 	var first, last int64
 	size := resp.ContentLength
 	code := resp.StatusCode
@@ -1535,10 +1536,9 @@ func (o *webObject) checkAnswer(resp *http.Response) (atLeast time.Duration, err
 	return 0, nil
 }
 
-// parseRetryAfter reads the header of that name, which is a number of seconds
-// or a date. It returns 0 if the header is missing or makes no sense. It
-// returns at most two minutes: a server that asks for an hour is better an
-// error soon.
+// parseRetryAfter parses the header Retry-After, a number of seconds or a date.
+// It returns 0 if the header is missing or makes no sense, and at most two
+// minutes, because an error soon is better than a wait of an hour.
 func parseRetryAfter(header string) time.Duration {
 	seconds, _ := strconv.Atoi(header)
 	if date, err := http.ParseTime(header); err == nil {
@@ -1547,9 +1547,9 @@ func parseRetryAfter(header string) time.Duration {
 	return time.Duration(max(0, min(seconds, 120))) * time.Second
 }
 
-// A TarDataset has the same records as Tar, as a Dataset: each record is read
-// by its index. Compressed shards cannot be read like that. Get may be called
-// concurrently. A TarDataset keeps each shard open until Close.
+// A TarDataset is a Dataset with the same records as Tar. Compressed shards
+// cannot be read by index. Get may be called concurrently. A TarDataset keeps
+// each shard open until Close.
 //
 // PyTorch: wids, the indexed form of webdataset.
 type TarDataset struct {
@@ -1565,8 +1565,8 @@ type tarShard struct {
 }
 
 // A recordPlace says where a record is: from the headers of its first file to
-// those of the file after it, or to the end marker, both included. So Get ends
-// a record as Tar does, where it sees what comes next. sum is recordReader's.
+// those of the file after it, or to the end marker, both included, because only
+// they show that the record has ended. sum is recordReader's.
 type recordPlace struct {
 	begin, end int64
 	sum        uint64
@@ -1578,13 +1578,11 @@ type recordPlace struct {
 // disk or a network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
-// compressed, that has files but no record, or more zeros after its end marker
-// than Tar lets pass (up to 64 KiB, or a last block of at most 1 MiB). The
-// number of records does not change afterwards. A record with a fault of its
-// own (a field that comes twice, a hard link, more than 1 GiB, which is Tar's
-// MaxRecord of 0) has its index, and Get returns the error. Errors of both
-// kinds are a TarError. A shard with a sparse file is an error of the first
-// kind, because Tar does not read the records behind the file.
+// compressed, or that has a sparse file, files but no record, or more zeros
+// after its end marker than Tar allows. The number of records does not change
+// afterwards. A record with a fault of its own (a field that comes twice, a
+// hard link, more than 1 GiB, which is Tar's MaxRecord of 0) has its index, and
+// Get returns the error. Errors of both kinds are a TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var datasets []Dataset[Record]
@@ -1649,7 +1647,7 @@ func (s *tarShard) scan(ctx context.Context) error {
 func (d *TarDataset) Len() int { return d.records.Len() }
 
 // Get reads record i. It returns an error if names or sizes in the record have
-// changed since OpenTar has read them. The files of a record share one piece of
+// changed since OpenTar read them. The files of a record share one piece of
 // memory if the record has less than 256 KiB with its headers.
 func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
 	return d.records.Get(ctx, i)
@@ -1704,9 +1702,9 @@ func (d *TarDataset) Close() error {
 }
 
 // A TarWriter writes records to a tar shard. The same records make the same
-// bytes: the fields are sorted, and the headers have no time and no owner. It
-// writes in small pieces, so put a bufio.Writer between it and a file. It must
-// not be used concurrently.
+// bytes: the fields are sorted, and the headers have no time and no owner. A
+// TarWriter writes in small pieces, so put a bufio.Writer between it and a
+// file. It must not be used concurrently.
 //
 // PyTorch: webdataset.TarWriter, without its encoders.
 type TarWriter struct {
@@ -1720,14 +1718,14 @@ func NewTarWriter(w io.Writer) *TarWriter {
 	return &TarWriter{tar.NewWriter(w), map[string]bool{}}
 }
 
-// Write writes a record; its Shard does not matter. If the record would not be
-// the same when it is read, Write returns an error and writes nothing. A record
-// must have files, and a key that no other record of the shard has. The key
-// must be a relative path without a dot in its last element. Each field must be
-// in lower case, not empty, without a slash, and there once; it must begin
-// neither with a dot, as the extensions of filepath.Ext do, nor with the key
-// and a dot. Key and field together must have fewer than a million bytes. Write
-// does not know the MaxRecord of the reader.
+// Write writes a record, without its Shard. If the record could not be read
+// again as it is, Write returns an error and writes nothing. A record must have
+// files, and a key that no other record of the shard has. The key must be a
+// relative path without a dot in its last element. Each field must occur once,
+// be in lower case, not be empty and have no slash; it must begin neither with
+// a dot, as the extensions of filepath.Ext do, nor with the key and a dot. Key
+// and field together must have fewer than a million bytes. Write does not know
+// the MaxRecord of the reader.
 func (w *TarWriter) Write(r Record) error {
 	byName := func(a, b File) int { return strings.Compare(a.Name, b.Name) }
 	files := slices.SortedFunc(slices.Values(r.Files), byName)
@@ -1756,8 +1754,8 @@ func (w *TarWriter) Write(r Record) error {
 // writes headers of more than 1 MiB.
 const maxName = 1_000_000
 
-// checkRecord says why a record, with its files sorted, would not be the same
-// when it is read.
+// checkRecord says why a record, with its files sorted, could not be read again
+// as it is.
 func (w *TarWriter) checkRecord(key string, files []File) error {
 	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
 	err := cmp.Or(
@@ -1810,14 +1808,14 @@ const maxExpand = 1 << 20
 // Expand lists the names that a pattern stands for, with braces as in bash:
 // "{a,b}" stands for a and b, "{8..11}" for the numbers from 8 to 11, and
 // "{008..011}" for the same with zeros in front. Numbers may count down; those
-// with a plus sign, and -0, get other zeros than in bash. Of several braces the
-// last changes fastest. A pattern without braces stands for itself.
+// with a plus sign, and -0, get other zeros than in bash. If there are several
+// braces, the last changes fastest. A pattern without braces stands for itself.
 //
 // Expand returns an error for braces within braces, a brace without its other
 // half, braces with neither a comma nor two numbers, such as "{000-146}", and
 // more than 2^20 names. bash leaves some of these unchanged, so that a typing
 // error shows up only as a missing file. Letters, steps and backslashes, which
-// bash knows too, are not needed for names of shards.
+// bash knows, are not needed for names of shards.
 func Expand(pattern string) ([]string, error) {
 	names := []string{""} // what the pattern stands for, up to rest
 	for rest := pattern; rest != ""; {
@@ -1850,7 +1848,7 @@ func Expand(pattern string) ([]string, error) {
 
 var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
 
-// expandBraces lists what stands between two braces. If a number has zeros in
+// expandBraces lists what a pair of braces stands for. If a number has zeros in
 // front, all numbers get the width of the wider end, sign included, as in bash.
 func expandBraces(inside string) (all []string, err error) {
 	if strings.Contains(inside, ",") {
@@ -1884,29 +1882,32 @@ func expandBraces(inside string) (all []string, err error) {
 
 // Decode decodes a file by its extension, as far as the standard library can:
 //
-//	png, jpg, jpeg, gif                       image.Image, whatever format the bytes are in
-//	json, jsn                                 what encoding/json makes of it; a number is a json.Number, with all digits
-//	jsonl                                     []any: the JSON values, usually one in each line
-//	txt, text, transcript                     string
-//	cls, cls2, class, count, index, inx, id   int
-//	npy                                       a Tensor of float32, float64, bool, int8 to int64, or uint8 to uint64
-//	gz                                        what is compressed, decoded by the rest of the name: x.json.gz as x.json
-//	anything else                             []byte, as it is
+//	png, jpg, jpeg, gif     image.Image, whatever format the bytes are in
+//	json, jsn               what encoding/json makes of it; a number is a
+//	                        json.Number, with all digits
+//	jsonl                   []any: the JSON values, usually one in each line
+//	txt, text, transcript   string
+//	cls, cls2, class,
+//	count, index, inx, id   int
+//	npy                     a Tensor of float32, float64, bool, int8 to int64,
+//	                        or uint8 to uint64
+//	gz                      what is compressed, decoded by the rest of the
+//	                        name: x.json.gz as x.json
+//	anything else           []byte, as it is
 //
 // name may be a path or the field of a Record; its case does not matter.
 // Nothing in the data is ever executed. Decode may be called concurrently.
 //
 // Data that is damaged, or not what the extension says, is an error, as far as
-// the decoder of the standard library notices: a GIF without its last bytes may
-// decode. So are data after a JSON value, NumPy arrays of other types or in
+// the standard library notices: a GIF without its last bytes may decode. Data
+// after a JSON value is an error, and so are NumPy arrays of other types or in
 // Fortran order, and files that decompress to more than 1 GiB, the default of
-// TarOptions.MaxRecord; x.gz.gz is decompressed twice, to 1 GiB in all. So are
-// images without pixels, and images that take more than 1 GiB: of more than
-// 2^27 pixels or, if they are progressive JPEGs, 2^30/24. A small file can
-// claim as much.
+// TarOptions.MaxRecord; x.gz.gz is decompressed twice, to 1 GiB in all. Images
+// must have pixels, and take at most 1 GiB: 2^27 pixels or, in progressive
+// JPEGs, 2^30/24. A small file can claim more.
 //
-// The image of a GIF is its first frame, which may be smaller than the screen:
-// its Bounds say where on the screen it is. Pillow gives the whole screen.
+// The image of a GIF is its first frame. If the frame is smaller than the
+// screen, its Bounds say where it is; Pillow returns the whole screen.
 //
 // PyTorch: the decode step of webdataset, and the decoding of the DataLoader's
 // RFC.
@@ -1918,8 +1919,8 @@ func Decode(name string, data []byte) (any, error) {
 	return value, nil
 }
 
-// decode decodes a file whose name is in lower case. All that it decompresses,
-// of x.gz.gz twice, has at most limit bytes.
+// decode decodes a file whose name is in lower case. It decompresses at most
+// limit bytes, both times of x.gz.gz together.
 func decode(name string, data []byte, limit int64) (any, error) {
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "png", "jpg", "jpeg", "gif":
@@ -1997,8 +1998,8 @@ func decodeJSON(data []byte) (values []any, err error) {
 // gunzip decompresses data to at most limit bytes. It reads the data twice: the
 // first pass counts the bytes, so that the second writes them into memory of
 // the right size. io.ReadAll would take 2½ times as much memory before it
-// refuses. The size at the end of a gzip file is not enough: it is that of the
-// last member only, and in a damaged file it says anything.
+// refuses. The size at the end of a gzip file is not enough: it counts only the
+// last member, and in a damaged file it may be any number.
 func gunzip(data []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
@@ -2018,8 +2019,8 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 }
 
 // npyPattern matches the header of an npy file of the types that Decode knows,
-// as NumPy and others write it. Otherwise every program that imports the
-// package would compile the pattern when it starts.
+// as NumPy and others write it. It is compiled at its first use, not at the
+// start of every program that imports the package.
 var npyPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
 		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
