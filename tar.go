@@ -188,14 +188,14 @@ type TarError struct {
 
 	Err error // the cause
 
-	// Rest says that Tar leaves out the rest of the shard too, so that the
-	// error stands for an unknown number of records. It is false if one record
-	// has a fault of its own, and in the errors of OpenTar.
+	// Rest says that Tar leaves out the rest of the shard, so that the error
+	// stands for an unknown number of records. It is false if one record has a
+	// fault of its own, and in the errors of OpenTar.
 	Rest bool
 }
 
-// Error names the shard, the entry and the offset. If the shard was not opened,
-// Error names only the shard.
+// Error names the shard, the entry and the offset, or only a shard that was not
+// opened.
 func (e *TarError) Error() string {
 	if e.Offset < 0 {
 		return fmt.Sprintf("shard %s: %v", quote(e.Shard), e.Err)
@@ -208,7 +208,7 @@ func (e *TarError) Error() string {
 func (e *TarError) Unwrap() error { return e.Err }
 
 // quote quotes a text for an error. A text of more than 200 bytes loses its
-// middle, because files and names may have millions of bytes.
+// middle, because a file may have millions.
 func quote[S ~string | ~[]byte](text S) string {
 	if n := len(text); n > 200 {
 		return fmt.Sprintf("%q … %q (%d bytes)", text[:100], text[n-100:], n)
@@ -247,7 +247,7 @@ type tarState struct {
 
 // Tar returns the stream of the records in tar shards. A shard may be
 // uncompressed or compressed with gzip or bzip2; its first bytes tell, not its
-// name. The stream keeps one record in memory and a buffer of 256 KiB, or two
+// name. The stream keeps one record in memory, and a buffer of 256 KiB, or two
 // for a compressed shard.
 //
 // A cursor of the stream is a shard and a byte offset. An uncompressed shard is
@@ -273,14 +273,13 @@ type tarState struct {
 // KiB of zeros are allowed. More are allowed only as the padding of a last
 // block, as tar -b 256, 512, 1024 or 2048 writes it.
 //
-// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle with a size of ten
-// shards or more. To read k shards at once, which mixes better and opens them
-// in one round trip, Mix the streams of Rank{0, k} to Rank{k-1, k}, and shuffle
-// the mix. If each of several ranks has 32 such readers, reader k of a rank is
-// Rank{32*rank + k, 32*ranks}. If there are fewer shards than ranks, Tar
-// returns an error: leave TarOptions.Rank out, and deal records with
-// Stream.Shard. ExampleTarOptions_elastic trains on a number of ranks that
-// changes.
+// To shuffle, set TarOptions.Shuffle and add Stream.Shuffle, of ten times as
+// many records as a shard has, or more. To read k shards at once, which mixes
+// better and opens them in one round trip, Mix the streams of Rank{0, k} to
+// Rank{k-1, k}, and shuffle the mix. If each of several ranks has 32 such
+// readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. If there are
+// fewer shards than ranks, Tar returns an error: leave TarOptions.Rank out, and
+// deal records with Stream.Shard.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -344,9 +343,9 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	}), nil
 }
 
-// hashNames hashes the names of shards, so that other shards refuse the cursor.
-// It takes only the last elements of the names: when a run is resumed, the same
-// shards may be in another folder, or behind another signed URL.
+// hashNames hashes the last elements of the names of shards, so that a stream
+// of other shards refuses the cursor. When a run is resumed, the same shards
+// may be in another folder, or behind another signed URL.
 func hashNames(names []string) uint64 {
 	h := fnv.New64a()
 	for _, name := range names {
@@ -445,12 +444,12 @@ type recordReader struct {
 	memory int64
 	sum    uint64
 
-	// lastCount is the number of files in the last record, which is a good
-	// guess for the next.
+	// lastCount is the number of files in the last record, a good guess for the
+	// next.
 	lastCount int
 }
 
-// newRecordReader returns a recordReader that has not entered the shard.
+// newRecordReader returns a recordReader that has not entered its shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
 	r := tarReader{entry: tarEntry{begin: -1}}
 	return &recordReader{tarReader: r, name: name, maxRecord: maxRecord, fields: map[string]bool{}}
@@ -479,9 +478,9 @@ func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 
 // findNextFile reads the headers of the next file that belongs to a record.
 // After the last file it reads the rest of the shard and sets endErr. The last
-// record waits for that, so that nothing is left to read, and nothing can fail,
-// once it has been handed over. Too many zeros are an error of the last record,
-// too, because they may have been one of its files.
+// record waits for that, so that nothing can fail once it has been handed over.
+// Too many zeros are an error of the last record, too, because they may have
+// been one of its files.
 //
 // If the whole shard has files but no record, findNextFile returns an error
 // that names the first file. Otherwise a shard of files without extensions
@@ -606,8 +605,7 @@ var sumSeed = maphash.MakeSeed()
 // An archive is a sequence of blocks of 512 bytes: for each entry its headers,
 // then its data, filled up with zeros to a whole block. Two blocks of zeros,
 // the end marker, follow the last entry. Most entries have one header. A name
-// that does not fit into it is stored in front of it, as the data of another
-// header:
+// too long for it stands in front, as the data of another header:
 //
 //	begin                                           dataBegin      dataEnd
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
@@ -678,9 +676,9 @@ func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int
 	return r.skipTo(to)
 }
 
-// A contextReader reads a shard until the context ends. It stops at readers
-// that return neither bytes nor an error: bufio.Reader passes large reads on
-// without its own protection against them.
+// A contextReader reads a shard until the context ends. It gives up on readers
+// that return neither bytes nor an error: bufio.Reader does so, too, but passes
+// large reads on.
 type contextReader struct {
 	io.ReadCloser
 	ctx context.Context
@@ -871,7 +869,6 @@ func replaceEOF(err error) error {
 	return err
 }
 
-// roundToBlocks rounds n up to whole blocks.
 func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) }
 
 // skipTo passes over the bytes up to an offset. If the offset is far behind the
@@ -1207,7 +1204,7 @@ func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, er
 }
 
 // A shardFile is a file whose reads end with a context, if the system has
-// deadlines for such a file, as for a pipe.
+// deadlines for it, as for a pipe.
 type shardFile struct {
 	*os.File
 	stop func() bool
@@ -1238,7 +1235,7 @@ func redactURL(name string) string {
 
 // webSettings say how to read from the web: how many requests in a row may fail
 // without a byte, and for how long a server may be silent. Tests have their own
-// client and their own way to wait.
+// client and wait.
 //
 // A whole object may take any time: a shard may have 100 GB, and a training
 // loop may stop for an hour between two records.
@@ -1270,8 +1267,7 @@ type webObject struct {
 	webSettings
 	url string
 
-	// ctx ends with the range over the stream, or when stop is called, which
-	// Close does.
+	// ctx ends with the range over the stream, or when Close calls stop.
 	ctx  context.Context
 	stop context.CancelCauseFunc
 
@@ -1298,8 +1294,7 @@ type webObject struct {
 // errStalled is the error of a server that delivers nothing.
 var errStalled = errors.New("the server has stalled")
 
-// Read reads from the object, with as many requests as that takes. If p is
-// empty, Read waits for an answer.
+// Read reads from the object. If p is empty, Read waits for an answer.
 func (o *webObject) Read(p []byte) (n int, err error) {
 	for o.offset != o.size {
 		var minWait time.Duration
@@ -1321,8 +1316,8 @@ func (o *webObject) Read(p []byte) (n int, err error) {
 	return 0, io.EOF
 }
 
-// readBody reads from the answer. It returns io.EOF only if the length is
-// unknown, so that the end of the answer must be that of the object.
+// readBody reads from the answer. If the length is unknown, the answer ends
+// where the object does, and readBody returns io.EOF.
 func (o *webObject) readBody(p []byte) (int, error) {
 	o.stallTimer.Reset(o.stall)
 	n, err := o.body.Read(p)
@@ -1350,7 +1345,6 @@ func (o *webObject) Close() error {
 	return nil
 }
 
-// endRequest ends a request.
 func (o *webObject) endRequest() {
 	o.stallTimer.Stop()
 	o.cancel(nil)
@@ -1454,7 +1448,7 @@ var errRedirect = permanentError{
 type webTransport struct{ base http.RoundTripper }
 
 // RoundTrip sends a request for http.Client, perhaps to the target of a
-// redirect. On the way there http.Client drops Close, without which the
+// redirect. For a redirect http.Client drops Close, without which the
 // connection would outlive the range, and sends the query to the target as
 // Referer. If the target is not a URL, the error of http.Client quotes it, so
 // RoundTrip checks the target first.
@@ -1477,8 +1471,8 @@ func (t webTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // redactError returns the part of a transport's error that quotes nothing that
 // the server has sent, such as the Location of a redirect with a signature. It
-// looks only at types and values, because the texts of net/http may change. If
-// it does not know an error, it names only its type.
+// looks only at types and values, because the texts of net/http may change, and
+// names only the type of an error that it does not know.
 func redactError(err error) error {
 	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 		err = cause
@@ -1557,7 +1551,7 @@ type TarDataset struct {
 	shards  []*tarShard
 }
 
-// A tarShard is the Dataset of the records of one shard.
+// A tarShard is the Dataset of one shard's records.
 type tarShard struct {
 	name   string
 	file   *os.File
@@ -1573,9 +1567,9 @@ type recordPlace struct {
 }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads all
-// headers of the shards, sixteen shards at a time, and keeps 24 bytes for each
-// record. Every start of a program reads the headers again, so shards on a slow
-// disk or a network are better streamed, by Tar.
+// headers, sixteen shards at a time, and keeps 24 bytes for each record. Every
+// start of a program reads the headers again, so shards on a slow disk or a
+// network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
 // compressed, or that has a sparse file, files but no record, or more zeros
@@ -1656,10 +1650,9 @@ func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
 // Len returns the number of records in the shard.
 func (s *tarShard) Len() int { return len(s.places) }
 
-// Get reads the bytes of one record as Tar does, with the headers or the end
-// marker behind it. Up to 256 KiB are read at once. OpenTar has read the same
-// headers, so whatever is wrong now, except a fault of the record, shows that
-// the shard has changed.
+// Get reads one record as Tar does, with the headers or the end marker behind
+// it, up to 256 KiB at once. OpenTar has read the same headers, so any fault
+// except the record's own shows that the shard has changed.
 func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	place := s.places[i]
 	r := newRecordReader(s.name, defaultMaxRecord)
@@ -1685,8 +1678,8 @@ func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	return Record{}, newTarError(s.name, &r.entry, err)
 }
 
-// A shardPart is a part of a shard as an Opener returns it. Nobody closes it:
-// the shard stays open, and Closer is nil.
+// A shardPart is a part of a shard. Nobody closes it: the shard stays open, and
+// Closer is nil.
 type shardPart struct {
 	*io.SectionReader
 	io.Closer
