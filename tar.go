@@ -100,7 +100,9 @@ func splitName(name string) (key, field string, ok bool) {
 	if dot <= 0 || meta {
 		return "", "", false
 	}
-	return name[:base+dot], lowerField(name[base+dot+1:]), true
+	key = name[:base+dot]
+	field = lowerField(name[base+dot+1:])
+	return key, field, true
 }
 
 // lowerField returns a field in lower case. A field that is not UTF-8 stays as
@@ -451,8 +453,12 @@ type recordReader struct {
 
 // newRecordReader returns a recordReader that has not entered its shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
-	r := tarReader{entry: tarEntry{begin: -1}}
-	return &recordReader{tarReader: r, name: name, maxRecord: maxRecord, fields: map[string]bool{}}
+	return &recordReader{
+		tarReader: tarReader{entry: tarEntry{begin: -1}},
+		name:      name,
+		maxRecord: maxRecord,
+		fields:    map[string]bool{},
+	}
 }
 
 // enterShard opens the shard and reads up to the first file that follows from.
@@ -1395,7 +1401,8 @@ func (o *webObject) waitToRetry(err error, minWait time.Duration) error {
 			redactURL(o.url), o.offset, o.failures, err)
 	}
 	wait := time.Second << (o.failures - 1)
-	return o.wait(o.ctx, max(wait-rand.N(wait/2), minWait))
+	wait -= rand.N(wait / 2)
+	return o.wait(o.ctx, max(wait, minWait))
 }
 
 // sendRequest sends one request for the rest of the object. If it fails,
@@ -1538,7 +1545,8 @@ func parseRetryAfter(header string) time.Duration {
 	if date, err := http.ParseTime(header); err == nil {
 		seconds = int(time.Until(date).Seconds()) + 1
 	}
-	return time.Duration(max(0, min(seconds, 120))) * time.Second
+	seconds = max(0, min(seconds, 120))
+	return time.Duration(seconds) * time.Second
 }
 
 // A TarDataset is a Dataset with the same records as Tar. Compressed shards
@@ -1945,7 +1953,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		inner := strings.TrimSuffix(strings.TrimSuffix(name, "gz"), ".")
+		inner := strings.TrimSuffix(name, "gz")
+		inner = strings.TrimSuffix(inner, ".")
 		return decode(inner, data, limit-int64(len(data)))
 	}
 	return data, nil
