@@ -241,9 +241,9 @@ type tarState struct {
 	// Offset is that of the record's first header in the uncompressed archive.
 	Offset int64 `json:"offset,omitempty"`
 
-	// Compressed says that the shard must be decompressed from its beginning.
-	// A reader that begins at Offset could not tell, because only the first
-	// bytes of a shard show that it is compressed.
+	// Compressed says that the shard must be decompressed from its beginning. A
+	// reader that begins at Offset could not tell, because only the first bytes
+	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
 }
 
@@ -2102,17 +2102,21 @@ func decodeTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any,
 	return t, err
 }
 
-// ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of red, one of green and one of blue, with values
-// from 0 to 1. The planes of a gray image are equal. Like append, ImageTensor builds the tensor in the memory of dst if
-// there is enough; dst may be the zero Tensor.
+// ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of
+// red, one of green and one of blue, with values from 0 to 1. The planes of a
+// gray image are equal. Like append, ImageTensor builds the tensor in the
+// memory of dst if there is enough; dst may be the zero Tensor.
 //
-// Alpha is dropped, and colors are not premultiplied: half transparent red is as red as opaque red. Where alpha is 0, only
-// an image.NRGBA has a color. All others are black there. Opaque 16-bit images keep their precision. YCbCr images, which
-// JPEGs are, get the 8-bit colors of color.YCbCrToRGB. An image.RGBA with a color greater than its alpha, as if alpha had
-// been left out, is not valid; such a value becomes 1.
+// Alpha is dropped, and colors are not premultiplied: half transparent red is
+// as red as opaque red. Where alpha is 0, only an image.NRGBA has a color. All
+// others are black there. Opaque 16-bit images keep their precision. YCbCr
+// images, which JPEGs are, get the 8-bit colors of color.YCbCrToRGB. An
+// image.RGBA with a color greater than its alpha, as if alpha had been left
+// out, is not valid; such a value becomes 1.
 //
-// Pixels are read with RGBA64At, which all types of the image package have, and which does not allocate; those of an
-// image.YCbCr or image.NRGBA directly. An image without RGBA64At is read with At, which may allocate for each pixel.
+// Pixels are read with RGBA64At, which all types of the image package have, and
+// which does not allocate; those of an image.YCbCr or image.NRGBA directly. An
+// image without RGBA64At is read with At, which may allocate for each pixel.
 //
 // PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
 func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
@@ -2127,7 +2131,8 @@ func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 	return dst
 }
 
-// levels[v] is v/255, because to look a quotient up takes less time than to divide. The table is never changed.
+// levels[v] is v/255, because to look a quotient up takes less time than to
+// divide. The table is never changed.
 var levels = func() (quotients [256]float32) {
 	for v := range quotients {
 		quotients[v] = float32(v) / 255
@@ -2135,10 +2140,13 @@ var levels = func() (quotients [256]float32) {
 	return quotients
 }()
 
-// imageRow fills a row of each plane with the pixels of an image from (left, y) on.
+// imageRow fills a row of each plane with the pixels of an image from (left, y)
+// on.
 //
-// To find the chroma of a column, COffset divides the column by 1, 2 or 4. A shift takes less time than this call, but it rounds
-// down, while the division rounds towards 0. So only a row that begins left of 0 calls COffset for each column.
+// To find the chroma of a column, COffset divides the column by 1, 2 or 4. A
+// shift takes less time than this call, but it rounds down, while the division
+// rounds towards 0. So only a row that begins left of 0 calls COffset for each
+// column.
 func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 	green, blue = green[:len(red)], blue[:len(red)] // so that indices into them are not checked
 	switch img := img.(type) {
