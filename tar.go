@@ -375,9 +375,7 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		r := newRecordReader(name, opts.MaxRecord)
 		r.wanted = opts.Fields
-		_, err := try(func() (any, error) {
-			return nil, r.enterShard(ctx, opts.Open, from)
-		})
+		err := try(func() error { return r.enterShard(ctx, opts.Open, from) })
 		if r.shard.ReadCloser != nil {
 			defer r.shard.Close()
 		}
@@ -385,10 +383,12 @@ func readShard(
 		if misread && from.Offset > 0 {
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
-		readRecord := r.readRecord
 		for err == nil {
 			var item Item[Record]
-			item, err = try(readRecord)
+			err = try(func() (err error) {
+				item, err = r.readRecord()
+				return err
+			})
 			if err != nil {
 				break
 			}
