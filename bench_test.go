@@ -1445,6 +1445,9 @@ func BenchmarkImageTensor(b *testing.B) {
 		if img, ok := img.(*image.YCbCr); ok {
 			name += strings.TrimPrefix(img.SubsampleRatio.String(), "YCbCrSubsampleRatio")
 		}
+		if img, ok := img.(*image.RGBA); ok && img.Opaque() {
+			name = "opaque-RGBA"
+		}
 		var dst Tensor[float32]
 		against(b, name, "pixel", size*size, "At", loop, func() { dst = ImageTensor(dst, img) }, amount{1, "images"})
 	}

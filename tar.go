@@ -2114,12 +2114,16 @@ func decodeTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any,
 // image.RGBA with a color greater than its alpha, as if alpha had been left
 // out, is not valid; such a value becomes 1.
 //
-// Pixels are read with RGBA64At, which all types of the image package have, and
-// which does not allocate; those of an image.YCbCr or image.NRGBA directly. An
-// image without RGBA64At is read with At, which may allocate for each pixel.
+// The pixels of an image.YCbCr, NRGBA or Gray, and of an opaque image.RGBA, are
+// read directly. All other images of the image package are read with RGBA64At,
+// which does not allocate. An image without RGBA64At is read with At, which may
+// allocate for each pixel.
 //
 // PyTorch: torchvision's ToTensor, after Pillow's convert("RGB").
 func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
+	if img, ok := img.(*image.RGBA); ok && img.Opaque() {
+		return ImageTensor(dst, (*image.NRGBA)(img)) // which differs only where alpha is not 255
+	}
 	b := img.Bounds()
 	w, h := b.Dx(), b.Dy()
 	dst.Shape = append(dst.Shape[:0], 3, h, w)
@@ -2165,6 +2169,10 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 		pix := img.Pix[img.PixOffset(left, y):]
 		for x := range red {
 			red[x], green[x], blue[x] = levels[pix[4*x]], levels[pix[4*x+1]], levels[pix[4*x+2]]
+		}
+	case *image.Gray:
+		for x, v := range img.Pix[img.PixOffset(left, y):][:len(red)] {
+			red[x], green[x], blue[x] = levels[v], levels[v], levels[v]
 		}
 	default:
 		direct, ok := img.(image.RGBA64Image)
