@@ -1296,10 +1296,10 @@ func BenchmarkImages(b *testing.B) {
 		b.ReportMetric(100*median(part)/median(whole), "share-%")
 		b.ReportMetric(median(part)/n, "ns/image")
 	})
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng, sample := rand.New(rand.NewPCG(1, 1)), make([]float32, pixels)
 	against(b, "recipe", "image", n, "image-jpeg", decode, func() {
 		for _, photo := range photos {
-			augment(rng, photo)
+			augment(rng, sample, photo, randomPart(rng, photo.Bounds()))
 		}
 	}, amount{n, "images"})
 	against(b, "limit:two-goroutines", "image", n, "loop", loop, func() {
