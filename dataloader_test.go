@@ -12099,15 +12099,16 @@ func TestImageTensor(t *testing.T) {
 func TestAugment(t *testing.T) {
 	photo, got := image.NewNRGBA(image.Rect(0, 0, 73, 57)), make([]float32, 3*imageSide*imageSide)
 	for i := range 73 * 57 {
-		photo.Set(i%73, i/73, color.NRGBA{uint8(i % 73), uint8(i / 73), 51, 255})
+		x, y := uint8(i%73), uint8(i/73)
+		photo.Set(i%73, i/73, color.NRGBA{x + y, 2*x + y, x + 2*y, 255})
 	}
 	augment(rand.New(rand.NewPCG(1, 2)), got, photo, photo.Rect.Inset(3)) // and does not mirror
 	between := func(i, n int) float32 {
 		return 3 + min(max((float32(i)+0.5)*float32(n)/imageSide-0.5, 0), float32(n-1))
 	}
 	for i, v := range got {
-		c, y, x := i/imageSide/imageSide, i/imageSide%imageSide, i%imageSide
-		v = (v*colorStd[c]+colorMean[c])*255 - []float32{between(x, 67), between(y, 51), 51}[c]
+		c, y, x := i/imageSide/imageSide, between(i/imageSide%imageSide, 51), between(i%imageSide, 67)
+		v = (v*colorStd[c]+colorMean[c])*255 - []float32{x + y, 2*x + y, x + 2*y}[c]
 		if max(v, -v) > 0.001 {
 			t.Fatal(i, v)
 		}
