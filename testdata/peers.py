@@ -1,6 +1,7 @@
 """Measures Python's loaders, for the table in README.md, section "How fast".
 
-    pip install torch torchvision torchdata webdataset Pillow simplejpeg opencv-python-headless
+    pip install torch torchvision torchdata webdataset Pillow numpy
+    pip install simplejpeg opencv-python-headless
     python3 testdata/peers.py
 
 A row whose package is not installed says so. The last column names the benchmark of this package that does the same work:
