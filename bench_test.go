@@ -1273,7 +1273,7 @@ the disk`},
 // the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
 // written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes: 80 %. With 2
 // workers the loader is 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image with New, and less than 1 %
-// with NewFunc. image/jpeg takes 3 to 4 times as long as the recipe augment.
+// with NewFunc. image/jpeg takes 4 times as long as the recipe augment.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
