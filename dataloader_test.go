@@ -4867,9 +4867,9 @@ var normalised = func() (table [3][256]float32) {
 // than half skips pixels, so store large photographs smaller. torchvision:
 // RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize.
 //
-// JPEG files take a third of the time with testdata/libjpeg.go.txt, which decodes
-// only the part, and scales large ones. The random numbers stay the same. Each
-// goroutine has a Decoder, such as one from a sync.Pool:
+// JPEG files take a third of the time with testdata/libjpeg.go.txt, which
+// decodes only the part, and scales large ones. The random numbers stay the
+// same. Each goroutine has a Decoder, such as one from a sync.Pool:
 //
 //	config, err := jpeg.DecodeConfig(bytes.NewReader(data))
 //	part := randomPart(rng, image.Rect(0, 0, config.Width, config.Height))
@@ -4878,9 +4878,9 @@ var normalised = func() (table [3][256]float32) {
 //
 // With NewFunc, dst is the sample's place in the batch, so that Stack copies
 // nothing. That saves a seventh of the time with the adapter, and costs what a
-// Get has: the Rand of NewFunc is the batch's, one generator for the whole batch,
-// so the numbers of a sample depend on the samples before it, and a photograph
-// that cannot be decoded fails the batch.
+// Get has: the Rand of NewFunc is the batch's, one generator for the whole
+// batch, so the numbers of a sample depend on the samples before it, and a
+// photograph that cannot be decoded fails the batch.
 func augment(rng *rand.Rand, dst []float32, photo image.Image, part image.Rectangle) {
 	pixels, ok := photo.(*image.RGBA)
 	if !ok {
@@ -12074,7 +12074,7 @@ func TestImageTensor(t *testing.T) {
 				fast, slow = ImageTensor(fast, img), ImageTensor(slow, slowly{img})
 				what, rounds := fmt.Sprintf("%T %v", img, img.Bounds()), 0.0
 				switch img.(type) {
-				case *image.YCbCr, *image.NRGBA: // At has 16 bits of a color, and rounds what it premultiplies
+				case *image.YCbCr, *image.NRGBA: // At rounds what it premultiplies
 					rounds = 1.0 / 255
 				}
 				for i, v := range fast.Data {
@@ -12109,7 +12109,8 @@ func TestAugment(t *testing.T) {
 		return 3 + min(max((float32(i)+0.5)*float32(n)/imageSide-0.5, 0), float32(n-1))
 	}
 	for i, v := range got {
-		c, y, x := i/imageSide/imageSide, between(i/imageSide%imageSide, 51), between(i%imageSide, 67)
+		y, x := between(i/imageSide%imageSide, 51), between(i%imageSide, 67)
+		c := i / imageSide / imageSide
 		v = (v*colorStd[c]+colorMean[c])*255 - []float32{x + y, 2*x + y, x + 2*y}[c]
 		if max(v, -v) > 0.001 {
 			t.Fatal(i, v)

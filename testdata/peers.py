@@ -280,7 +280,7 @@ def files_by_simplejpeg():
             photo = cv2.resize(photo[top : top + height, left : left + width], (224, 224))
             if random.random() < 0.5:
                 photo = cv2.flip(photo, 1)
-            for plane, mean, std, dst in zip(cv2.split(photo), MEAN, STD, sample):  # the fastest of four ways that were tried
+            for plane, mean, std, dst in zip(cv2.split(photo), MEAN, STD, sample):  # the fastest of four ways
                 numpy.multiply(plane, numpy.float32(1 / 255 / std), out=dst)
                 dst -= numpy.float32(mean / std)
 
