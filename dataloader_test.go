@@ -4848,7 +4848,9 @@ func Example_imageSizes() {
 
 const imageSide = 224
 
-var colorMean, colorStd = [3]float32{0.485, 0.456, 0.406}, [3]float32{0.229, 0.224, 0.225} // of ImageNet
+// The mean and standard deviation of each color in ImageNet.
+var colorMean = [3]float32{0.485, 0.456, 0.406}
+var colorStd = [3]float32{0.229, 0.224, 0.225}
 
 // normalised[c][v] is the value v of color c, from 0 to 1, minus the mean and
 // divided by the standard deviation.
@@ -4926,6 +4928,7 @@ func augment(rng *rand.Rand, dst []float32, photo image.Image, part image.Rectan
 	}
 }
 
+// blend returns the mean of a and b, in which b has the given share.
 func blend(a, b, share float32) float32 { return a + share*(b-a) }
 
 // randomPart draws a part of r that has 8 % to 100 % of its area, and a ratio of width to height from 3/4 to 4/3. If r is
@@ -4948,7 +4951,8 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 // mirror. Here red is the column and green the row, so the values of a sample tell where it comes from.
 func Example_imageAugmentation() {
 	heights := []int{200, 10}
-	photos := Func(len(heights), func(_ context.Context, i int) (image.Image, error) { // open and decode
+	// Open and decode a photograph.
+	photos := Func(len(heights), func(_ context.Context, i int) (image.Image, error) {
 		img := image.NewRGBA(image.Rect(0, 0, 250, heights[i]))
 		for y := range heights[i] {
 			for x := range 250 {
@@ -4957,13 +4961,15 @@ func Example_imageAugmentation() {
 		}
 		return img, nil
 	})
-	samples := Transform(photos, func(ctx context.Context, photo image.Image) (Tensor[float32], error) {
+	type sample = Tensor[float32]
+	samples := Transform(photos, func(ctx context.Context, photo image.Image) (sample, error) {
 		rng, dst := Rand(ctx), make([]float32, 3*imageSide*imageSide)
 		augment(rng, dst, photo, randomPart(rng, photo.Bounds()))
-		return Tensor[float32]{dst, []int{3, imageSide, imageSide}}, nil
+		return sample{dst, []int{3, imageSide, imageSide}}, nil
 	})
 	for _, run := range []struct{ epoch, workers int }{{0, 0}, {0, 3}, {1, 3}} {
-		loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 1, Workers: run.workers})
+		opts := Options{BatchSize: 2, Seed: 1, Workers: run.workers}
+		loader, err := New(samples, Stack[float32], opts)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -4973,9 +4979,15 @@ func Example_imageAugmentation() {
 			}
 			fmt.Println("epoch", run.epoch, "workers", run.workers, "shape", batch.Shape)
 			for t := range slices.Chunk(batch.Data, 3*imageSide*imageSide) {
-				value := func(c, y, x int) float32 { return (t[(c*imageSide+y)*imageSide+x]*colorStd[c] + colorMean[c]) * 255 }
-				fmt.Printf("columns %.0f, %.0f … %.0f, ", value(0, 0, 0), value(0, 0, imageSide/2), value(0, 0, imageSide-1))
-				fmt.Printf("rows %.0f, %.0f … %.0f\n", value(1, 0, 0), value(1, imageSide/2, 0), value(1, imageSide-1, 0))
+				value := func(c, y, x int) float32 {
+					v := t[(c*imageSide+y)*imageSide+x]
+					return (v*colorStd[c] + colorMean[c]) * 255
+				}
+				const middle, last = imageSide / 2, imageSide - 1
+				fmt.Printf("columns %.0f, %.0f … %.0f, ",
+					value(0, 0, 0), value(0, 0, middle), value(0, 0, last))
+				fmt.Printf("rows %.0f, %.0f … %.0f\n",
+					value(1, 0, 0), value(1, middle, 0), value(1, last, 0))
 			}
 			loader.Recycle(batch)
 		}

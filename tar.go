@@ -2128,7 +2128,10 @@ func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 	w, h := b.Dx(), b.Dy()
 	dst.Shape = append(dst.Shape[:0], 3, h, w)
 	dst.Data = slices.Grow(dst.Data[:0], 3*h*w)[:3*h*w]
-	for y := range min(h, h*w) { // no rows without columns
+	if w == 0 {
+		return dst
+	}
+	for y := range h {
 		red, green, blue := dst.Data[y*w:], dst.Data[(h+y)*w:], dst.Data[(2*h+y)*w:]
 		imageRow(red[:w], green[:w], blue[:w], img, b.Min.X, b.Min.Y+y)
 	}
@@ -2184,7 +2187,9 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 				r, g, b, a = img.At(left+x, y).RGBA()
 			}
 			alpha := float32(max(a, 1))
-			red[x], green[x], blue[x] = min(1, float32(r)/alpha), min(1, float32(g)/alpha), min(1, float32(b)/alpha)
+			red[x] = min(1, float32(r)/alpha)
+			green[x] = min(1, float32(g)/alpha)
+			blue[x] = min(1, float32(b)/alpha)
 		}
 	}
 }
