@@ -32,13 +32,17 @@ import (
 	"time"
 )
 
-// Every figure that is a claim is a ratio: each line below times its own code and the baseline in turn, round by round
-// in the same process, and reports the median. So it means the same on a machine that is busy with other things.
+// Every figure that is a claim is a ratio: each line below times its own code
+// and the baseline in turn, round by round in the same process, and reports the
+// median. So it means the same on a machine that is busy with other things.
 //
-// The figures in the comments below are from a quiet machine with 2 CPUs and Go 1.26. Nothing was measured on more CPUs.
+// The figures in the comments below are from a quiet machine with 2 CPUs and Go
+// 1.26. Nothing was measured on more CPUs.
 
-// against times run, which does n units of work, against a baseline that does as many. It reports the time of a unit
-// and, as x-<name of the baseline>, how many times as fast as the baseline run is. The amounts are reported per second.
+// against times run, which does n units of work, against a baseline that does
+// as many. It reports the time of a unit and, as x-<name of the baseline>, how
+// many times as fast as the baseline run is. The amounts are reported per
+// second.
 func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
 	b.Run(name, func(b *testing.B) {
 		theirs, mine, allocs := rounds(b, base, run)
@@ -55,7 +59,8 @@ func against(b *testing.B, name, unit string, n int, baseline string, base, run 
 	})
 }
 
-// rounds runs base and run in turn. It returns how long each round of both took, in ns, and how often run allocates.
+// rounds runs base and run in turn. It returns how long each round of both
+// took, in ns, and how often run allocates.
 func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs float64) {
 	base()
 	run()
@@ -88,7 +93,8 @@ func median(x []float64) float64 {
 	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
 }
 
-// epochOf returns a function that goes through one epoch of a loader and gives each batch back.
+// epochOf returns a function that goes through one epoch of a loader and gives
+// each batch back.
 func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
 	return epochOfLoader(b, must(New(data, collate, opts)))
 }
@@ -105,8 +111,9 @@ func epochOfLoader[B any](b *testing.B, loader *DataLoader[B]) func() {
 	}
 }
 
-// pool returns a function that calls f(k) for 0 <= k < n in unordered workers that share a queue, at most 4 ahead. That is
-// the least that any loader of this shape has to do.
+// pool returns a function that calls f(k) for 0 <= k < n in unordered workers
+// that share a queue, at most 4 ahead. That is the least that any loader of
+// this shape has to do.
 func pool(n, workers int, f func(k int)) func() {
 	return func() {
 		tasks, results := make(chan int, 4), make(chan int, 4)
@@ -132,8 +139,8 @@ func pool(n, workers int, f func(k int)) func() {
 	}
 }
 
-// futures returns a function that does the same in order, in the way that comes to mind first: a goroutine for each task,
-// and a channel of channels.
+// futures returns a function that does the same in order, in the way that comes
+// to mind first: a goroutine for each task, and a channel of channels.
 func futures(n, workers int, f func(k int)) func() {
 	return func() {
 		queue := make(chan chan int, 2*workers)
@@ -154,8 +161,10 @@ func futures(n, workers int, f func(k int)) func() {
 	}
 }
 
-// BenchmarkTrivial is the loader's own cost: batches of one sample that costs nothing. With 2 workers a batch takes 310 ns,
-// without allocation in order and with 1.6 allocations out of order; a bare unordered pool of goroutines takes 130 ns.
+// BenchmarkTrivial is the loader's own cost: batches of one sample that costs
+// nothing. With 2 workers a batch takes 310 ns, without allocation in order and
+// with 1.6 allocations out of order; a bare unordered pool of goroutines takes
+// 130 ns.
 func BenchmarkTrivial(b *testing.B) {
 	const n = 50000
 	base := pool(n, 2, func(int) {})
@@ -168,8 +177,9 @@ func BenchmarkTrivial(b *testing.B) {
 	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
 }
 
-// BenchmarkThroughput loads batches that take 1 ms of waiting, as for a request, and batches that take 200 µs of computing,
-// with 1 to 16 workers. With -update it draws the picture of the README.
+// BenchmarkThroughput loads batches that take 1 ms of waiting, as for a
+// request, and batches that take 200 µs of computing, with 1 to 16 workers.
+// With -update it draws the picture of the README.
 func BenchmarkThroughput(b *testing.B) {
 	pic := svg{height: 340}
 	const left, right, bottom, top, most = 50, 620, 300, 20, 16
@@ -218,8 +228,9 @@ func BenchmarkThroughput(b *testing.B) {
 	}
 }
 
-// TestTimeline draws what four loaders do with the same twelve batches, of which batch 2 is slow, from their Timings in
-// fake time: as text, and as the picture of the README.
+// TestTimeline draws what four loaders do with the same twelve batches, of
+// which batch 2 is slow, from their Timings in fake time: as text, and as the
+// picture of the README.
 func TestTimeline(t *testing.T) {
 	const workers, prefetch, window = 3, 2, 6
 	alone, one := journeys(t, Options{}), journeys(t, Options{Workers: 1})
@@ -266,11 +277,13 @@ func TestTimeline(t *testing.T) {
 	goldenFile(t, "timeline.svg", pic.bytes("What four loaders do with the same twelve batches, of which batch 2 is slow"))
 }
 
-// A journey is the way of a batch, in columns of 10 ms: when it was sent to the workers, when a worker began and ended to
-// load it, when it went from the queue of results into the cache, and when the loop had it.
+// A journey is the way of a batch, in columns of 10 ms: when it was sent to the
+// workers, when a worker began and ended to load it, when it went from the
+// queue of results into the cache, and when the loop had it.
 type journey struct{ batch, worker, sent, start, done, cached, received int }
 
-// pictured is the data set of the picture: a sample takes 40 or 50 ms, but sample 2 takes 190 ms.
+// pictured is the data set of the picture: a sample takes 40 or 50 ms, but
+// sample 2 takes 190 ms.
 func pictured() Dataset[int] {
 	return Func(12, func(_ context.Context, k int) (int, error) {
 		d := time.Duration(40+k%2*10) * time.Millisecond
@@ -294,7 +307,8 @@ func journeys(t *testing.T, opts Options) (all []journey) {
 		}
 		at := func(x time.Time) int { return int(x.Sub(start) / column) }
 		for _, tm := range timings {
-			// The loop takes results from the queue until it has the one whose turn it is. The others go into the cache.
+			// The loop takes results from the queue until it has the one whose
+			// turn it is. The others go into the cache.
 			turn := timings[slices.IndexFunc(timings, func(x Timing) bool { return !x.Done.Before(tm.Done) })]
 			cached := at(tm.Received)
 			if turn.Batch < tm.Batch && !opts.Unordered {
@@ -309,7 +323,8 @@ func journeys(t *testing.T, opts Options) (all []journey) {
 // end returns the column in which a run has ended.
 func end(run []journey) int { return run[len(run)-1].received + 1 }
 
-// marked is a line through a column. Its note says what the counters are there, its frames say it for every column.
+// marked is a line through a column. Its note says what the counters are there,
+// its frames say it for every column.
 func marked(run []journey, column int) lane {
 	all := make([]string, end(run))
 	for i := range all {
@@ -318,7 +333,8 @@ func marked(run []journey, column int) lane {
 	return lane{columns: strings.Repeat(" ", column) + "|", note: all[column], frames: all}
 }
 
-// counters says what the engine's counters are in the middle of a column, and where the batches between them are.
+// counters says what the engine's counters are in the middle of a column, and
+// where the batches between them are.
 func counters(run []journey, column int) string {
 	recv, send := 0, 0
 	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
@@ -343,7 +359,8 @@ func counters(run []journey, column int) string {
 	return note
 }
 
-// lanes are the rows of a run: the workers, the queue of results, the cache with its slots, the loop body, and the time.
+// lanes are the rows of a run: the workers, the queue of results, the cache
+// with its slots, the loop body, and the time.
 func lanes(run []journey, slots int, notes map[string]string) []lane {
 	loader, axis := "worker #", ""
 	if run[0].worker < 0 {
@@ -366,8 +383,9 @@ func lanes(run []journey, slots int, notes map[string]string) []lane {
 	return all
 }
 
-// rows draws where the batches are: batch k in row k % slots, or, with 0 slots, in the first row that is free. A batch is
-// its number, in base 12, in each of the columns that span returns. # in the name is the number of the row.
+// rows draws where the batches are: batch k in row k % slots, or, with 0 slots,
+// in the first row that is free. A batch is its number, in base 12, in each of
+// the columns that span returns. # in the name is the number of the row.
 func rows(name string, slots int, run []journey, span func(journey) (from, to int)) (all []lane) {
 	empty := strings.Repeat(".", end(run))
 	lines := slices.Repeat([]string{empty}, slots)
@@ -412,7 +430,8 @@ func goldenFile(t testing.TB, name string, data []byte) {
 	}
 }
 
-// An svg is a picture that is written from top to bottom. The class of an element is its colour, light and dark.
+// An svg is a picture that is written from top to bottom. The class of an
+// element is its colour, light and dark.
 type svg struct {
 	body   strings.Builder
 	height int
@@ -422,9 +441,10 @@ const svgWidth = 760
 
 func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
 
-// A lane is a row of a timeline: a name, a character for each 10 ms, and a note. The character is a batch in base 12, or
-// one of a few signs: - for a worker while the window is full, | for a line through the rows below. In the picture a line
-// with frames moves, and its note in column i is frames[i].
+// A lane is a row of a timeline: a name, a character for each 10 ms, and a
+// note. The character is a batch in base 12, or one of a few signs: - for a
+// worker while the window is full, | for a line through the rows below. In the
+// picture a line with frames moves, and its note in column i is frames[i].
 type lane struct {
 	name, columns, note string
 	frames              []string
@@ -471,8 +491,10 @@ func (p *svg) panel(title string, lanes []lane) {
 	p.height += row*len(lanes) + 8
 }
 
-// sweep moves the line of a lane from the first column to the last, again and again, and shows the note of each column
-// while the line is in it. Where pictures do not move, the line stays at its own column, and only that note is visible.
+// sweep moves the line of a lane from the first column to the last, again and
+// again, and shows the note of each column while the line is in it. Where
+// pictures do not move, the line stays at its own column, and only that note is
+// visible.
 func (p *svg) sweep(l lane, x, y, column int) {
 	const seconds = 0.35 // in a column
 	n, at := len(l.frames), len(l.columns)-1
@@ -497,7 +519,8 @@ func (p *svg) sweep(l lane, x, y, column int) {
 	p.add("</g>")
 }
 
-// bars draws the columns of a lane. A bar is what is the same in several columns.
+// bars draws the columns of a lane. A bar is what is the same in several
+// columns.
 func (p *svg) bars(l lane, left, y, column, bottom int) {
 	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "ready": "wait", "train": "train"}
 	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
@@ -522,8 +545,9 @@ func (p *svg) bars(l lane, left, y, column, bottom int) {
 	}
 }
 
-// bytes ends the picture. The colours for a light page are attributes, because some programs that convert pictures ignore
-// styles. The colours for a dark page are a style, which overrides the attributes.
+// bytes ends the picture. The colours for a light page are attributes, because
+// some programs that convert pictures ignore styles. The colours for a dark
+// page are a style, which overrides the attributes.
 func (p *svg) bytes(title string) []byte {
 	const small = ` font-size="11" text-anchor="middle"`
 	var light []string
@@ -565,8 +589,8 @@ func (p *svg) bytes(title string) []byte {
 	return []byte(strings.NewReplacer(light...).Replace(whole))
 }
 
-// BenchmarkTrace is what Options.Trace adds to a batch: the difference to the same loader without Trace. It is 200 to 250 ns,
-// and with Stats 220 to 260 ns.
+// BenchmarkTrace is what Options.Trace adds to a batch: the difference to the
+// same loader without Trace. It is 200 to 250 ns, and with Stats 220 to 260 ns.
 func BenchmarkTrace(b *testing.B) {
 	const n = 50000
 	for _, workers := range []int{0, 2} {
@@ -602,8 +626,8 @@ func burn(d time.Duration) func(int) {
 	return func(int) { sink.Store(spin(times)) }
 }
 
-// BenchmarkWork is how much of two processors the loader keeps busy: batches that take 20 and 200 µs to load, against the
-// loop that loads them itself.
+// BenchmarkWork is how much of two processors the loader keeps busy: batches
+// that take 20 and 200 µs to load, against the loop that loads them itself.
 func BenchmarkWork(b *testing.B) {
 	for _, d := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		n := int(40 * time.Millisecond / d)
@@ -628,14 +652,19 @@ func BenchmarkWork(b *testing.B) {
 	}
 }
 
-// BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers, shuffled, in batches of 64. The limit is the copy
-// of the same bytes in one piece. Without workers the baseline is a hand-written loop that copies the rows into one buffer.
-// With workers it is two goroutines that fill buffers and hand them over in any order, as many as the loader has in
-// flight, to a loop that reads them. Such memory moves from one core to the other and back, in both.
+// BenchmarkRows is a whole epoch of MNIST's size, 60,000 rows of 784 numbers,
+// shuffled, in batches of 64. The limit is the copy of the same bytes in one
+// piece. Without workers the baseline is a hand-written loop that copies the
+// rows into one buffer. With workers it is two goroutines that fill buffers and
+// hand them over in any order, as many as the loader has in flight, to a loop
+// that reads them. Such memory moves from one core to the other and back, in
+// both.
 //
-// Without workers the loader is 0.91 × the loop. With 2 workers and a loop that reads the batches it is 1.24 to 1.4 × a plain
-// loop that reads them, and 1.1 to 1.8 × with Prefetch 8: machines differ, because the bandwidth of memory is the limit. Against
-// the two goroutines it is 1.0 × out of order, and 0.83 to 0.95 × in order.
+// Without workers the loader is 0.91 × the loop. With 2 workers and a loop that
+// reads the batches it is 1.24 to 1.4 × a plain loop that reads them, and 1.1
+// to 1.8 × with Prefetch 8: machines differ, because the bandwidth of memory is
+// the limit. Against the two goroutines it is 1.0 × out of order, and 0.83 to
+// 0.95 × in order.
 func BenchmarkRows(b *testing.B) {
 	const n, width, size = 60000, 784, 64
 	data := make([]float32, n*width)
@@ -726,9 +755,11 @@ func BenchmarkRows(b *testing.B) {
 	}
 }
 
-// BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2 bytes, from a file of 64 MB, as int64, shuffled,
-// in batches of 16. The baseline is a loop that reads and converts them into memory that it reuses. NewFunc is 0.94 to 1.0 × that
-// loop, with 2 workers 1.65 to 1.9 ×, and 5 × Func with Stack, which allocates and copies each window.
+// BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2
+// bytes, from a file of 64 MB, as int64, shuffled, in batches of 16. The
+// baseline is a loop that reads and converts them into memory that it reuses.
+// NewFunc is 0.94 to 1.0 × that loop, with 2 workers 1.65 to 1.9 ×, and 5 ×
+// Func with Stack, which allocates and copies each window.
 func BenchmarkTokens(b *testing.B) {
 	const size, window, windows = 16, 1024, 1 << 15
 	file := must(os.Create(filepath.Join(b.TempDir(), "tokens.bin")))
@@ -791,9 +822,11 @@ func BenchmarkPacking(b *testing.B) {
 	against(b, "texts", "token", 299*n, "copy", func() { copy(tokens, tokens[n:]) }, run)
 }
 
-// BenchmarkRandom is the cost of an index of a shuffle: from a table, and without one. The baseline is the
-// permutation of the same length that rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17 ns. Draws
-// by weight are compared with a binary search in n numbers and a sort of n numbers by a comparing function, without the rest.
+// BenchmarkRandom is the cost of an index of a shuffle: from a table, and
+// without one. The baseline is the permutation of the same length that
+// rand.Perm makes, with its table of 8 bytes an index. Without a table it is 17
+// ns. Draws by weight are compared with a binary search in n numbers and a sort
+// of n numbers by a comparing function, without the rest.
 func BenchmarkRandom(b *testing.B) {
 	const n = 1281167 // ImageNet
 	perm := func() { sink.Store(uint64(rand.Perm(n)[0])) }
@@ -828,9 +861,11 @@ func BenchmarkRandom(b *testing.B) {
 	}
 }
 
-// BenchmarkStart is the time and memory of New and of the first batch: of 10^12 samples, from the start and resumed in the
-// middle, by a loader and by a pipeline; of New and a resume at a saved cursor; and of a small data set with workers. The first
-// batch of 10^12 samples takes 7 to 10 µs, at a resume in the middle 8 to 13 µs.
+// BenchmarkStart is the time and memory of New and of the first batch: of 10^12
+// samples, from the start and resumed in the middle, by a loader and by a
+// pipeline; of New and a resume at a saved cursor; and of a small data set with
+// workers. The first batch of 10^12 samples takes 7 to 10 µs, at a resume in
+// the middle 8 to 13 µs.
 func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
@@ -874,9 +909,11 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against a plain loop over the same files. It is
-// skipped where Go is installed without its sources: there is nothing to load. The files come from the system's memory, and the
-// ratio varies from run to run: 0.9 to 1.25 with 2 workers, up to 1.35 with 4.
+// BenchmarkGoTree loads every .go file of the Go source tree, shuffled, against
+// a plain loop over the same files. It is skipped where Go is installed without
+// its sources: there is nothing to load. The files come from the system's
+// memory, and the ratio varies from run to run: 0.9 to 1.25 with 2 workers, up
+// to 1.35 with 4.
 func BenchmarkGoTree(b *testing.B) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	src := strings.TrimSpace(string(out)) + "/src" // "/src" if Go does not know
@@ -901,8 +938,9 @@ var (
 	mineDecode = flag.Bool("decode", false, "BenchmarkMine decodes the files, too")
 )
 
-// BenchmarkMine measures how fast your own data loads with 0, 1, 2, 4, … workers, up to twice the CPUs, and says how many
-// workers to take. It takes about 20 seconds. A relative name is relative to the folder of this package.
+// BenchmarkMine measures how fast your own data loads with 0, 1, 2, 4, …
+// workers, up to twice the CPUs, and says how many workers to take. It takes
+// about 20 seconds. A relative name is relative to the folder of this package.
 //
 //	go test -run '^$' -bench Mine -data /data/train -decode
 //	go test -run '^$' -bench Mine -data '/data/train-{000..146}.tar'
@@ -935,8 +973,9 @@ type mine struct {
 	raw    atomic.Int64   // how many files Decode has left as bytes so far
 }
 
-// openMine opens the files below a folder, or the records of the shards that a pattern stands for. A folder of shards stands
-// for its shards. If decode is true, files are decoded, too.
+// openMine opens the files below a folder, or the records of the shards that a
+// pattern stands for. A folder of shards stands for its shards. If decode is
+// true, files are decoded, too.
 func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
 	m := &mine{unit: "file", from: pattern, decode: decode, cpus: runtime.GOMAXPROCS(0), d: 16 * time.Second}
 	m.disk = func() float64 { return told("/proc/self/io", "\nread_bytes:", 0) }
@@ -1000,8 +1039,8 @@ func (m *mine) consume(files ...File) (size int, err error) {
 	return size, err
 }
 
-// told returns a number from a file of Linux's: it follows the words and as many other numbers as to skip. Elsewhere told returns
-// NaN.
+// told returns a number from a file of Linux's: it follows the words and as
+// many other numbers as to skip. Elsewhere told returns NaN.
 func told(file, words string, skip int) float64 {
 	text, _ := os.ReadFile(file)
 	_, after, _ := strings.Cut(string(text), words)
@@ -1012,8 +1051,9 @@ func told(file, words string, skip int) float64 {
 	return math.NaN()
 }
 
-// measure writes to w how fast the data loads, and advice. All numbers of workers load the same samples, which are in memory by
-// then, in turn, round by round.
+// measure writes to w how fast the data loads, and advice. All numbers of
+// workers load the same samples, which are in memory by then, in turn, round by
+// round.
 func (m *mine) measure(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "data: %d %ss of %s; decoded: %v\n", m.data.Len(), m.unit, m.from, m.decode)
 	good, bytes, cold, err := m.firstPass(ctx, w)
@@ -1055,9 +1095,10 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// firstPass loads samples in random order, in a plain loop. It returns those that can be loaded, and the mean of their bytes.
-// If most of the bytes came from a disk, the most workers load the samples after them, which come from the disk, too, and cold
-// says how fast.
+// firstPass loads samples in random order, in a plain loop. It returns those
+// that can be loaded, and the mean of their bytes. If most of the bytes came
+// from a disk, the most workers load the samples after them, which come from
+// the disk, too, and cold says how fast.
 func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes float64, cold string, err error) {
 	n, order := m.data.Len(), Random(m.data.Len(), 0).Order(0)
 	done, failed, before, start := 0, error(nil), m.disk(), time.Now()
@@ -1100,7 +1141,8 @@ func wayOf(ctx context.Context, data Dataset[int], opts Options) *way {
 	return &way{workers: opts.Workers, load: must(New(data, List[int], opts)).Epoch(ctx, 0)}
 }
 
-// run is a round: it loads for the time d, and then up to the next multiple of n samples, or to the end.
+// run is a round: it loads for the time d, and then up to the next multiple of
+// n samples, or to the end.
 func (w *way) run(n int, d time.Duration) error {
 	loaded, spent, start := 0, time.Duration(1), time.Now()
 	for batch, err := range w.load {
@@ -1116,8 +1158,9 @@ func (w *way) run(n int, d time.Duration) error {
 	return nil
 }
 
-// against returns how many times as fast as zero w is, which is the median over the rounds, and that ratio times the median
-// speed of zero. So speeds and ratios agree.
+// against returns how many times as fast as zero w is, which is the median over
+// the rounds, and that ratio times the median speed of zero. So speeds and
+// ratios agree.
 func (w *way) against(zero *way) (speed, ratio float64) {
 	var ratios []float64
 	for round, speed := range w.speeds {
@@ -1127,9 +1170,11 @@ func (w *way) against(zero *way) (speed, ratio float64) {
 	return ratio * median(slices.Clone(zero.speeds)), ratio
 }
 
-// advice says how many workers to take, which is the fewest that are within 5 % of the fastest; more workers than CPUs count only
-// if they gain a tenth. ways[0] has no workers, and idle is how many CPUs are idle while it loads. There is no advice on a busy
-// machine: if the middle half of a way's rounds differ by more than half, or if other programs take half of the other CPUs.
+// advice says how many workers to take, which is the fewest that are within 5 %
+// of the fastest; more workers than CPUs count only if they gain a tenth.
+// ways[0] has no workers, and idle is how many CPUs are idle while it loads.
+// There is no advice on a busy machine: if the middle half of a way's rounds
+// differ by more than half, or if other programs take half of the other CPUs.
 func (m *mine) advice(ways []*way, idle float64, cold string) string {
 	busy := ""
 	if idle < float64(m.cpus-1)/2 {
@@ -1169,7 +1214,8 @@ func (m *mine) advice(ways []*way, idle float64, cold string) string {
 // rounded returns x with two digits, which is what a measurement is good for.
 func rounded(x float64) float64 { return must(strconv.ParseFloat(fmt.Sprintf("%.2g", x), 64)) }
 
-// TestMine checks in fake time what BenchmarkMine prints, with 1 ms of waiting in each sample, and that a Stats agrees.
+// TestMine checks in fake time what BenchmarkMine prints, with 1 ms of waiting
+// in each sample, and that a Stats agrees.
 func TestMine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var read atomic.Int64
@@ -1269,11 +1315,14 @@ the disk`},
 	}
 }
 
-// BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's mean size, and scales them into batches of
-// the shape [32 3 224 224]. With New each image becomes a tensor that Stack copies into the batch, with NewFunc it is
-// written into the batch. The loop writes into one batch. share-% is how much of the loop's time image/jpeg takes: 80 %. With 2
-// workers the loader is 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image with New, and less than 1 %
-// with NewFunc. image/jpeg takes 4 times as long as the recipe augment.
+// BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's
+// mean size, and scales them into batches of the shape [32 3 224 224]. With New
+// each image becomes a tensor that Stack copies into the batch, with NewFunc it
+// is written into the batch. The loop writes into one batch. share-% is how
+// much of the loop's time image/jpeg takes: 80 %. With 2 workers the loader is
+// 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image
+// with New, and less than 1 % with NewFunc. image/jpeg takes 4 times as long as
+// the recipe augment.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
@@ -1333,7 +1382,8 @@ func BenchmarkImages(b *testing.B) {
 	}
 }
 
-// jpegFiles makes JPEG files of about 50 KB: waves, and noise, which is what takes the space.
+// jpegFiles makes JPEG files of about 50 KB: waves, and noise, which is what
+// takes the space.
 func jpegFiles(n int) (files [][]byte) {
 	for f := range n {
 		img := image.NewYCbCr(image.Rect(0, 0, 500, 375), image.YCbCrSubsampleRatio420)
@@ -1351,7 +1401,8 @@ func jpegFiles(n int) (files [][]byte) {
 	return files
 }
 
-// decodeTo decodes a JPEG file in colours and scales it to a tensor of the shape [3 224 224], of numbers from 0 to 1.
+// decodeTo decodes a JPEG file in colours and scales it to a tensor of the
+// shape [3 224 224], of numbers from 0 to 1.
 func decodeTo(dst []float32, file []byte) error {
 	decoded, err := jpeg.Decode(bytes.NewReader(file))
 	if err != nil {
@@ -1377,8 +1428,9 @@ func decodeTo(dst []float32, file []byte) error {
 	return nil
 }
 
-// scale writes one plane of an image, whose last column and row are right and bottom, as 224 by 224 numbers: each is the
-// bilinear mean of the four pixels around its place. The weights are in 1/256.
+// scale writes one plane of an image, whose last column and row are right and
+// bottom, as 224 by 224 numbers: each is the bilinear mean of the four pixels
+// around its place. The weights are in 1/256.
 func scale(dst []float32, src []uint8, stride, right, bottom int) {
 	place := func(i, last int) (at, next, weight int) { // of the centre of pixel i of 224
 		p := max(((2*i+1)*(last+1)*128)/imageSide-128, 0)
@@ -1401,7 +1453,8 @@ func scale(dst []float32, src []uint8, stride, right, bottom int) {
 	}
 }
 
-// TestDecodeTo checks the images of BenchmarkImages: where one is twice as wide and high, a pixel is the mean of four.
+// TestDecodeTo checks the images of BenchmarkImages: where one is twice as wide
+// and high, a pixel is the mean of four.
 func TestDecodeTo(t *testing.T) {
 	img := image.NewRGBA(image.Rect(0, 0, 2*imageSide, 2*imageSide))
 	for y := range 2 * imageSide {
@@ -1422,7 +1475,8 @@ func TestDecodeTo(t *testing.T) {
 	saysAll(t, decodeTo(got, []byte(unBase64(jpegData))), "*image.Gray")
 }
 
-// BenchmarkImageTensor makes tensors from images of 224×224 pixels, against the loop with At that is written for it first.
+// BenchmarkImageTensor makes tensors from images of 224×224 pixels, against the
+// loop with At that is written for it first.
 func BenchmarkImageTensor(b *testing.B) {
 	const size = 224
 	for _, img := range testImages(image.Rect(0, 0, size, size)) {
@@ -1453,9 +1507,11 @@ func BenchmarkImageTensor(b *testing.B) {
 	}
 }
 
-// BenchmarkStreams is what a stage adds to an item of its source. The baseline is the source alone, and added-ns/item the
-// difference: 13 to 21 ns for an item that passes (Filter, Map inline), 70 ns in a stage that makes cursors of its own (Take,
-// Repeat), about three times as much in Shuffle(1000) and four times in Shuffle(10000), 100 ns for Prefetch, 300 ns for Mix.
+// BenchmarkStreams is what a stage adds to an item of its source. The baseline
+// is the source alone, and added-ns/item the difference: 13 to 21 ns for an
+// item that passes (Filter, Map inline), 70 ns in a stage that makes cursors of
+// its own (Take, Repeat), about three times as much in Shuffle(1000) and four
+// times in Shuffle(10000), 100 ns for Prefetch, 300 ns for Mix.
 func BenchmarkStreams(b *testing.B) {
 	const n = 100000
 	count := func(n int) Stream[int] { // as cheap as a stream can be
@@ -1556,8 +1612,9 @@ func BenchmarkStreams(b *testing.B) {
 	against(b, "Map/20µs", "item", few, "two-goroutines", two, busy)
 }
 
-// BenchmarkFirstBatch is the time to the first batch, of 32 samples that take 100 µs each. In the classic loader one worker
-// loads it, in a pipeline all workers do, so that it comes 2.7 × sooner.
+// BenchmarkFirstBatch is the time to the first batch, of 32 samples that take
+// 100 µs each. In the classic loader one worker loads it, in a pipeline all
+// workers do, so that it comes 2.7 × sooner.
 func BenchmarkFirstBatch(b *testing.B) {
 	work := burn(100 * time.Microsecond)
 	get := func(_ context.Context, i int) (int, error) { work(i); return i, nil }
@@ -1573,8 +1630,9 @@ func BenchmarkFirstBatch(b *testing.B) {
 	against(b, "pipeline", "batch", 1, "loader", first(StreamOf(loader)), first(pipeline))
 }
 
-// tarBench writes a shard of 20,000 records, each with a file of 4 KB and a file of 3 bytes. The headers are those of
-// header, which says what they have besides sizes, and begins the names.
+// tarBench writes a shard of 20,000 records, each with a file of 4 KB and a
+// file of 3 bytes. The headers are those of header, which says what they have
+// besides sizes, and begins the names.
 func tarBench(b *testing.B, header tar.Header) string {
 	name := filepath.Join(b.TempDir(), "bench.tar")
 	f := must(os.Create(name))
@@ -1596,10 +1654,13 @@ func tarBench(b *testing.B, header tar.Header) string {
 	return name
 }
 
-// BenchmarkTar reads shards with the headers that people have: of one block, as TarWriter and GNU tar write them; with
-// PAX records of the time, as Python and thereby WebDataset; and with GNU long names. Streamed, files of 4 KB come 2.2 to 2.5 ×,
-// 3.6 to 4.2 × and 2.1 to 2.4 × as fast as from a bare loop of archive/tar. The headers, for OpenTar, are read 4.5 to 5.6 ×, 6 to
-// 9 × and 3.4 to 5.8 × as fast as by such a loop. A record at random has 0.5 to 0.65 × the speed of a bare ReadAt.
+// BenchmarkTar reads shards with the headers that people have: of one block, as
+// TarWriter and GNU tar write them; with PAX records of the time, as Python and
+// thereby WebDataset; and with GNU long names. Streamed, files of 4 KB come 2.2
+// to 2.5 ×, 3.6 to 4.2 × and 2.1 to 2.4 × as fast as from a bare loop of
+// archive/tar. The headers, for OpenTar, are read 4.5 to 5.6 ×, 6 to 9 × and
+// 3.4 to 5.8 × as fast as by such a loop. A record at random has 0.5 to 0.65 ×
+// the speed of a bare ReadAt.
 func BenchmarkTar(b *testing.B) {
 	b.Run("plain", func(b *testing.B) { benchTar(b, tar.Header{}) })
 	b.Run("PAX", func(b *testing.B) {
@@ -1610,8 +1671,9 @@ func BenchmarkTar(b *testing.B) {
 	})
 }
 
-// benchTar reads a shard as a stream, against a bare loop of archive/tar that reads every entry; indexes it, against a
-// bare loop over the headers; and reads records at random, against ReadAt of the same bytes.
+// benchTar reads a shard as a stream, against a bare loop of archive/tar that
+// reads every entry; indexes it, against a bare loop over the headers; and
+// reads records at random, against ReadAt of the same bytes.
 func benchTar(b *testing.B, header tar.Header) {
 	name := tarBench(b, header)
 	bare := func(read bool) func() {

@@ -1,7 +1,8 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts, with sections. The heading of a part is a line that begins
-// "// # ", and that of a section one that begins "// ## ", so grep '^// #' lists all headings:
+// Tests are two thirds of the package. This file has five parts, with sections.
+// The heading of a part is a line that begins "// # ", and that of a section
+// one that begins "// ## ", so grep '^// #' lists all headings:
 //
 //	# Helpers                          data sets, samplers and sequences under observation, and how results are compared
 //	# The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
@@ -9,11 +10,14 @@ package dataloader
 //	# The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
 //	# The tests of tar shards          the stream, the web, the index, the writer
 //
-// Each row of a table is a subtest where it has a name or can have one, so that it can be run alone: runRow names it.
+// Each row of a table is a subtest where it has a name or can have one, so that
+// it can be run alone: runRow names it.
 //
-// Workers: 0 is the specification: whatever a loader or a stream does with workers is compared with it. checkStream puts a
-// stream through everything that its cursors promise. Time and goroutines are tested in bubbles of testing/synctest, where
-// time is exact and a goroutine that is left over fails the test. Files in testdata are written again by go test -update.
+// Workers: 0 is the specification: whatever a loader or a stream does with
+// workers is compared with it. checkStream puts a stream through everything
+// that its cursors promise. Time and goroutines are tested in bubbles of
+// testing/synctest, where time is exact and a goroutine that is left over fails
+// the test. Files in testdata are written again by go test -update.
 //
 // What is new needs more than its own test:
 //
@@ -105,7 +109,8 @@ var errBad = errors.New("bad sample")
 // failing is numbers(n), except that the bad ones fail with errBad.
 func failing(n int, bad ...int) Dataset[int] { return &probe{n: n, bad: bad} }
 
-// A probe is the data set 0, 1, …, n-1 under observation. It may be changed between loops.
+// A probe is the data set 0, 1, …, n-1 under observation. It may be changed
+// between loops.
 type probe struct {
 	n     int
 	bad   []int                     // the samples that fail, with errBad
@@ -140,7 +145,8 @@ func (p *probe) Get(ctx context.Context, i int) (int, error) {
 // always is the probe's time d for every sample.
 func always(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 
-// jitter is a random time of less than a microsecond for each sample, from a seed.
+// jitter is a random time of less than a microsecond for each sample, from a
+// seed.
 func jitter(seed uint64) func(int) time.Duration {
 	return func(i int) time.Duration { return time.Duration(counter(seed, uint64(i)) % 1000) }
 }
@@ -148,7 +154,8 @@ func jitter(seed uint64) func(int) time.Duration {
 // dropBad is an OnError that drops what fails.
 func dropBad(*SampleError) error { return nil }
 
-// An atOnce stands for a data set of n samples whose batches a loading makes with NewFunc.
+// An atOnce stands for a data set of n samples whose batches a loading makes
+// with NewFunc.
 type atOnce struct {
 	Dataset[int] // nil
 	n            int
@@ -157,7 +164,8 @@ type atOnce struct {
 
 func (b atOnce) Len() int { return b.n }
 
-// fixedBatches is a batch sampler of a user's own, with the same batches in every epoch and without a String.
+// fixedBatches is a batch sampler of a user's own, with the same batches in
+// every epoch and without a String.
 type fixedBatches [][]int
 
 func (f fixedBatches) Len() int                      { return len(f) }
@@ -242,11 +250,12 @@ func unlessShort(n, short int) int {
 	return n
 }
 
-// places matches the place in the text of a PanicError, which outcomes leaves out.
+// places matches the place in the text of a PanicError, which outcomes leaves
+// out.
 var places = regexp.MustCompile(` \(\w+\.go:\d+\)`)
 
-// outcomes reads a sequence and writes down values and errors, in words; of a stream's failed item only the cause. A cursor is
-// "refused" with an ErrCursor.
+// outcomes reads a sequence and writes down values and errors, in words; of a
+// stream's failed item only the cause. A cursor is "refused" with an ErrCursor.
 func outcomes[T any](seq iter.Seq2[T, error]) []string {
 	all := []string{}
 	for v, err := range seq {
@@ -310,8 +319,8 @@ func fromJSON(t testing.TB, text string) (c Cursor) {
 	return c
 }
 
-// saysAll checks that err is there and names everything that it should: the parts, between which " … " may stand too, or,
-// after "= ", the whole text.
+// saysAll checks that err is there and names everything that it should: the
+// parts, between which " … " may stand too, or, after "= ", the whole text.
 func saysAll(t testing.TB, err error, parts ...string) {
 	t.Helper()
 	failIf(t, err == nil, "no error, want one that says %q", parts)
@@ -329,7 +338,8 @@ func errorOf[T any](_ T, err error) error { return err }
 // isSampleError reports whether err is a *SampleError, or is because of one.
 func isSampleError(err error) bool { return errors.As(err, new(*SampleError)) }
 
-// because checks the cause of err, and returns err. Causes are compared as values: their texts differ between systems.
+// because checks the cause of err, and returns err. Causes are compared as
+// values: their texts differ between systems.
 func because(t testing.TB, cause, err error) error {
 	t.Helper()
 	failIf(t, !errors.Is(err, cause), "%v; this is not because of %v", err, cause)
@@ -358,8 +368,10 @@ func panicOf(f func()) (err error) {
 	return nil
 }
 
-// inBubble runs a test in a bubble of testing/synctest, where time is fake, and exact. A goroutine that is left over fails the
-// test. If all goroutines wait for ever, the test fails with a line for each that says where it waits, instead of the stacks.
+// inBubble runs a test in a bubble of testing/synctest, where time is fake, and
+// exact. A goroutine that is left over fails the test. If all goroutines wait
+// for ever, the test fails with a line for each that says where it waits,
+// instead of the stacks.
 func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	err := panicOf(func() { synctest.Test(t, test) })
@@ -379,15 +391,17 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Fatalf("%v%s", err, waiting)
 }
 
-// inBubbles matches the stack of a goroutine that waits in a bubble: how, in which, and the first line of this package.
+// inBubbles matches the stack of a goroutine that waits in a bubble: how, in
+// which, and the first line of this package.
 var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
 	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
 // rowWords matches the words of the name of a row.
 var rowWords = regexp.MustCompile(`[\pL\d_.-]+`)
 
-// runRow runs a row of a table as a subtest. Its name is made of a text that tells the row from others: the words, if there are
-// any, joined by underscores, up to 40 bytes.
+// runRow runs a row of a table as a subtest. Its name is made of a text that
+// tells the row from others: the words, if there are any, joined by
+// underscores, up to 40 bytes.
 func runRow(t *testing.T, text string, test func(t *testing.T)) {
 	t.Helper()
 	name := cmp.Or(strings.Join(rowWords.FindAllString(text, -1), "_"), text)
@@ -411,13 +425,15 @@ func eachWorkers(t *testing.T, numbers []int, test func(t *testing.T, workers in
 	}
 }
 
-// A refusal is what became of a call with arguments that make no sense, and what the error should say, between dots.
+// A refusal is what became of a call with arguments that make no sense, and
+// what the error should say, between dots.
 type refusal struct {
 	err  error
 	want string
 }
 
-// check checks the error, which has the package's prefix once, or that there is none.
+// check checks the error, which has the package's prefix once, or that there is
+// none.
 func (r refusal) check(t *testing.T) {
 	t.Helper()
 	if r.want == "" {
@@ -436,7 +452,8 @@ func refused(t *testing.T, all []refusal) {
 	}
 }
 
-// panics checks that each of the calls panics, with what its key says, between dots, after the package's prefix.
+// panics checks that each of the calls panics, with what its key says, between
+// dots, after the package's prefix.
 func panics(t *testing.T, calls map[string]func()) {
 	t.Helper()
 	for says, call := range calls {
@@ -444,7 +461,8 @@ func panics(t *testing.T, calls map[string]func()) {
 	}
 }
 
-// A loading is a loader, and what it yields in epoch 2, in words: # stands for "error dataloader: epoch 2, batch ".
+// A loading is a loader, and what it yields in epoch 2, in words: # stands for
+// "error dataloader: epoch 2, batch ".
 type loading struct {
 	name    string
 	data    Dataset[int]
@@ -453,7 +471,8 @@ type loading struct {
 	want    string
 }
 
-// check checks what comes with 0 to 3 workers, or from least on, and several windows.
+// check checks what comes with 0 to 3 workers, or from least on, and several
+// windows.
 func (l loading) check(t *testing.T, least int) {
 	t.Helper()
 	runRow(t, l.name, func(t *testing.T) {
@@ -477,7 +496,8 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 	return must(New(l.data, l.collate, l.opts))
 }
 
-// checkWith checks what comes with so many workers: as a stream, resumed everywhere with other workers, and by Batch.
+// checkWith checks what comes with so many workers: as a stream, resumed
+// everywhere with other workers, and by Batch.
 func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	t.Helper()
 	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
@@ -502,7 +522,8 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	})
 }
 
-// expect is what a loader has to give from a position on, as DistributedSampler's documentation describes it.
+// expect is what a loader has to give from a position on, as
+// DistributedSampler's documentation describes it.
 func expect(order []int, from int, o Options) [][]int {
 	count, rest := max(o.Rank.Count, 1), order[from:]
 	for i := 0; len(rest)%count != 0 && o.Tail == PadTail; i++ {
@@ -522,14 +543,16 @@ func expect(order []int, from int, o Options) [][]int {
 	return batches
 }
 
-// noBatch reports whether the options leave no rank a batch of n samples. Rank 0 has the most.
+// noBatch reports whether the options leave no rank a batch of n samples. Rank
+// 0 has the most.
 func noBatch(n int, o Options) bool {
 	o.Rank.Index = 0
 	return n > 0 && len(expect(upTo(n), 0, o)) == 0
 }
 
-// zScore says by how many standard deviations the chi-square statistic of counts misses its mean. Each count should be in
-// proportion to its weight. What has weight 0 must not occur.
+// zScore says by how many standard deviations the chi-square statistic of
+// counts misses its mean. Each count should be in proportion to its weight.
+// What has weight 0 must not occur.
 func zScore(t testing.TB, counts []int, weights ...float64) float64 {
 	t.Helper()
 	draws, total, largest := 0.0, 0.0, slices.Max(weights)
@@ -572,7 +595,8 @@ func (c closedFS) Open(name string) (fs.File, error) {
 
 func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
 
-// augmented is a data set of random numbers: all 0 if each call of Rand made a new generator, or WithSeed had no effect.
+// augmented is a data set of random numbers: all 0 if each call of Rand made a
+// new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
 		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
@@ -596,10 +620,11 @@ func undo(f *feistel, x uint64) uint64 {
 
 // # The Examples
 
-// Examples are the documentation: what the reader comes for stands in the body. Inside the package New stands for
-// dataloader.New.
+// Examples are the documentation: what the reader comes for stands in the body.
+// Inside the package New stands for dataloader.New.
 
-// A data set, a loader and the training loop, with a checkpoint after every step.
+// A data set, a loader and the training loop, with a checkpoint after every
+// step.
 func Example() {
 	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
 		return float64(i * i), nil // open, read, decode
@@ -632,7 +657,8 @@ func Example() {
 	// [16 9] {"epoch":1,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
 }
 
-// Without workers: the calling goroutine loads each batch when the loop asks for it.
+// Without workers: the calling goroutine loads each batch when the loop asks
+// for it.
 func ExampleNew_oneProcess() {
 	features := make(Slice[Tensor[float32]], 20)
 	for i := range features {
@@ -661,7 +687,8 @@ func ExampleNew_oneProcess() {
 	// [4 100] [1 2 0 1]
 }
 
-// Out of order: workers load, and a batch is handed over as soon as it is ready. Batch 0 is slow and comes last.
+// Out of order: workers load, and a batch is handed over as soon as it is
+// ready. Batch 0 is slow and comes last.
 func ExampleNew_outOfOrder() {
 	others := make(chan bool)
 	slow := Func(6, func(ctx context.Context, i int) (int, error) {
@@ -687,7 +714,8 @@ func ExampleNew_outOfOrder() {
 	// Output: [1][2][3][4][5][0]
 }
 
-// In order, the default: workers load in any order, and batches are handed over in the sampler's order.
+// In order, the default: workers load in any order, and batches are handed over
+// in the sampler's order.
 func ExampleNew_inOrder() {
 	others := make(chan bool, 3)
 	slow := Func(6, func(ctx context.Context, i int) (int, error) {
@@ -716,7 +744,8 @@ func ExampleNew_inOrder() {
 
 // ## The loop
 
-// An epoch has the same order each time, and the next epoch has another. There is nothing to reset.
+// An epoch has the same order each time, and the next epoch has another. There
+// is nothing to reset.
 func ExampleDataLoader_Epoch() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5}
 	loader, err := New(data, List[int], Options{BatchSize: 6, Shuffle: true, Seed: 42})
@@ -737,7 +766,8 @@ func ExampleDataLoader_Epoch() {
 	// epoch 1 [1 2 0 4 3 5]
 }
 
-// The cursor is the position after the batch in hand, so the number of that batch follows from it.
+// The cursor is the position after the batch in hand, so the number of that
+// batch follows from it.
 func ExampleDataLoader_Run() {
 	const batchSize = 2
 	data := Slice[string]{"a", "b", "c", "d", "e"}
@@ -758,7 +788,8 @@ func ExampleDataLoader_Run() {
 	// epoch 0 batch 2 of 3 [e]
 }
 
-// Epoch starts over in each new loop, as PyTorch's DataLoader does. Run continues at its cursor, as an iterator does.
+// Epoch starts over in each new loop, as PyTorch's DataLoader does. Run
+// continues at its cursor, as an iterator does.
 func ExampleStream_Run_restartOrContinue() {
 	loader, err := New(Slice[string]{"a", "b", "c", "d"}, List[string], Options{})
 	if err != nil {
@@ -788,8 +819,9 @@ func ExampleStream_Run_restartOrContinue() {
 	// [a][b][c][d] continues; the next epoch is 1
 }
 
-// A batch that cannot be loaded is a *SampleError in its place, and the loop may skip it. Any other error is the last:
-// the context has ended, or the cursor does not fit.
+// A batch that cannot be loaded is a *SampleError in its place, and the loop
+// may skip it. Any other error is the last: the context has ended, or the
+// cursor does not fit.
 func ExampleSampleError() {
 	data := Func(12, func(ctx context.Context, i int) (int, error) {
 		if i == 5 {
@@ -831,8 +863,9 @@ func ExampleSampleError() {
 
 // ## Checkpoints and training
 
-// The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on, so pos counts samples, not batches. What Prefetch
-// has read ahead is not in the cursor. The fields are
+// The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on,
+// so pos counts samples, not batches. What Prefetch has read ahead is not in
+// the cursor. The fields are
 //
 //	epoch    the epoch that is being read
 //	pos      items that have left Shuffle
@@ -879,11 +912,13 @@ func ExampleCursor_stream() {
 	// } <nil>
 }
 
-// A cursor that was saved as JSON resumes the epoch in another process, with another number of workers and of ranks.
+// A cursor that was saved as JSON resumes the epoch in another process, with
+// another number of workers and of ranks.
 func ExampleCursor() {
 	data := Func(24, func(ctx context.Context, i int) (int, error) { return i, nil })
 
-	// load is such a process. It resumes a checkpoint, takes one step and returns the next checkpoint.
+	// load is such a process. It resumes a checkpoint, takes one step and
+	// returns the next checkpoint.
 	load := func(rank, ranks, batchSize int, saved []byte) []byte {
 		loader, err := New(data, List[int], Options{
 			BatchSize: batchSize, Workers: ranks, Rank: Rank{Index: rank, Count: ranks},
@@ -927,7 +962,8 @@ func ExampleCursor() {
 	// rank 3 of 4 [11 15]
 }
 
-// An ordered is an order of data that have a name, which is part of its description. For a loader there is Options.DataVersion.
+// An ordered is an order of data that have a name, which is part of its
+// description. For a loader there is Options.DataVersion.
 type ordered struct {
 	Sampler
 	version string // of the data: a date, or a hash of the ids
@@ -935,11 +971,13 @@ type ordered struct {
 
 func (o ordered) String() string { return fmt.Sprint(o.Sampler, " of ", o.version) }
 
-// A cursor that was saved with other data or other options is refused, and so is a damaged one. Here a row was replaced since:
-// without a name for the data the resume would repeat rows, and leave others out. This program tries the cursor again, because a
-// refusal may be due to a source that fails for a moment. Then it begins the epoch again. A *SampleError is asked for first: its
-// cause may be a cursor that a loop in Get has refused. A truncated file fails before, in json.Unmarshal, with an error that is
-// no ErrCursor.
+// A cursor that was saved with other data or other options is refused, and so
+// is a damaged one. Here a row was replaced since: without a name for the data
+// the resume would repeat rows, and leave others out. This program tries the
+// cursor again, because a refusal may be due to a source that fails for a
+// moment. Then it begins the epoch again. A *SampleError is asked for first:
+// its cause may be a cursor that a loop in Get has refused. A truncated file
+// fails before, in json.Unmarshal, with an error that is no ErrCursor.
 func ExampleErrCursor() {
 	state := json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)
 	at := Cursor{Epoch: 6, Pos: 2, State: state} // from a file
@@ -972,11 +1010,14 @@ func ExampleErrCursor() {
 	// 2
 }
 
-// A checkpoint is what the next training process must know: the model, here a sum, and the cursor. Among ranks only rank 0 saves
-// it. It is written to a file of its own and renamed, so that the name always stands for a whole checkpoint: of two processes
-// the last one wins, and a full disk or a loss of power leaves the checkpoint before. A killed process may leave a file *.new.
-// A file without a cursor is refused: it is another program's, and the training would begin anew and overwrite it. If your
-// weights are written by encoding/gob, gob the cursor's JSON with them.
+// A checkpoint is what the next training process must know: the model, here a
+// sum, and the cursor. Among ranks only rank 0 saves it. It is written to a
+// file of its own and renamed, so that the name always stands for a whole
+// checkpoint: of two processes the last one wins, and a full disk or a loss of
+// power leaves the checkpoint before. A killed process may leave a file *.new.
+// A file without a cursor is refused: it is another program's, and the training
+// would begin anew and overwrite it. If your weights are written by
+// encoding/gob, gob the cursor's JSON with them.
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
@@ -1071,10 +1112,13 @@ func Example_checkpoint() {
 	// it has no cursor
 }
 
-// Gradient accumulation: an optimizer step takes the gradients of several batches. The checkpoint changes after a whole step
-// only, cursor and weights together, so a run that is interrupted within a step loads its batches again. Batches that are left at
-// the end of an epoch make a smaller step: no step spans two epochs. The gradient is divided by the number of samples, because
-// the last batch may be smaller. On several ranks, sum gradients and samples over the ranks first.
+// Gradient accumulation: an optimizer step takes the gradients of several
+// batches. The checkpoint changes after a whole step only, cursor and weights
+// together, so a run that is interrupted within a step loads its batches again.
+// Batches that are left at the end of an epoch make a smaller step: no step
+// spans two epochs. The gradient is divided by the number of samples, because
+// the last batch may be smaller. On several ranks, sum gradients and samples
+// over the ranks first.
 func Example_gradientAccumulation() {
 	const accumulate = 2 // batches in a step
 	data := Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}
@@ -1126,9 +1170,11 @@ func Example_gradientAccumulation() {
 	// a step of 1 samples makes the weight -18
 }
 
-// Data that grow between epochs: each epoch has a loader of its own, for the samples that are there when it begins. The
-// checkpoint has their number N, so that an epoch that has begun is finished with a Subset of the first N, which Func makes, and
-// the next one has all. A loader of any other number refuses the cursor. Add samples at the end only: index i stays the same.
+// Data that grow between epochs: each epoch has a loader of its own, for the
+// samples that are there when it begins. The checkpoint has their number N, so
+// that an epoch that has begun is finished with a Subset of the first N, which
+// Func makes, and the next one has all. A loader of any other number refuses
+// the cursor. Add samples at the end only: index i stays the same.
 func ExampleFunc_growing() {
 	data := Slice[string]{"a", "b", "c", "d"}
 	type checkpoint struct {
@@ -1171,11 +1217,14 @@ func ExampleFunc_growing() {
 	// 6 samples: [e b]
 }
 
-// SIGTERM, Ctrl-C, preemption: a checkpoint even if a Get hangs. The loop would hear of its context's end only when that Get
-// has returned. So the loop has a context that does not end, and the function that saves ends the program. It waits for a step
-// that has begun, and no other begins, because it keeps the mutex. Between two steps Run may have moved at already: c has a
-// copy that fits the weights. Save under the same mutex elsewhere, too. A second signal kills at once. Do not defer stop: it ends
-// ctx, so that a training that has come to its end would save and exit as well.
+// SIGTERM, Ctrl-C, preemption: a checkpoint even if a Get hangs. The loop would
+// hear of its context's end only when that Get has returned. So the loop has a
+// context that does not end, and the function that saves ends the program. It
+// waits for a step that has begun, and no other begins, because it keeps the
+// mutex. Between two steps Run may have moved at already: c has a copy that
+// fits the weights. Save under the same mutex elsewhere, too. A second signal
+// kills at once. Do not defer stop: it ends ctx, so that a training that has
+// come to its end would save and exit as well.
 func ExampleDataLoader_Run_signal() {
 	hanging := make(chan bool)
 	data := Func(6, func(ctx context.Context, i int) (int, error) {
@@ -1222,7 +1271,8 @@ func ExampleDataLoader_Run_signal() {
 	// Output: {"Sum":6,"At":{"epoch":0,"pos":4,"state":{"by":"Sequential(6)"}}} <nil>
 }
 
-// SIGTERM and Ctrl-C, if each Get returns when its context ends: the loop ends with the context's cause, between two steps.
+// SIGTERM and Ctrl-C, if each Get returns when its context ends: the loop ends
+// with the context's cause, between two steps.
 func ExampleDataLoader_Run_interrupted() {
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
@@ -1247,13 +1297,17 @@ func ExampleDataLoader_Run_interrupted() {
 	// Output: saved: 6 {"epoch":0,"pos":4,"state":{"by":"Sequential(6)"}} because: context canceled
 }
 
-// A model learns digits, and its training is interrupted in the middle of an epoch. train, called again with another number
-// of workers, gets only the checkpoint's JSON: the images come in the same order, are shifted at random by the same pixels,
-// and make the same weights. go test -v shows them being made.
+// A model learns digits, and its training is interrupted in the middle of an
+// epoch. train, called again with another number of workers, gets only the
+// checkpoint's JSON: the images come in the same order, are shifted at random
+// by the same pixels, and make the same weights. go test -v shows them being
+// made.
 //
-// The data side is decode, shift, open and the loop in train: change these. predict and learn stand for your model.
+// The data side is decode, shift, open and the loop in train: change these.
+// predict and learn stand for your model.
 func Example_training() {
-	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink, and the digit that it shows.
+	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink,
+	// and the digit that it shows.
 	type digit = Pair[Tensor[float32], int]
 
 	// decode makes a digit of a file.
@@ -1279,7 +1333,8 @@ func Example_training() {
 		return digit{First: Tensor[float32]{Data: pixels, Shape: shape}, Second: label}, nil
 	}
 
-	// shift moves an image at random by up to a pixel in each direction. What leaves it on one side enters on the other.
+	// shift moves an image at random by up to a pixel in each direction. What
+	// leaves it on one side enters on the other.
 	shift := func(ctx context.Context, d digit) (digit, error) {
 		rng := Rand(ctx)
 		width, pixels := d.First.Shape[1], d.First.Data
@@ -1325,7 +1380,8 @@ func Example_training() {
 		return p
 	}
 
-	// learn takes a step down the gradient of the cross-entropy for each image of a batch, and returns the sum of the losses.
+	// learn takes a step down the gradient of the cross-entropy for each image
+	// of a batch, and returns the sum of the losses.
 	learn := func(m *model, images Tensor[float32], labels []int) (loss float64) {
 		for i, label := range labels {
 			pixels := images.Data[i*16*16 : (i+1)*16*16]
@@ -1372,8 +1428,8 @@ func Example_training() {
 		Recognized [30]int     // after each epoch
 	}
 
-	// train resumes a checkpoint, runs until epoch 30 or until it is interrupted after a number of batches, and returns the
-	// next checkpoint.
+	// train resumes a checkpoint, runs until epoch 30 or until it is
+	// interrupted after a number of batches, and returns the next checkpoint.
 	train := func(saved []byte, workers, batches int) []byte {
 		var c checkpoint
 		if err := json.Unmarshal(saved, &c); err != nil {
@@ -1422,8 +1478,9 @@ func Example_training() {
 		return
 	}
 
-	// What follows only shows the training, on standard error. A loss has two decimals, because machines that fuse
-	// multiplication and addition differ in the last ones.
+	// What follows only shows the training, on standard error. A loss has two
+	// decimals, because machines that fuse multiplication and addition differ
+	// in the last ones.
 	show := log.New(os.Stderr, "", 0).Printf
 	show("A model learns to read digits from 550 images, loaded by 2 workers. 250 others test it.")
 	show("epoch  mean loss  test images recognized, " +
@@ -1483,8 +1540,10 @@ func (s squares) Get(ctx context.Context, i int) (Tensor[float32], error) {
 	return Tensor[float32]{Data: []float32{x, x * x}, Shape: []int{2}}, nil
 }
 
-// A data set of your own is a type with two methods. Put in your own samples. Get must be safe for concurrent use, because
-// workers call it at the same time. If nothing but Get needs the type, Func makes the data set of a function. Here it is
+// A data set of your own is a type with two methods. Put in your own samples.
+// Get must be safe for concurrent use, because workers call it at the same
+// time. If nothing but Get needs the type, Func makes the data set of a
+// function. Here it is
 //
 //	type squares struct{ n int } // the points (i, i²) for 0 <= i < n
 //
@@ -1512,8 +1571,9 @@ func Example_datasetOfYourOwn() {
 	// [1 2] [4 16]
 }
 
-// checkDataset in dataloader_test.go tests a data set of your own, in a test file in this folder. Here Get reads every
-// sample into the same buffer, so all samples of a batch would be the last one.
+// checkDataset in dataloader_test.go tests a data set of your own, in a test
+// file in this folder. Here Get reads every sample into the same buffer, so all
+// samples of a batch would be the last one.
 func ExampleDataset() {
 	file := strings.NewReader("abcdef")
 	buffer := make([]byte, 2)
@@ -1533,7 +1593,8 @@ func ExampleDataset() {
 	// <nil>
 }
 
-// Files reads the files of any file system, here one in memory. Transform decodes each as it is fetched.
+// Files reads the files of any file system, here one in memory. Transform
+// decodes each as it is fetched.
 func ExampleFiles() {
 	fsys := fstest.MapFS{
 		"a.txt":     {Data: []byte("one")},
@@ -1563,8 +1624,9 @@ func ExampleFiles() {
 	// [b/e/f.txt: THREE]
 }
 
-// Folder lists a tree with a folder for each class. A sample is a file's name and its label, so weights that draw each
-// class equally often need no file. Transform reads the files.
+// Folder lists a tree with a folder for each class. A sample is a file's name
+// and its label, so weights that draw each class equally often need no file.
+// Transform reads the files.
 func ExampleFolder() {
 	fsys := fstest.MapFS{
 		"cat/1.txt":     {Data: []byte("meow")},
@@ -1610,8 +1672,9 @@ func ExampleFolder() {
 	// ["cat: meow" "dog: bark" "cat: meow" "cat: meow"]
 }
 
-// Rows are the samples of an arena loader: the features of all samples are one array, and a batch is a copy of some of
-// its rows. Data without labels needs no Pair.
+// Rows are the samples of an arena loader: the features of all samples are one
+// array, and a batch is a copy of some of its rows. Data without labels needs
+// no Pair.
 func ExampleRows() {
 	features := Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, Shape: []int{5, 2}}
 	data, err := Rows(features)
@@ -1635,7 +1698,8 @@ func ExampleRows() {
 	// size 1 shape [1 2] dimensions 2 [4 4]
 }
 
-// Pairs joins features and labels, which are two arrays. Their numbers of samples must be equal.
+// Pairs joins features and labels, which are two arrays. Their numbers of
+// samples must be equal.
 func ExamplePairs() {
 	features, err := Rows(Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}})
 	if err != nil {
@@ -1723,8 +1787,9 @@ func ExampleCache() {
 	// epoch 2 [sample 0 sample 1] after 2 calls
 }
 
-// Split deals a data set out at random, with the numbers of torch's random_split. Subset takes the samples with given
-// indices. Concat puts data sets one after the other.
+// Split deals a data set out at random, with the numbers of torch's
+// random_split. Subset takes the samples with given indices. Concat puts data
+// sets one after the other.
 func ExampleSplit() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	parts, err := Split(data, 1, 7, 3)
@@ -1755,7 +1820,8 @@ func ExampleSplit() {
 
 // ## sampler.go: in which order they come, and to whom
 
-// A sampler is a function of the epoch and the position. OrderFunc makes a sampler of any order that you compute.
+// A sampler is a function of the epoch and the position. OrderFunc makes a
+// sampler of any order that you compute.
 func ExampleSampler() {
 	weighted, err := Weighted([]float64{0, 1, 0, 3}, 8, true, 1)
 	if err != nil {
@@ -1784,7 +1850,8 @@ func ExampleSampler() {
 	// 0 1 4 OrderFunc(3)
 }
 
-// TorchRandom gives each rank the samples of DistributedSampler, so that Go and Python jobs can share an epoch.
+// TorchRandom gives each rank the samples of DistributedSampler, so that Go and
+// Python jobs can share an epoch.
 func ExampleTorchRandom() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	for rank := range 3 {
@@ -1807,8 +1874,9 @@ func ExampleTorchRandom() {
 	// rank 2 [7 9 6 1]
 }
 
-// A fewClasses is a batch sampler: each batch has a group of samples of each of perBatch classes. A pass gives every class one
-// turn, except for the classes that are left over, which are others in each pass.
+// A fewClasses is a batch sampler: each batch has a group of samples of each of
+// perBatch classes. A pass gives every class one turn, except for the classes
+// that are left over, which are others in each pass.
 type fewClasses struct {
 	classes          [][]int        // the indices of each class
 	groups           []BatchSampler // of positions in a class, one or more
@@ -1838,9 +1906,11 @@ func (f fewClasses) Batches(epoch int) func(batch int) []int {
 	}
 }
 
-// A batch sampler of your own is a type with two methods, and may build on Batches. Here each batch has two classes with two
-// samples each, as losses that compare samples need it, and two ranks have a batch each. String names what makes the order, so
-// that a cursor of another order is refused. Copy the type fewClasses, too, which stands before this Example.
+// A batch sampler of your own is a type with two methods, and may build on
+// Batches. Here each batch has two classes with two samples each, as losses
+// that compare samples need it, and two ranks have a batch each. String names
+// what makes the order, so that a cursor of another order is refused. Copy the
+// type fewClasses, too, which stands before this Example.
 func ExampleBatches() {
 	data := Slice[string]{
 		"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9",
@@ -1872,7 +1942,8 @@ func ExampleBatches() {
 	// rank 1 ["dog 7" "dog 9" "cat 2" "cat 5"]
 }
 
-// Buckets makes batches of sequences of similar length, for Pad to fill. A padded batch here takes at most 12 runes.
+// Buckets makes batches of sequences of similar length, for Pad to fill. A
+// padded batch here takes at most 12 runes.
 func ExampleBuckets() {
 	var sentences Slice[[]rune]
 	var lengths []int
@@ -1933,11 +2004,13 @@ func (s sameWidth) Batches(epoch int) func(k int) []int {
 	}
 }
 
-// In each step all ranks wait for the one with the longest sequences. Shard gives rank r batch step×ranks + r, and the
-// batches of Buckets come in random order. This batch sampler sorts them by width, divides them into steps, and shuffles the
-// steps. Batches that are left over come last; with DropTail they are left out. The order depends on the number of ranks.
-// String names that number, so a cursor in the middle of an epoch resumes only as many ranks. Copy the type sameWidth, too,
-// which stands before this Example.
+// In each step all ranks wait for the one with the longest sequences. Shard
+// gives rank r batch step×ranks + r, and the batches of Buckets come in random
+// order. This batch sampler sorts them by width, divides them into steps, and
+// shuffles the steps. Batches that are left over come last; with DropTail they
+// are left out. The order depends on the number of ranks. String names that
+// number, so a cursor in the middle of an epoch resumes only as many ranks.
+// Copy the type sameWidth, too, which stands before this Example.
 func ExampleBuckets_ranks() {
 	const ranks = 3
 	var lengths []int // of the texts, from 4 to 108 runes
@@ -1976,8 +2049,10 @@ func ExampleBuckets_ranks() {
 	// [[24 28 32] [15 18 21] [62 64 70] [97 102 108] [7 11 13] [85 88 95] [74 78 83] [42 49 56] [4 5 6] [37 9 24]]
 }
 
-// RankFromEnv reads the rank that torchrun, mpirun, srun or a Kubernetes indexed Job sets in the environment. Rank 0's cursor
-// resumes all ranks if they step together; without an all-reduce save each rank's cursor, and resume all from the smallest.
+// RankFromEnv reads the rank that torchrun, mpirun, srun or a Kubernetes
+// indexed Job sets in the environment. Rank 0's cursor resumes all ranks if
+// they step together; without an all-reduce save each rank's cursor, and resume
+// all from the smallest.
 func ExampleRankFromEnv() {
 	os.Setenv("RANK", "1") // as torchrun does
 	os.Setenv("WORLD_SIZE", "4")
@@ -2003,9 +2078,10 @@ func ExampleRankFromEnv() {
 	// Output: rank 1 of 4 [b f]
 }
 
-// Tail says how four ranks share an epoch of ten samples. PadTail repeats the first samples and DropTail leaves out the
-// last, so that all ranks take the same number of steps: train with one of them. UnevenTail counts every sample once:
-// evaluate with it.
+// Tail says how four ranks share an epoch of ten samples. PadTail repeats the
+// first samples and DropTail leaves out the last, so that all ranks take the
+// same number of steps: train with one of them. UnevenTail counts every sample
+// once: evaluate with it.
 func ExampleTail() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	names := map[Tail]string{PadTail: "pad", DropTail: "drop", UnevenTail: "uneven"}
@@ -2065,8 +2141,8 @@ func ExampleCollate() {
 //	Gorgonia         tensor.New(tensor.WithShape(batch.Shape...), tensor.WithBacking(batch.Data))
 //	onnxruntime_go   ort.NewTensor(ort.NewShape(shape...), batch.Data), with the shape as int64
 //
-// The model here is a function of the same arguments. Some frameworks copy Data and others do not, so recycle a batch when
-// its tensor has been used.
+// The model here is a function of the same arguments. Some frameworks copy Data
+// and others do not, so recycle a batch when its tensor has been used.
 func ExampleTensor() {
 	model := func(data []float32, shape ...int64) {
 		fmt.Println(shape, data)
@@ -2095,7 +2171,8 @@ func ExampleTensor() {
 
 // ## worker.go: which goroutine loads
 
-// The first of four loaders, each the one before with a few lines changed. It has no goroutine: it loads and trains in turn.
+// The first of four loaders, each the one before with a few lines changed. It
+// has no goroutine: it loads and trains in turn.
 func Example_inTenLines() {
 	loader := func(n int, load func(k int) int) iter.Seq2[int, int] {
 		return func(yield func(k, batch int) bool) {
@@ -2120,9 +2197,11 @@ func Example_inTenLines() {
 	// load 2, train on 2 4
 }
 
-// The second of four loaders: one goroutine loads while the loop trains. It gets tasks from a queue, and puts results into
-// another. Each queue has room for window, the most batches in flight, so neither a send of the loop nor one of the worker
-// blocks. When the loop is left, the worker loads what is still queued, finds its queue closed, and ends.
+// The second of four loaders: one goroutine loads while the loop trains. It
+// gets tasks from a queue, and puts results into another. Each queue has room
+// for window, the most batches in flight, so neither a send of the loop nor one
+// of the worker blocks. When the loop is left, the worker loads what is still
+// queued, finds its queue closed, and ends.
 func Example_oneWorker() {
 	type result struct{ k, batch int }
 	loader := func(n, window int, load func(k int) int) iter.Seq2[int, int] {
@@ -2178,8 +2257,10 @@ func Example_oneWorker() {
 	// train on 4 16
 }
 
-// The third of four loaders: several workers, out of order. One line has been added to the second, marked with "new". The
-// workers share the queues. Results come as they are ready, so a slow batch delays no other, and the order depends on timing.
+// The third of four loaders: several workers, out of order. One line has been
+// added to the second, marked with "new". The workers share the queues. Results
+// come as they are ready, so a slow batch delays no other, and the order
+// depends on timing.
 func Example_outOfOrder() {
 	type result struct{ k, batch int }
 	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
@@ -2234,15 +2315,20 @@ func Example_outOfOrder() {
 	// batch 0 comes after others: 19
 }
 
-// The fourth of four loaders, in fifty lines: several workers, in order. The lines that keep the order are marked: a result that
-// has come before its turn waits in a cache. The engine in worker.go is this loop, plus a context that stops the workers and
-// survival of panics and Goexit, as in Example_errorsAndBreaks, a reader for streams, and slots that are reused. The batch in
-// the body keeps its slot, so there are window + 1 slots, and the cache is a flag for each. Here no result lies in a slot, and
-// the cache has room for window results.
+// The fourth of four loaders, in fifty lines: several workers, in order. The
+// lines that keep the order are marked: a result that has come before its turn
+// waits in a cache. The engine in worker.go is this loop, plus a context that
+// stops the workers and survival of panics and Goexit, as in
+// Example_errorsAndBreaks, a reader for streams, and slots that are reused. The
+// batch in the body keeps its slot, so there are window + 1 slots, and the
+// cache is a flag for each. Here no result lies in a slot, and the cache has
+// room for window results.
 //
-// At the head of the loop over recv, every k from recv to send-1 is in exactly one place: in the queue tasks, with a worker, in
-// the queue results, or in the cache. There are at most window of them, and each queue has room for window. So no send ever
-// blocks. While the body has batch recv, the same is true of the k from recv+1 to send-1. The engine counts recv before the body.
+// At the head of the loop over recv, every k from recv to send-1 is in exactly
+// one place: in the queue tasks, with a worker, in the queue results, or in the
+// cache. There are at most window of them, and each queue has room for window.
+// So no send ever blocks. While the body has batch recv, the same is true of
+// the k from recv+1 to send-1. The engine counts recv before the body.
 func Example_inFiftyLines() {
 	type result struct{ k, batch int }
 	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
@@ -2276,7 +2362,8 @@ func Example_inFiftyLines() {
 				}
 				r := cache[recv%window]  // order
 				cache[recv%window] = nil // order
-				// Before the loop body runs, so that the workers are busy meanwhile.
+				// Before the loop body runs, so that the workers are busy
+				// meanwhile.
 				refill()
 				if !yield(r.k, r.batch) {
 					return
@@ -2285,7 +2372,8 @@ func Example_inFiftyLines() {
 		}
 	}
 
-	// Batch 0 waits until five others have been loaded. Nothing else is loaded until batch 0 has come.
+	// Batch 0 waits until five others have been loaded. Nothing else is loaded
+	// until batch 0 has come.
 	var loaded, working atomic.Int64
 	others := make(chan int64, 100)
 	load := func(k int) int {
@@ -2319,10 +2407,13 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 13
 }
 
-// From the four loaders to engine.run and engine.startWorker: the second again, with all tasks queued at once, and what a
-// training needs. load may fail, and be stopped by its context. The loop asks ctx first: a load that is stopped fails in its own
-// words, but no batch is bad. load may also end its goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run
-// then. Without that of work the loop would wait for ever, because the worker is gone, and with it the task that it had.
+// From the four loaders to engine.run and engine.startWorker: the second again,
+// with all tasks queued at once, and what a training needs. load may fail, and
+// be stopped by its context. The loop asks ctx first: a load that is stopped
+// fails in its own words, but no batch is bad. load may also end its goroutine
+// by runtime.Goexit, as t.FailNow does. Only deferred functions run then.
+// Without that of work the loop would wait for ever, because the worker is
+// gone, and with it the task that it had.
 func Example_errorsAndBreaks() {
 	type result struct {
 		batch int
@@ -2396,8 +2487,9 @@ func Example_errorsAndBreaks() {
 	// 0 context canceled
 }
 
-// A panic in a worker is the error of its batch. The error is one line, as in "panic: ouch (decode.go:12)"; the stack is
-// beside it. A loop that skips every *SampleError would skip the panic, too. This one prints the stack, and ends.
+// A panic in a worker is the error of its batch. The error is one line, as in
+// "panic: ouch (decode.go:12)"; the stack is beside it. A loop that skips every
+// *SampleError would skip the panic, too. This one prints the stack, and ends.
 func ExamplePanicError() {
 	data := Func(3, func(ctx context.Context, i int) (string, error) {
 		if i == 0 {
@@ -2435,7 +2527,8 @@ func ExamplePanicError() {
 
 // ## dataloader.go: all of it together
 
-// A DataLoader has the type of its batches only. A function that takes one works with data sets of all types.
+// A DataLoader has the type of its batches only. A function that takes one
+// works with data sets of all types.
 func ExampleDataLoader() {
 	evaluate := func(loader *DataLoader[[]int]) (sum int, err error) {
 		for batch, err := range loader.Epoch(context.Background(), 0) {
@@ -2456,7 +2549,8 @@ func ExampleDataLoader() {
 	// Output: 10 <nil>
 }
 
-// Batch loads a batch by its number. It disturbs no training loop, so an evaluation may use it in the middle of one.
+// Batch loads a batch by its number. It disturbs no training loop, so an
+// evaluation may use it in the middle of one.
 func ExampleDataLoader_Batch() {
 	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
@@ -2479,8 +2573,9 @@ func ExampleDataLoader_Batch() {
 	// train [4 5] evaluate [4 5]
 }
 
-// Which samples has step k? A loader of the numbers 0 … n-1 with the Options of the training, Shard and Tail included, says it
-// and loads nothing. Its cursors are those of the training, so At lets the training skip steps.
+// Which samples has step k? A loader of the numbers 0 … n-1 with the Options of
+// the training, Shard and Tail included, says it and loads nothing. Its cursors
+// are those of the training, so At lets the training skip steps.
 func ExampleDataLoader_Batch_whichSamples() {
 	opts := Options{BatchSize: 3, Shuffle: true, Seed: 1, Rank: Rank{Index: 1, Count: 2}}
 	const n = 20 // the data set's Len
@@ -2503,7 +2598,8 @@ func ExampleDataLoader_Batch_whichSamples() {
 	// then [4] <nil>
 }
 
-// Recycle gives a batch's memory back after the step, as popping an arena does. One piece of memory serves all batches.
+// Recycle gives a batch's memory back after the step, as popping an arena does.
+// One piece of memory serves all batches.
 func ExampleDataLoader_Recycle() {
 	data, err := Rows(Tensor[float32]{Data: make([]float32, 1000*784), Shape: []int{1000, 784}})
 	if err != nil {
@@ -2525,8 +2621,10 @@ func ExampleDataLoader_Recycle() {
 	// Output: 20 batches in 1 place
 }
 
-// OnError drops bad samples from their batches, here two at most. A third one fails its batch, and the body ends the loop. A body
-// that skips each SampleError would go on. The budget is not in the cursor: a resume begins with a new one.
+// OnError drops bad samples from their batches, here two at most. A third one
+// fails its batch, and the body ends the loop. A body that skips each
+// SampleError would go on. The budget is not in the cursor: a resume begins
+// with a new one.
 func ExampleOptions_onError() {
 	data := Func(12, func(ctx context.Context, i int) (int, error) {
 		if i%4 == 3 {
@@ -2561,9 +2659,10 @@ func ExampleOptions_onError() {
 	// dataloader: epoch 0, batch 2, sample 11: unexpected EOF
 }
 
-// If OnError drops all samples of a batch, the batch of this rank fails, and a loop that left the step out would let the
-// other ranks wait for ever. So the rank takes part in the step, with weight zero. Here the samples are losses, and an
-// all-reduce adds up their sums and weights.
+// If OnError drops all samples of a batch, the batch of this rank fails, and a
+// loop that left the step out would let the other ranks wait for ever. So the
+// rank takes part in the step, with weight zero. Here the samples are losses,
+// and an all-reduce adds up their sums and weights.
 func ExampleOptions_onErrorRanks() {
 	data := Func(8, func(ctx context.Context, i int) (float64, error) {
 		if i == 4 || i == 6 { // the second batch of rank 0
@@ -2606,7 +2705,8 @@ func ExampleOptions_onErrorRanks() {
 	// step 1 mean 6 of 2
 }
 
-// Trace sees every batch: who loaded it, when, and how long the loop waited for it.
+// Trace sees every batch: who loaded it, when, and how long the loop waited for
+// it.
 func ExampleTiming() {
 	var waited time.Duration
 	trace := func(t Timing) {
@@ -2637,7 +2737,8 @@ func ExampleTiming() {
 	// waited no longer than the epoch took: true
 }
 
-// Stats says where the time goes. Loading takes five times as long as training here, so five workers would keep up.
+// Stats says where the time goes. Loading takes five times as long as training
+// here, so five workers would keep up.
 func ExampleStats() {
 	data := Func(100, func(ctx context.Context, i int) (int, error) {
 		time.Sleep(500 * time.Microsecond) // load
@@ -2654,14 +2755,15 @@ func ExampleStats() {
 		}
 		time.Sleep(time.Millisecond) // train
 	}
-	// Here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck, workers needed: 5".
+	// Here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck,
+	// workers needed: 5".
 	line := stats.String()
 	fmt.Println(line[:strings.Index(line, " (")])
 	// Output: 10 batches, 100 samples
 }
 
-// What would a perfect loader gain? The same training with a handful of batches that stay in memory says it. They must not be
-// recycled.
+// What would a perfect loader gain? The same training with a handful of batches
+// that stay in memory says it. They must not be recycled.
 func ExampleStats_perfectLoader() {
 	var clock time.Duration
 	data := Func(100, func(ctx context.Context, i int) (int, error) {
@@ -2699,9 +2801,12 @@ func ExampleStats_perfectLoader() {
 	// Output: now 500ms at best 200ms
 }
 
-// A picture of your own run: Trace writes events for ui.perfetto.dev or chrome://tracing, which show what each worker loads
-// when, and when the loop waits and trains. An event of phase X has a begin and a duration, in microseconds. Each tid has a row:
-// 1 is the loop, 2 worker 0, and so on. A viewer does without the bracket at the end, so the file of a killed run is good, too.
+// A picture of your own run: Trace writes events for ui.perfetto.dev or
+// chrome://tracing, which show what each worker loads when, and when the loop
+// waits and trains. An event of phase X has a begin and a duration, in
+// microseconds. Each tid has a row: 1 is the loop, 2 worker 0, and so on. A
+// viewer does without the bracket at the end, so the file of a killed run is
+// good, too.
 func ExampleTiming_picture() {
 	file := new(strings.Builder) // in a program os.Create("run.json")
 	fmt.Fprintln(file, "[")
@@ -2739,7 +2844,8 @@ func ExampleTiming_picture() {
 	// {"name": "load 1", "ph": "X", "pid": 1, "tid": 2, "ts": …, "dur": …},
 }
 
-// Progress(os.Stderr, …) shows a bar on a terminal. Anywhere else it writes a line every ten seconds, and a last line.
+// Progress(os.Stderr, …) shows a bar on a terminal. Anywhere else it writes a
+// line every ten seconds, and a last line.
 func ExampleProgress() {
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
 	if err != nil {
@@ -2762,8 +2868,9 @@ func ExampleProgress() {
 
 // ## Streams: what has no indices, or needs stages of its own
 
-// FromSeq makes a stream of any sequence, here of lines. The lines are shuffled, filtered, mapped and read ahead, and a
-// checkpoint in the middle of all that resumes.
+// FromSeq makes a stream of any sequence, here of lines. The lines are
+// shuffled, filtered, mapped and read ahead, and a checkpoint in the middle of
+// all that resumes.
 func ExampleFromSeq() {
 	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -2812,7 +2919,8 @@ func ExampleFromSeq() {
 	// SEVEN | then epoch 1
 }
 
-// Map makes small stages: list files, load them in two workers, ahead of the next stage, and decode them.
+// Map makes small stages: list files, load them in two workers, ahead of the
+// next stage, and decode them.
 func ExampleMap() {
 	fsys := fstest.MapFS{
 		"a.txt": {Data: []byte("7")},
@@ -2842,7 +2950,8 @@ func ExampleMap() {
 	// 9
 }
 
-// Indices, Map and Batch make a loader's batches. The first comes sooner, because all workers fetch its samples.
+// Indices, Map and Batch make a loader's batches. The first comes sooner,
+// because all workers fetch its samples.
 func ExampleBatch() {
 	data := Slice[string]{"a", "b", "c", "d", "e"}
 	sampler := Random(data.Len(), 1)
@@ -2863,7 +2972,8 @@ func ExampleBatch() {
 	// [d] [d]
 }
 
-// Batch takes any Collate, here Pad. A slow collate function may be a Map over lists, here in two workers.
+// Batch takes any Collate, here Pad. A slow collate function may be a Map over
+// lists, here in two workers.
 func ExampleBatch_collate() {
 	words := Map(Indices(Sequential(3)), 0, func(_ context.Context, i int) ([]rune, error) {
 		return []rune([]string{"pad", "to", "longest"}[i]), nil
@@ -2891,10 +3001,13 @@ func ExampleBatch_collate() {
 	// longest
 }
 
-// Batches by a budget of tokens, from a stream: a text joins the batch if all of it, padded to the longest text, stays within the
-// budget; otherwise it begins the next batch. The Next of a batch is that of its last text, so the stage needs no State, and a
-// resume reads the text again that did not fit. A text above the budget is a batch of its own, and a failed text passes alone.
-// On ranks put Shard after the stage, since budgets make other numbers of batches of other texts.
+// Batches by a budget of tokens, from a stream: a text joins the batch if all
+// of it, padded to the longest text, stays within the budget; otherwise it
+// begins the next batch. The Next of a batch is that of its last text, so the
+// stage needs no State, and a resume reads the text again that did not fit. A
+// text above the budget is a batch of its own, and a failed text passes alone.
+// On ranks put Shard after the stage, since budgets make other numbers of
+// batches of other texts.
 func ExampleBatch_tokenBudget() {
 	const budget = 12
 	type batch = [][]rune
@@ -2957,7 +3070,8 @@ func ExampleBatch_tokenBudget() {
 	// [2 6] tis...nobler
 }
 
-// Unbatch lets batch sizes differ between stages: fetch in batches of 4, train in batches of 3.
+// Unbatch lets batch sizes differ between stages: fetch in batches of 4, train
+// in batches of 3.
 func ExampleUnbatch() {
 	ids := Batch(Indices(Sequential(10)), 4, List[int])
 	fetched := Map(ids, 2, func(_ context.Context, ids []int) ([]string, error) {
@@ -2981,7 +3095,8 @@ func ExampleUnbatch() {
 	// [row 9]
 }
 
-// Filter keeps the items for which its function is true. An item that failed stays, as an error in its place.
+// Filter keeps the items for which its function is true. An item that failed
+// stays, as an error in its place.
 func ExampleStream_Filter() {
 	words := []string{"7", "8", "nine", "10"}
 	parsed := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
@@ -3009,7 +3124,8 @@ func ExampleStream_Filter() {
 	// 10
 }
 
-// Shard deals a source out to ranks, and Prefetch reads it in its own goroutine. Only the loop opens the source.
+// Shard deals a source out to ranks, and Prefetch reads it in its own
+// goroutine. Only the loop opens the source.
 func ExampleStream_Prefetch() {
 	source := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
 		return func(yield func(int, error) bool) {
@@ -3037,7 +3153,8 @@ func ExampleStream_Prefetch() {
 	// 4
 }
 
-// Mix takes items from three streams in turn. A stream is a definition, so all three may read the same source.
+// Mix takes items from three streams in turn. A stream is a definition, so all
+// three may read the same source.
 func ExampleMix() {
 	numbers := Indices(Sequential(3))
 	times := func(factor int) Stream[int] {
@@ -3055,9 +3172,11 @@ func ExampleMix() {
 	// Output: 0 0 0 1 100 111 2 200 222
 }
 
-// MixOptions mix data sets by weight. A mix ends by one of four rules. If b shall start over until a ends, mix a and b.Repeat(0)
-// with StopAtFirst. Weights of 3 and 1 spread the items of b. Strictly three items of a and then one of b are
-// Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join appends the second half of a pair to the first.
+// MixOptions mix data sets by weight. A mix ends by one of four rules. If b
+// shall start over until a ends, mix a and b.Repeat(0) with StopAtFirst.
+// Weights of 3 and 1 spread the items of b. Strictly three items of a and then
+// one of b are Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join
+// appends the second half of a pair to the first.
 func ExampleMixOptions() {
 	letters := func(text string) Stream[string] {
 		letter := func(_ context.Context, i int) (string, error) { return text[i : i+1], nil }
@@ -3081,10 +3200,13 @@ func ExampleMixOptions() {
 	// abXcdefYabZcdefXabYcZdeX
 }
 
-// Weights of a mixture that change in the course of an epoch: OrderFunc returns the whole epoch, so the share of a data set may
-// be any function of epoch and position. Samples are drawn without replacement: Resize goes through each data set in shuffled
-// passes, and begins another when all samples have been drawn. A cursor cannot distinguish two OrderFuncs of one length: change
-// Options.Seed together with the weights, and the loader refuses the cursors of the old weights.
+// Weights of a mixture that change in the course of an epoch: OrderFunc returns
+// the whole epoch, so the share of a data set may be any function of epoch and
+// position. Samples are drawn without replacement: Resize goes through each
+// data set in shuffled passes, and begins another when all samples have been
+// drawn. A cursor cannot distinguish two OrderFuncs of one length: change
+// Options.Seed together with the weights, and the loader refuses the cursors of
+// the old weights.
 func ExampleOrderFunc_mixture() {
 	easy, hard := slices.Repeat(Slice[string]{"e"}, 30), slices.Repeat(Slice[string]{"H"}, 20)
 	const n = 40 // samples in an epoch
@@ -3124,8 +3246,10 @@ func ExampleOrderFunc_mixture() {
 	// HHHHHHHeHH
 }
 
-// A mixture is a Sampler of several data sets, which stand one after the other, as in Concat: set s begins at begins[s], and has
-// the order samplers[s]. At each position of an epoch, pick says which set it is, and at which position of that set's order.
+// A mixture is a Sampler of several data sets, which stand one after the other,
+// as in Concat: set s begins at begins[s], and has the order samplers[s]. At
+// each position of an epoch, pick says which set it is, and at which position
+// of that set's order.
 type mixture struct {
 	n        int
 	name     string // for cursors: other lengths, weights or seeds are another order
@@ -3149,9 +3273,11 @@ func (m mixture) Order(epoch int) func(pos int) int {
 	}
 }
 
-// Many data sets, mixed by weight: a draw takes the same time for 1,000 data sets as for two. The order is a function of the
-// position, so it resumes anywhere, is dealt out to ranks, and has a cursor of one line. Samples are drawn with replacement. The
-// seed that draws the data set is not the one that draws the sample: equal seeds would draw both with one random number.
+// Many data sets, mixed by weight: a draw takes the same time for 1,000 data
+// sets as for two. The order is a function of the position, so it resumes
+// anywhere, is dealt out to ranks, and has a cursor of one line. Samples are
+// drawn with replacement. The seed that draws the data set is not the one that
+// draws the sample: equal seeds would draw both with one random number.
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is
@@ -3193,9 +3319,11 @@ func ExampleSampler_mixture() {
 	// Output: [13274 26726]
 }
 
-// Every batch has exactly three, two and one samples of three data sets. A sample of a small data set comes again only when all
-// of that set have come, also across epochs; where two passes meet, it may be twice in a batch. Each batch is a function of its
-// number, so an epoch resumes anywhere, and each rank gets whole batches.
+// Every batch has exactly three, two and one samples of three data sets. A
+// sample of a small data set comes again only when all of that set have come,
+// also across epochs; where two passes meet, it may be twice in a batch. Each
+// batch is a function of its number, so an epoch resumes anywhere, and each
+// rank gets whole batches.
 func ExampleBatches_quota() {
 	const steps, seed = 4, 1 // steps batches in an epoch
 	parts := []Dataset[string]{
@@ -3243,7 +3371,8 @@ func ExampleBatches_quota() {
 	// [d c f Z X 1]
 }
 
-// Chain puts streams one after the other. Repeat, Take and Shard change one stream, and Zip joins two item by item.
+// Chain puts streams one after the other. Repeat, Take and Shard change one
+// stream, and Zip joins two item by item.
 func ExampleChain() {
 	low := Indices(Sequential(3))
 	high := Map(low, 0, func(_ context.Context, i int) (int, error) { return 10 + i, nil })
@@ -3276,7 +3405,8 @@ func ExampleChain() {
 	// {0 10} {1 11} {2 12}
 }
 
-// Stream makes a stream of a loader. Its items carry the cursor that follows them, failed items too.
+// Stream makes a stream of a loader. Its items carry the cursor that follows
+// them, failed items too.
 func ExampleStreamOf() {
 	data := Func(5, func(ctx context.Context, i int) (int, error) {
 		if i == 3 {
@@ -3308,9 +3438,10 @@ func ExampleStreamOf() {
 
 // ## Recipes: loops and batches
 
-// Rare classes come as often as the others if the weight of each sample is 1 divided by the size of its class. Put in your
-// own samples and labels. An epoch then repeats samples of rare classes and leaves out samples of frequent ones, so augment
-// when you train, and evaluate without a sampler.
+// Rare classes come as often as the others if the weight of each sample is 1
+// divided by the size of its class. Put in your own samples and labels. An
+// epoch then repeats samples of rare classes and leaves out samples of frequent
+// ones, so augment when you train, and evaluate without a sampler.
 func ExampleWeighted() {
 	var samples Slice[Pair[string, int]] // names and labels: 90 cats and 10 dogs
 	for i := range 100 {
@@ -3354,10 +3485,13 @@ func ExampleWeighted() {
 	// cats 14 dogs 11
 }
 
-// A stratified split divides each class on its own, so that each part has the same share of every class. With balanced
-// sampling the training draws every class equally often. Both need only the labels, from a column of a CSV file or from
-// Folder; no sample is loaded for them. Put in your own labels and fraction. The same seed makes the same split. A class with
-// fewer than five samples has none in the test set. To keep the classes' shares in training, set Shuffle instead of Sampler.
+// A stratified split divides each class on its own, so that each part has the
+// same share of every class. With balanced sampling the training draws every
+// class equally often. Both need only the labels, from a column of a CSV file
+// or from Folder; no sample is loaded for them. Put in your own labels and
+// fraction. The same seed makes the same split. A class with fewer than five
+// samples has none in the test set. To keep the classes' shares in training,
+// set Shuffle instead of Sampler.
 func ExampleSubset_stratified() {
 	var labels []string // 80 cats and 20 dogs
 	for i := range 100 {
@@ -3375,7 +3509,8 @@ func ExampleSubset_stratified() {
 	}
 	var train, test []int // indices
 	var weights []float64 // of the samples of train
-	// Keys are sorted, because the order of a map changes from run to run, and with it the indices of the samples in train.
+	// Keys are sorted, because the order of a map changes from run to run, and
+	// with it the indices of the samples in train.
 	for _, label := range slices.Sorted(maps.Keys(classes)) {
 		class := classes[label]
 		shuffled := Random(len(class), 42).Order(0)
@@ -3418,9 +3553,10 @@ func ExampleSubset_stratified() {
 	// map[cat:16 dog:4]
 }
 
-// In k-fold cross-validation each of k models is tested on a part of the data that it has not been trained on. Split
-// makes the parts, and Concat joins all but one. Change k. DataVersion names the fold, so that the loader of one fold refuses
-// the cursors of another.
+// In k-fold cross-validation each of k models is tested on a part of the data
+// that it has not been trained on. Split makes the parts, and Concat joins all
+// but one. Change k. DataVersion names the fold, so that the loader of one fold
+// refuses the cursors of another.
 func ExampleSplit_crossValidation() {
 	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	const k = 3
@@ -3464,9 +3600,11 @@ func ExampleSplit_crossValidation() {
 	//   test  [9 3 7 4]
 }
 
-// Files in two folders that belong together by name: images and labels, or images and masks. If a file is missing in each
-// folder, Pairs of two Files joins the wrong ones without an error. match joins the files below two folders, at any depth, by
-// their names without the folder and the extension, and refuses those without a partner. Put in your own folders.
+// Files in two folders that belong together by name: images and labels, or
+// images and masks. If a file is missing in each folder, Pairs of two Files
+// joins the wrong ones without an error. match joins the files below two
+// folders, at any depth, by their names without the folder and the extension,
+// and refuses those without a partner. Put in your own folders.
 func ExamplePairs_byName() {
 	fsys := fstest.MapFS{ // or os.DirFS("train")
 		"images/0001.jpg": {Data: []byte("picture 1")}, "labels/0001.txt": {Data: []byte("cat")},
@@ -3546,9 +3684,10 @@ func ExamplePairs_byName() {
 	// ["picture 1" "picture 3"] ["cat" "dog"]
 }
 
-// A batch of three fields is a struct with a Collate of its own. Put in your own fields. Fill the slices of dst from
-// their start, as append to dst[:0] does: then a batch that was given back with Recycle is filled again, and the loop
-// allocates no new one. Without a struct, nested pairs do the same:
+// A batch of three fields is a struct with a Collate of its own. Put in your
+// own fields. Fill the slices of dst from their start, as append to dst[:0]
+// does: then a batch that was given back with Recycle is filled again, and the
+// loop allocates no new one. Without a struct, nested pairs do the same:
 //
 //	CollatePair(Stack[float32], CollatePair(List[int32], List[string])) // of Pair[Tensor[float32], Pair[int32, string]]
 func ExampleCollate_struct() {
@@ -3606,10 +3745,12 @@ func ExampleCollate_struct() {
 	// 3 batches in 3 slices
 }
 
-// Workers end with their epoch, so each epoch begins with a wait for its first batch. If epochs are short, make them
-// longer: Resize joins several passes through the data into one epoch, here three, and the workers load the next pass
-// ahead. The cursor's Epoch counts the joined epochs, and the pass follows from its Pos. If BatchSize does not divide the
-// number of samples, some batches hold samples of two passes.
+// Workers end with their epoch, so each epoch begins with a wait for its first
+// batch. If epochs are short, make them longer: Resize joins several passes
+// through the data into one epoch, here three, and the workers load the next
+// pass ahead. The cursor's Epoch counts the joined epochs, and the pass follows
+// from its Pos. If BatchSize does not divide the number of samples, some
+// batches hold samples of two passes.
 func ExampleResize() {
 	const passes = 3
 	var fetched atomic.Int64
@@ -3649,9 +3790,11 @@ func ExampleResize() {
 	// then epoch 1
 }
 
-// Repeat(0) does in a pipeline what Resize does for a loader: its epoch never ends, so the workers of Map do not stop
-// between two passes. Put Repeat before the stages with workers; after them it would stop them at the end of each pass. The
-// loop ends after a number of steps. The cursor's Epoch stays 0, and its State holds the pass and the place in the pass.
+// Repeat(0) does in a pipeline what Resize does for a loader: its epoch never
+// ends, so the workers of Map do not stop between two passes. Put Repeat before
+// the stages with workers; after them it would stop them at the end of each
+// pass. The loop ends after a number of steps. The cursor's Epoch stays 0, and
+// its State holds the pass and the place in the pass.
 func ExampleStream_Repeat() {
 	data := Slice[string]{"a", "b", "c", "d"}
 	forever := Indices(Random(data.Len(), 1)).Repeat(0)
@@ -3682,9 +3825,11 @@ func ExampleStream_Repeat() {
 	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}}
 }
 
-// Which sample hangs? A timer around Get names the sample while it is being loaded, when that has taken too long. A second
-// line comes if Get returns after all: then the sample is only slow. A timer takes less than a microsecond. Put in your own
-// data and limit, and log what helps to find the sample: its file, Worker(ctx), the time. In a pipeline put the timer into
+// Which sample hangs? A timer around Get names the sample while it is being
+// loaded, when that has taken too long. A second line comes if Get returns
+// after all: then the sample is only slow. A timer takes less than a
+// microsecond. Put in your own data and limit, and log what helps to find the
+// sample: its file, Worker(ctx), the time. In a pipeline put the timer into
 // Map's function. ExampleFunc_timeLimit ends such a Get.
 func ExampleFunc_hang() {
 	answer := make(chan bool, 1)
@@ -3727,9 +3872,11 @@ func ExampleFunc_hang() {
 	// [sample 6 sample 7]
 }
 
-// A Get that fails is tried again, up to three times in all, after a pause that ends with the context. Every attempt draws the
-// same random numbers, because each WithSeed makes a new generator of one seed. Outside a loader, where Rand alone would panic,
-// they depend only on the index. A panic is not tried again. Put in your own data and pause.
+// A Get that fails is tried again, up to three times in all, after a pause that
+// ends with the context. Every attempt draws the same random numbers, because
+// each WithSeed makes a new generator of one seed. Outside a loader, where Rand
+// alone would panic, they depend only on the index. A panic is not tried again.
+// Put in your own data and pause.
 func ExampleFunc_retry() {
 	const attempts, pause = 3, time.Millisecond // for a server a second, or more
 	failures, before := 2, 0
@@ -3772,9 +3919,11 @@ func ExampleFunc_retry() {
 	// sample 1, drawn as in the attempt before: true <nil>
 }
 
-// A time limit for each sample: one that takes too long fails, and OnError drops it from its batch. Put in your own data
-// and limit. Get must watch its context, as clients of databases and web servers do; a Get that does not cannot be stopped.
-// A retry around limited (ExampleFunc_retry) gives each attempt the limit; a limit around the retry covers all attempts.
+// A time limit for each sample: one that takes too long fails, and OnError
+// drops it from its batch. Put in your own data and limit. Get must watch its
+// context, as clients of databases and web servers do; a Get that does not
+// cannot be stopped. A retry around limited (ExampleFunc_retry) gives each
+// attempt the limit; a limit around the retry covers all attempts.
 func ExampleFunc_timeLimit() {
 	data := Func(6, func(ctx context.Context, i int) (string, error) {
 		if i == 3 {
@@ -3811,9 +3960,11 @@ func ExampleFunc_timeLimit() {
 	// [sample 4 sample 5]
 }
 
-// A decoder or a connection that goroutines must not share is opened once for each worker. Worker is -1 in the caller's
-// goroutine, so there is one handle more than workers; no lock is needed. Two loops at the same time have workers with the
-// same numbers, and so have two Maps: give each its own handles, or use a sync.Pool.
+// A decoder or a connection that goroutines must not share is opened once for
+// each worker. Worker is -1 in the caller's goroutine, so there is one handle
+// more than workers; no lock is needed. Two loops at the same time have workers
+// with the same numbers, and so have two Maps: give each its own handles, or
+// use a sync.Pool.
 func ExampleWorker() {
 	type handle struct{ buffer bytes.Buffer } // open file, decoder, connection
 	const workers = 3
@@ -3852,11 +4003,13 @@ func ExampleWorker() {
 	// opened at most 3 handles: true and by the caller: false
 }
 
-// Batches in memory of your own: pinned memory, memory of C, or a mapped file. Recycle gives it to the loader before the
-// loop, in Workers × Prefetch + 2 pieces: for the batches in flight, the batch in the loop body, and the batch before, which
-// may still be on its way to the device. Each piece must hold a whole batch; load refuses any other memory, where Stack
-// would allocate. A loop that is left early drops pieces, and so does a batch that fails: make a new loader then, and give
-// it all the pieces.
+// Batches in memory of your own: pinned memory, memory of C, or a mapped file.
+// Recycle gives it to the loader before the loop, in Workers × Prefetch + 2
+// pieces: for the batches in flight, the batch in the loop body, and the batch
+// before, which may still be on its way to the device. Each piece must hold a
+// whole batch; load refuses any other memory, where Stack would allocate. A
+// loop that is left early drops pieces, and so does a batch that fails: make a
+// new loader then, and give it all the pieces.
 func ExampleDataLoader_Recycle_ownMemory() {
 	const n, width, batchSize, workers, prefetch = 40, 3, 4, 2, 2
 	const pieces = workers*prefetch + 2
@@ -3905,10 +4058,13 @@ func ExampleDataLoader_Recycle_ownMemory() {
 	// 10 batches in 6 pieces; the last row is [390 391 392]
 }
 
-// A framework that asks for the next batch, as GoMLX's train.Dataset does with Yield and Reset, gets it from iter.Pull2.
-// Between two calls of next the cursor stands after the batch in hand, so it is the checkpoint as in a loop. DropLast makes
-// all batches equally large, for frameworks that compile a graph for each shape. Call stop when you leave an epoch early,
-// because its goroutines live until then, and after an error, because next would then report the end of the epoch.
+// A framework that asks for the next batch, as GoMLX's train.Dataset does with
+// Yield and Reset, gets it from iter.Pull2. Between two calls of next the
+// cursor stands after the batch in hand, so it is the checkpoint as in a loop.
+// DropLast makes all batches equally large, for frameworks that compile a graph
+// for each shape. Call stop when you leave an epoch early, because its
+// goroutines live until then, and after an error, because next would then
+// report the end of the epoch.
 func ExampleDataLoader_Run_pull() {
 	type sample = Pair[Tensor[float32], Tensor[int32]] // features, and a label of the shape [1]
 	data := Func(5, func(ctx context.Context, i int) (sample, error) {
@@ -3962,9 +4118,11 @@ func ExampleDataLoader_Run_pull() {
 	// cursor 1 0
 }
 
-// A source of your own is a function from a cursor to the items after it. This one reads numbers, one in a line. The State
-// of its cursors is the offset of the next line, so a resume seeks, where FromSeq would read the file again. Put in your own
-// file, State and items. The helper checkStream in dataloader_test.go tests a stream of your own.
+// A source of your own is a function from a cursor to the items after it. This
+// one reads numbers, one in a line. The State of its cursors is the offset of
+// the next line, so a resume seeks, where FromSeq would read the file again.
+// Put in your own file, State and items. The helper checkStream in
+// dataloader_test.go tests a stream of your own.
 func ExampleStream() {
 	file := strings.NewReader("1\n22\nthree\n4\n5")
 	type state struct {
@@ -4034,9 +4192,11 @@ func ExampleStream() {
 	// 5 <nil>
 }
 
-// A stage of your own is a function from a stream to a stream. This one pairs each item with the item before it. The State
-// of its cursors is the source's cursor before the last item, because a resume must read that item again. A stage that
-// decides about each item alone needs no State: it yields each item with the Next that the item has.
+// A stage of your own is a function from a stream to a stream. This one pairs
+// each item with the item before it. The State of its cursors is the source's
+// cursor before the last item, because a resume must read that item again. A
+// stage that decides about each item alone needs no State: it yields each item
+// with the Next that the item has.
 func ExampleStream_stage() {
 	type pair = Pair[string, string]
 	type state struct {
@@ -4099,10 +4259,13 @@ func ExampleStream_stage() {
 	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}}
 }
 
-// OnError drops failed items of a stream, here two at most; a third would fail its batch. Put OnError behind Shuffle and Unbatch,
-// and before Batch: otherwise one failed item fails its whole batch. Count or log what is dropped: otherwise a source
-// whose every item fails looks empty. A stream knows only the position of an item, so the function of Map should name the item
-// in its error. A resume may ask again about an item that was dropped before.
+// OnError drops failed items of a stream, here two at most; a third would fail
+// its batch. Put OnError behind Shuffle and Unbatch, and before Batch:
+// otherwise one failed item fails its whole batch. Count or log what is
+// dropped: otherwise a source whose every item fails looks empty. A stream
+// knows only the position of an item, so the function of Map should name the
+// item in its error. A resume may ask again about an item that was dropped
+// before.
 func ExampleStream_OnError() {
 	words := []string{"1", "2", "three", "4", "five", "6", "7"}
 	numbers := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
@@ -4134,9 +4297,11 @@ func ExampleStream_OnError() {
 	// [7]
 }
 
-// At makes a cursor of a step number, for a run that saved nothing else, and Batch loads one batch again, such as one whose
-// loss was not a number. Use the options of that run: with another batch size or another number of ranks the step is
-// another place, and with another seed it has other samples. A saved cursor would refuse another seed.
+// At makes a cursor of a step number, for a run that saved nothing else, and
+// Batch loads one batch again, such as one whose loss was not a number. Use the
+// options of that run: with another batch size or another number of ranks the
+// step is another place, and with another seed it has other samples. A saved
+// cursor would refuse another seed.
 func ExampleDataLoader_At() {
 	data := Func(10, func(ctx context.Context, i int) (int, error) { return i, nil })
 	loader, err := New(data, List[int], Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
@@ -4164,9 +4329,11 @@ func ExampleDataLoader_At() {
 	// step 4 [9 2 8 0] <nil>
 }
 
-// Ranks that train together must take the same number of steps, or some of them wait for the others for ever. Under PadTail
-// and DropTail Shard gives all ranks the same number of items, however many the source has. UnevenTail yields each item
-// once: evaluate with it. Put Shard after stages that drop or reorder items, and before Batch.
+// Ranks that train together must take the same number of steps, or some of them
+// wait for the others for ever. Under PadTail and DropTail Shard gives all
+// ranks the same number of items, however many the source has. UnevenTail
+// yields each item once: evaluate with it. Put Shard after stages that drop or
+// reorder items, and before Batch.
 func ExampleStream_Shard() {
 	const ranks = 3
 	// Ten items, but nobody knows before.
@@ -4197,9 +4364,10 @@ func ExampleStream_Shard() {
 	// uneven rank 2 [[4 10] [16]]
 }
 
-// Bad items, full batches and several ranks: if the ranks do not take the same number of steps, the last ones wait for
-// ever. Here each rank decodes only its own records, and drops those that it cannot decode. From a stream without an end
-// it takes as many full batches as the others. That is an epoch.
+// Bad items, full batches and several ranks: if the ranks do not take the same
+// number of steps, the last ones wait for ever. Here each rank decodes only its
+// own records, and drops those that it cannot decode. From a stream without an
+// end it takes as many full batches as the others. That is an epoch.
 func ExampleStream_Repeat_ranks() {
 	texts := []string{"0", "1", "2", "three", "4", "5", "6", "7", "8", "nine"}
 	records := Indices(Random(len(texts), 1)) // or Tar
@@ -4225,10 +4393,12 @@ func ExampleStream_Repeat_ranks() {
 	// rank 2 [5 0]
 }
 
-// A progress bar with the loss in it, which is right after a resume, where Progress would count from 0 again. The cursor
-// says how many steps have been taken: each moves Pos by BatchSize × ranks or, with a BatchSampler, by the number of ranks.
-// The time left follows from the steps since the resume. Call bar in the loop body, with whatever else you want to see.
-// PyTorch: tqdm with initial and set_postfix.
+// A progress bar with the loss in it, which is right after a resume, where
+// Progress would count from 0 again. The cursor says how many steps have been
+// taken: each moves Pos by BatchSize × ranks or, with a BatchSampler, by the
+// number of ranks. The time left follows from the steps since the resume. Call
+// bar in the loop body, with whatever else you want to see. PyTorch: tqdm with
+// initial and set_postfix.
 func ExampleProgress_loss() {
 	const perStep = 2 // BatchSize × ranks
 	data := Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}
@@ -4239,7 +4409,8 @@ func ExampleProgress_loss() {
 	var clock time.Time
 	now := func() time.Time { return clock } // in a program: now := time.Now
 
-	// newBar begins a bar on a terminal, when some of all steps have been taken. It is drawn at most ten times a second.
+	// newBar begins a bar on a terminal, when some of all steps have been
+	// taken. It is drawn at most ten times a second.
 	newBar := func(w io.Writer, taken, all int) func(step int, loss float64) {
 		begin, drawn := now(), time.Time{}
 		return func(step int, loss float64) {
@@ -4291,7 +4462,8 @@ func ExampleProgress_loss() {
 	// 100% [####################] 5/5, 0s left, loss 5.08
 }
 
-// A stopwatch says how long the stage after it has waited for the stages before it.
+// A stopwatch says how long the stage after it has waited for the stages before
+// it.
 type stopwatch struct{ items, waited atomic.Int64 }
 
 // timed is a stage that passes its items on.
@@ -4311,16 +4483,18 @@ func timed[T any](source Stream[T], watch *stopwatch) Stream[T] {
 	}
 }
 
-// Which stage of a pipeline is slow, while it trains? Put timed in at two or three places, and print a line for each. The first
-// stage from the source that is waited for nearly all the time is the slow one; if none is, the training is. Here, on some
-// machine, the lines are
+// Which stage of a pipeline is slow, while it trains? Put timed in at two or
+// three places, and print a line for each. The first stage from the source that
+// is waited for nearly all the time is the slow one; if none is, the training
+// is. Here, on some machine, the lines are
 //
 //	names: 200 items, waited 0 %
 //	decode: 200 items, waited 99 %
 //	batches: 25 items, waited 88 %
 //
-// so decode needs workers. The pipeline must end with a Prefetch: without it loading and training take turns. Stages in one
-// goroutine add up their times. Copy stopwatch and timed, too, which stand before this Example.
+// so decode needs workers. The pipeline must end with a Prefetch: without it
+// loading and training take turns. Stages in one goroutine add up their times.
+// Copy stopwatch and timed, too, which stand before this Example.
 func ExampleStream_slowStage() {
 	var watches [3]stopwatch
 	names := timed(Map(Indices(Sequential(200)), 0, func(_ context.Context, i int) (string, error) {
@@ -4352,8 +4526,10 @@ func ExampleStream_slowStage() {
 
 // ## tar.go: shards
 
-// Tar reads the records of shards. A truncated shard yields its whole records and then one error, and the next shard
-// follows. Rest says that this error stands for more than one record: whoever counts errors may want to stop there.
+// Tar reads the records of shards. A truncated shard yields its whole records
+// and then one error, and the next shard follows. Rest says that this error
+// stands for more than one record: whoever counts errors may want to stop
+// there.
 func ExampleTar() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
@@ -4407,7 +4583,8 @@ func ExampleTar() {
 	// dog: 1 I am a dog
 }
 
-// OpenTar reads the records of shards by index, so a loader can shuffle all of them.
+// OpenTar reads the records of shards by index, so a loader can shuffle all of
+// them.
 func ExampleOpenTar() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -4446,7 +4623,8 @@ func ExampleOpenTar() {
 	// cat: I am a cat
 }
 
-// A TarWriter writes records to a shard. It refuses a record that would be read back as another.
+// A TarWriter writes records to a shard. It refuses a record that would be read
+// back as another.
 func ExampleTarWriter() {
 	var shard bytes.Buffer
 	var w *TarWriter = NewTarWriter(&shard)
@@ -4507,9 +4685,11 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A store that wants a token in a header: set http.DefaultClient.Transport before the first loop. Then OpenShard retries and
-// resumes as ever, and each request has the token of that moment. Only one scheme and host get it, because stores redirect to
-// others. Copy the type roundTrip, too, which stands before this Example.
+// A store that wants a token in a header: set http.DefaultClient.Transport
+// before the first loop. Then OpenShard retries and resumes as ever, and each
+// request has the token of that moment. Only one scheme and host get it,
+// because stores redirect to others. Copy the type roundTrip, too, which stands
+// before this Example.
 func ExampleOpenShard_bearerToken() {
 	var leaked string
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -4550,11 +4730,14 @@ func ExampleOpenShard_bearerToken() {
 	// Output: cat <nil>, the other host has got ""
 }
 
-// Records of remote tar files by index: a data set for Shuffle, Weighted or Subset, whose cursors fit any number of ranks.
-// Nothing is downloaded before, but each record costs a request, so Tar is much faster. At 20 ms to the first byte a worker
-// loads 40 records a second. The tar files are those of a TarWriter, not compressed. Their index is made before the upload:
-// where each record is, and a checksum of its bytes and of the header behind them, with which the next record begins. So a
-// record that was replaced, or has another file now, is an error. ExampleFunc_retry asks again.
+// Records of remote tar files by index: a data set for Shuffle, Weighted or
+// Subset, whose cursors fit any number of ranks. Nothing is downloaded before,
+// but each record costs a request, so Tar is much faster. At 20 ms to the first
+// byte a worker loads 40 records a second. The tar files are those of a
+// TarWriter, not compressed. Their index is made before the upload: where each
+// record is, and a checksum of its bytes and of the header behind them, with
+// which the next record begins. So a record that was replaced, or has another
+// file now, is an error. ExampleFunc_retry asks again.
 func ExampleFunc_remoteRecords() {
 	shard := tarEntries("cat.txt=purr", "cow.txt=moo") // a tar file with two records
 	folder := fstest.MapFS{"a.tar": {Data: shard}}
@@ -4592,7 +4775,8 @@ func ExampleFunc_remoteRecords() {
 
 	store := httptest.NewServer(http.FileServerFS(folder))
 	defer store.Close()
-	// Each worker keeps its connection, where by default all but two would connect anew for each record.
+	// Each worker keeps its connection, where by default all but two would
+	// connect anew for each record.
 	const workers = 64
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
@@ -4662,7 +4846,8 @@ func ExampleExpand() {
 
 // ## Recipes: files and images
 
-// Decode makes of each file what its extension says. The files come from a folder or from a tar shard.
+// Decode makes of each file what its extension says. The files come from a
+// folder or from a tar shard.
 func ExampleDecode() {
 	decode := func(_ context.Context, f File) (any, error) { return Decode(f.Name, f.Data) }
 	open := func(name string) (Stream[any], error) {
@@ -4734,8 +4919,9 @@ func ExampleDecode() {
 	// string meow
 }
 
-// ImageTensor makes a sample of an image, and Stack a batch of samples. Augmentation works on the image or on the tensor:
-// this one mirrors half of the images.
+// ImageTensor makes a sample of an image, and Stack a batch of samples.
+// Augmentation works on the image or on the tensor: this one mirrors half of
+// the images.
 func ExampleImageTensor() {
 	first, second := image.NewNRGBA(image.Rect(0, 0, 2, 1)), image.NewGray(image.Rect(0, 0, 2, 1))
 	first.Set(0, 0, color.NRGBA{255, 51, 0, 255})
@@ -4771,8 +4957,8 @@ func ExampleImageTensor() {
 	// red [0 1] green [0 1] blue [0 1]
 }
 
-// Images in a folder for each class become batches: Folder lists them, Transform decodes them, and Stack puts them into
-// one tensor.
+// Images in a folder for each class become batches: Folder lists them,
+// Transform decodes them, and Stack puts them into one tensor.
 func Example_imageFolder() {
 	fsys := digits("train") // or os.DirFS("train")
 	files, classes, err := Folder(fsys, "**/*.png")
@@ -4808,8 +4994,9 @@ func Example_imageFolder() {
 	// Output: [0 1 2 3 4 5 6 7 8 9] [64 3 16 16] 64
 }
 
-// Images of different sizes: the middle square of each is scaled to 16 × 16, so that Stack can make a batch of them. The
-// scaling takes the nearest pixel; for photographs put the area or bilinear scaling of your choice in its place.
+// Images of different sizes: the middle square of each is scaled to 16 × 16, so
+// that Stack can make a batch of them. The scaling takes the nearest pixel; for
+// photographs put the area or bilinear scaling of your choice in its place.
 func Example_imageSizes() {
 	photos := Func(10, func(_ context.Context, i int) (image.Image, error) {
 		return image.NewGray(image.Rect(0, 0, 20+i, 40-2*i)), nil // open and decode
@@ -4931,8 +5118,9 @@ func augment(rng *rand.Rand, dst []float32, photo image.Image, part image.Rectan
 // blend returns the mean of a and b, in which b has the given share.
 func blend(a, b, share float32) float32 { return a + share*(b-a) }
 
-// randomPart draws a part of r that has 8 % to 100 % of its area, and a ratio of width to height from 3/4 to 4/3. If r is
-// very wide or high, it is the middle.
+// randomPart draws a part of r that has 8 % to 100 % of its area, and a ratio
+// of width to height from 3/4 to 4/3. If r is very wide or high, it is the
+// middle.
 func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 	for range 10 {
 		area := float64(r.Dx()*r.Dy()) * (0.08 + 0.92*rng.Float64())
@@ -4946,9 +5134,12 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 	return image.Rect(0, 0, w, h).Add(r.Min).Add(image.Pt((r.Dx()-w)/2, (r.Dy()-h)/2))
 }
 
-// The usual augmentation of photographs for training, which the function augment above makes. Rand draws the same parts for any
-// number of workers, and others in each epoch. Put in your own photos and numbers. For evaluation crop the middle, and do not
-// mirror. Here red is the column, blue the column from the right and green the row, so the values of a sample tell where it comes from.
+// The usual augmentation of photographs for training, which the function
+// augment above makes. Rand draws the same parts for any number of workers, and
+// others in each epoch. Put in your own photos and numbers. For evaluation crop
+// the middle, and do not mirror. Here red is the column, blue the column from
+// the right and green the row, so the values of a sample tell where it comes
+// from.
 func Example_imageAugmentation() {
 	heights := []int{200, 10}
 	// Open and decode a photograph.
@@ -5007,10 +5198,13 @@ func Example_imageAugmentation() {
 	// columns 118.0, 124.0 … 130.0, rows 0.0, 4.5 … 9.0
 }
 
-// Tar shards through a pipeline: they come in another order each epoch, their records are shuffled, decoded by eight goroutines,
-// and made into batches ahead of the loop. What cannot be loaded is dropped behind Shuffle, which counts items at a resume. A
-// failed item is a record, or the rest of a shard, whose connection may have broken: TarError.Rest tells them apart, and each has
-// a budget of its own. For many shards Expand lists the names, which may be addresses.
+// Tar shards through a pipeline: they come in another order each epoch, their
+// records are shuffled, decoded by eight goroutines, and made into batches
+// ahead of the loop. What cannot be loaded is dropped behind Shuffle, which
+// counts items at a resume. A failed item is a record, or the rest of a shard,
+// whose connection may have broken: TarError.Rest tells them apart, and each
+// has a budget of its own. For many shards Expand lists the names, which may be
+// addresses.
 func Example_tarPipeline() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -5068,9 +5262,10 @@ func Example_tarPipeline() {
 	// dropped: 1 items, and the rest of 0 shards
 }
 
-// A model learns from the stream of tar shards: records that are shuffled, decoded by several goroutines, and batched. Its
-// cursor resumes in the middle of a shard, of the shuffle and of an epoch. Then the same shards are a data set, which tests what
-// was learned.
+// A model learns from the stream of tar shards: records that are shuffled,
+// decoded by several goroutines, and batched. Its cursor resumes in the middle
+// of a shard, of the shuffle and of an epoch. Then the same shards are a data
+// set, which tests what was learned.
 func Example_trainingFromTar() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "shards")
@@ -5092,7 +5287,8 @@ func Example_trainingFromTar() {
 		return digit{First: pixels, Second: label.(int)}, nil
 	}
 
-	// The model is a perceptron: a weight for each digit and pixel. The digit with the largest sum is its guess.
+	// The model is a perceptron: a weight for each digit and pixel. The digit
+	// with the largest sum is its guess.
 	const pixels = 3 * 16 * 16
 	type model [10][pixels]float64
 	guess := func(m *model, image []float32) int {
@@ -5109,8 +5305,8 @@ func Example_trainingFromTar() {
 		Model model
 		At    Cursor
 	}
-	// train resumes a checkpoint, runs until epoch 10 or until it is interrupted after a number of batches, and returns the
-	// next checkpoint.
+	// train resumes a checkpoint, runs until epoch 10 or until it is
+	// interrupted after a number of batches, and returns the next checkpoint.
 	train := func(c checkpoint, workers, batches int) checkpoint {
 		records, err := Tar(shards, TarOptions{Shuffle: true, Seed: 1})
 		if err != nil {
@@ -5166,11 +5362,13 @@ func Example_trainingFromTar() {
 
 // ## Recipes: data in other forms
 
-// NewFunc feeds a language model with windows of tokens, from a file of uint16: the inputs, and the targets, which are the
-// tokens one further on. load writes them straight into the memory of a batch that was given back by Recycle, so a step
-// allocates no tensors. The workers share one open file; that is safe with ReadAt, but not with Read. The windows here
-// follow each other, so each token is an input once an epoch. For windows that begin at any token, let n be tokens - window,
-// and read at 2*i.
+// NewFunc feeds a language model with windows of tokens, from a file of uint16:
+// the inputs, and the targets, which are the tokens one further on. load writes
+// them straight into the memory of a batch that was given back by Recycle, so a
+// step allocates no tensors. The workers share one open file; that is safe with
+// ReadAt, but not with Read. The windows here follow each other, so each token
+// is an input once an epoch. For windows that begin at any token, let n be
+// tokens - window, and read at 2*i.
 func ExampleNewFunc() {
 	dir, err := os.MkdirTemp("", "tokens")
 	if err != nil {
@@ -5268,7 +5466,8 @@ func ExampleUnbatch_packing() {
 	tokens := Map(Indices(Sequential(len(texts))), 2, tokenize) // Random shuffles the texts
 	batches := Batch(packTexts(tokens, length), 2, Stack[rune])
 
-	// train is one process. It resumes a checkpoint, takes one step and returns the next checkpoint.
+	// train is one process. It resumes a checkpoint, takes one step and returns
+	// the next checkpoint.
 	train := func(saved []byte) ([]byte, error) {
 		var at Cursor
 		if err := json.Unmarshal(saved, &at); err != nil {
@@ -5301,11 +5500,15 @@ func ExampleUnbatch_packing() {
 	// saved: {"epoch":0,"pos":6,"state":{"by":"Unbatch","source":{"epoc…
 }
 
-// Whole documents packed into rows, none of them divided, as fine-tuning wants it: the longest first, each into the first row
-// that has room for it. The more documents are packed together, the fuller the rows. A resume packs the same documents again,
-// and goes on with the next row. Shuffle the rows, because rows of long documents come before those of short ones. A failed
-// document fails all that are packed with it; OnError before Batch drops it instead, but then a resume may be refused if a
-// document fails for a moment: try the cursor again. If it failed before the checkpoint, a Shuffle refuses the cursor for ever.
+// Whole documents packed into rows, none of them divided, as fine-tuning wants
+// it: the longest first, each into the first row that has room for it. The more
+// documents are packed together, the fuller the rows. A resume packs the same
+// documents again, and goes on with the next row. Shuffle the rows, because
+// rows of long documents come before those of short ones. A failed document
+// fails all that are packed with it; OnError before Batch drops it instead, but
+// then a resume may be refused if a document fails for a moment: try the cursor
+// again. If it failed before the checkpoint, a Shuffle refuses the cursor for
+// ever.
 func ExampleUnbatch_wholeDocuments() {
 	const length = 512
 	type doc = []int32 // tokens
@@ -5350,14 +5553,19 @@ func ExampleUnbatch_wholeDocuments() {
 	// 1024 together: rows are 99.8 % full
 }
 
-// Units of many rows, such as the row groups of Parquet files, the record batches of Arrow files or the chunks of HDF5 files: a
-// unit is read whole, and its rows become items. Workers × Prefetch + 1 units are in memory at once, here 3. With Map(…, 2, …)
-// in place of NewFunc there are 17; with Map(…, 0, …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle come on
-// top: copy rows that share their unit's memory, because one such row keeps the whole unit. A resume reads the units of these
-// rows again. It compares only how many rows they have, so change DataVersion with the rows. All ranks read all units, and Shard
-// deals out the rows. If one rank missed a unit, it would go on with rows of the other ranks, and nobody would notice. Therefore
-// OnError ends the loop before Unbatch counts a failed unit, and the next process tries the unit again. For a unit that is
-// damaged on all ranks, let load return no rows.
+// Units of many rows, such as the row groups of Parquet files, the record
+// batches of Arrow files or the chunks of HDF5 files: a unit is read whole, and
+// its rows become items. Workers × Prefetch + 1 units are in memory at once,
+// here 3. With Map(…, 2, …) in place of NewFunc there are 17; with Map(…, 0,
+// …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle come
+// on top: copy rows that share their unit's memory, because one such row keeps
+// the whole unit. A resume reads the units of these rows again. It compares
+// only how many rows they have, so change DataVersion with the rows. All ranks
+// read all units, and Shard deals out the rows. If one rank missed a unit, it
+// would go on with rows of the other ranks, and nobody would notice. Therefore
+// OnError ends the loop before Unbatch counts a failed unit, and the next
+// process tries the unit again. For a unit that is damaged on all ranks, let
+// load return no rows.
 func ExampleUnbatch_rowGroups() {
 	// Each stands for a part of a file.
 	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"}
@@ -5396,12 +5604,14 @@ func ExampleUnbatch_rowGroups() {
 	// {1 2} [[c2] [b2] [c1]]
 }
 
-// A file of JSON lines that is larger than memory is shuffled over the whole epoch: one pass notes where each line begins,
-// in 8 bytes a line, and Get reads its line. A shuffle within a window would need no such pass, but a file that is sorted
-// would stay nearly sorted. Lines may have any length, the last one need not end, and blank lines count as part of the line
-// before. For CSV, where a line break may stand between quotes, see Example_csv.
-// With Go 1.27, or GOEXPERIMENT=jsonv2 before, decoding a line takes 0.6 of the
-// time, and all of Get about 0.7.
+// A file of JSON lines that is larger than memory is shuffled over the whole
+// epoch: one pass notes where each line begins, in 8 bytes a line, and Get
+// reads its line. A shuffle within a window would need no such pass, but a file
+// that is sorted would stay nearly sorted. Lines may have any length, the last
+// one need not end, and blank lines count as part of the line before. For CSV,
+// where a line break may stand between quotes, see Example_csv. With Go 1.27,
+// or GOEXPERIMENT=jsonv2 before, decoding a line takes 0.6 of the time, and all
+// of Get about 0.7.
 func Example_jsonLines() {
 	dir, err := os.MkdirTemp("", "lines")
 	if err != nil {
@@ -5453,7 +5663,8 @@ func Example_jsonLines() {
 	})
 	opts := Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
 	opts.OnError = func(bad *SampleError) error {
-		// What follows the place is encoding/json's, and differs between versions of Go.
+		// What follows the place is encoding/json's, and differs between
+		// versions of Go.
 		place, _, _ := strings.Cut(bad.Err.Error(), ": ")
 		fmt.Println("dropped", place)
 		return nil
@@ -5559,10 +5770,12 @@ func Example_csv() {
 	// [1 2] [70 240] [cow]
 }
 
-// MNIST's files, as they are published: gzipped arrays of bytes behind a header, the IDX format. Rows makes a data set of an
-// array, Pairs joins the images and their labels, and an image becomes float32 as it is fetched, so the whole set stays in
-// a quarter of the memory. For the real files let mnist be os.DirFS of their folder. Fashion-MNIST, KMNIST and EMNIST have
-// the same format.
+// MNIST's files, as they are published: gzipped arrays of bytes behind a
+// header, the IDX format. Rows makes a data set of an array, Pairs joins the
+// images and their labels, and an image becomes float32 as it is fetched, so
+// the whole set stays in a quarter of the memory. For the real files let mnist
+// be os.DirFS of their folder. Fashion-MNIST, KMNIST and EMNIST have the same
+// format.
 func Example_mnist() {
 	mnist := fstest.MapFS{}
 	for name, data := range map[string][]byte{ // three images of 2 by 2 pixels
@@ -5579,7 +5792,8 @@ func Example_mnist() {
 		mnist[name] = &fstest.MapFile{Data: b.Bytes()}
 	}
 
-	// read reads an array with so many dimensions: the bytes 0, 0, 8 for uint8 and dims, the lengths, and the data.
+	// read reads an array with so many dimensions: the bytes 0, 0, 8 for uint8
+	// and dims, the lengths, and the data.
 	read := func(name string, dims int) (t Tensor[uint8], err error) {
 		file, err := mnist.Open(name)
 		if err != nil {
@@ -5650,7 +5864,8 @@ func Example_mnist() {
 	// [1 2 2] [1 1 1 1] [9]
 }
 
-// tinyDB is the database of ExampleNewFunc_database, with all that database/sql needs of a driver: a table of texts.
+// tinyDB is the database of ExampleNewFunc_database, with all that database/sql
+// needs of a driver: a table of texts.
 type tinyDB map[int64]string
 
 func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
@@ -5659,7 +5874,8 @@ func (db tinyDB) Prepare(string) (driver.Stmt, error)          { return nil, err
 func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
 func (db tinyDB) Close() error                                 { return nil }
 
-// QueryContext knows two queries. It returns all ids, or the rows with the ids in args, each once and in no order.
+// QueryContext knows two queries. It returns all ids, or the rows with the ids
+// in args, each once and in no order.
 func (db tinyDB) QueryContext(
 	_ context.Context, query string, args []driver.NamedValue,
 ) (driver.Rows, error) {
@@ -5701,9 +5917,11 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// A table of a database, with one query for each batch. The result of a query is in any order, and has a row once that was asked
-// for twice, so load puts the texts in the order of the indices. A row that was deleted since the ids were read is left out of
-// its batch, and counted. A cursor of other ids is refused, because an index would be another row. Postgres has $1, $2, … for
+// A table of a database, with one query for each batch. The result of a query
+// is in any order, and has a row once that was asked for twice, so load puts
+// the texts in the order of the indices. A row that was deleted since the ids
+// were read is left out of its batch, and counted. A cursor of other ids is
+// refused, because an index would be another row. Postgres has $1, $2, … for
 // the question marks, or id = ANY($1).
 func ExampleNewFunc_database() {
 	ctx := context.Background()
@@ -5786,10 +6004,13 @@ func ExampleNewFunc_database() {
 	// 3 queries, 2 rows missing
 }
 
-// Remote shards that are kept on a local disk: the epochs after the first read them there. A shard gets its name when all of it
-// is on the disk and Tar finds its end, so processes may share the folder. A record with a fault of its own is kept. What is
-// truncated, or does not fit, is read from the server in each epoch, after an attempt to keep it. Nothing is removed, and a shard
-// that is replaced on the server is not noticed: give it a new name. Processes that are killed leave files *.part.
+// Remote shards that are kept on a local disk: the epochs after the first read
+// them there. A shard gets its name when all of it is on the disk and Tar finds
+// its end, so processes may share the folder. A record with a fault of its own
+// is kept. What is truncated, or does not fit, is read from the server in each
+// epoch, after an attempt to keep it. Nothing is removed, and a shard that is
+// replaced on the server is not noticed: give it a new name. Processes that are
+// killed leave files *.part.
 func ExampleOpener_cacheOnDisk() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -5861,8 +6082,9 @@ func ExampleOpener_cacheOnDisk() {
 	// epoch 2: "", failed: true
 }
 
-// A reopened reader opens an object again where a connection to it has broken. Temporary says which errors it gets over; its user
-// knows the store's client. Five failures in a row, without a byte between them, are an error.
+// A reopened reader opens an object again where a connection to it has broken.
+// Temporary says which errors it gets over; its user knows the store's client.
+// Five failures in a row, without a byte between them, are an error.
 type reopened struct {
 	ctx       context.Context
 	open      func(offset int64) (io.ReadCloser, error)
@@ -5903,7 +6125,8 @@ func (r *reopened) Read(p []byte) (n int, err error) {
 	}
 }
 
-// Seek is called by Tar to skip large files, relative to the offset. The next Read asks for the bytes from there on.
+// Seek is called by Tar to skip large files, relative to the offset. The next
+// Read asks for the bytes from there on.
 func (r *reopened) Seek(offset int64, whence int) (int64, error) {
 	if whence != io.SeekCurrent {
 		return 0, errors.ErrUnsupported
@@ -5920,10 +6143,13 @@ func (r *reopened) Close() (err error) {
 	return err
 }
 
-// The client of a store, of S3, GCS or Azure, as an Opener whose readers survive broken connections. Without reopened each break
-// costs the rest of its shard, as one failed item. The first failure to open a shard is returned at once, so that a missing one
-// is known. All requests for one shard name the version that the first answer had, since an object that is replaced meanwhile
-// would be continued in the middle of another; a store without versions or ETags cannot prevent that.
+// The client of a store, of S3, GCS or Azure, as an Opener whose readers
+// survive broken connections. Without reopened each break costs the rest of its
+// shard, as one failed item. The first failure to open a shard is returned at
+// once, so that a missing one is known. All requests for one shard name the
+// version that the first answer had, since an object that is replaced meanwhile
+// would be continued in the middle of another; a store without versions or
+// ETags cannot prevent that.
 func ExampleOpener_reopen() {
 	shard := tarEntries("cat.txt=" + strings.Repeat("purr", 1000)) // a tar file with one record
 	errReset := errors.New("the connection was reset")
@@ -5969,8 +6195,10 @@ func ExampleOpener_reopen() {
 	// Output: cat: 4000 bytes, <nil>, requests so far: 4
 }
 
-// A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests: Using Query Parameters, Signature Version 4). A
-// URL is made when a shard is opened, so it may expire soon. Other stores of the S3 protocol differ in host and region.
+// A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests:
+// Using Query Parameters, Signature Version 4). A URL is made when a shard is
+// opened, so it may expire soon. Other stores of the S3 protocol differ in host
+// and region.
 func ExampleOpener_presigned() {
 	const keyID, secret = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 	const region = "us-east-1"
@@ -6019,12 +6247,15 @@ func ExampleOpener_presigned() {
 	// aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404
 }
 
-// A versionKey is the key of a context's *string, which is the ETag of the shard that is read.
+// A versionKey is the key of a context's *string, which is the ETag of the
+// shard that is read.
 type versionKey struct{}
 
-// A signedShard reads a shard by URLs that expire. OpenShard goes on with the same URL after a cut, and gives up when the server
-// refuses it: the error ends with the status. Then Read asks for a new URL and goes on at the same byte, unless the URL before
-// delivered nothing. Every other error is final, above all "the object has changed".
+// A signedShard reads a shard by URLs that expire. OpenShard goes on with the
+// same URL after a cut, and gives up when the server refuses it: the error ends
+// with the status. Then Read asks for a new URL and goes on at the same byte,
+// unless the URL before delivered nothing. Every other error is final, above
+// all "the object has changed".
 type signedShard struct {
 	io.ReadCloser
 	open      func(offset int64) (io.ReadCloser, error) // with a new URL
@@ -6050,11 +6281,14 @@ func (s *signedShard) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Signed URLs that expire while a shard is read. A new one is asked for when a shard is opened, and when a connection breaks and
-// the server no longer accepts the old one. The name of the shard, and so the cursor, has no signature. If the shard is replaced
-// meanwhile, the rest of it is an error: the Transport of http.DefaultClient compares the ETags of its answers. A store that
-// sends none may join two versions; if it has versions, sign one of them. Copy the types roundTrip, versionKey and signedShard,
-// too, which stand above. (cutWriter is only for the server here: it cuts an answer.)
+// Signed URLs that expire while a shard is read. A new one is asked for when a
+// shard is opened, and when a connection breaks and the server no longer
+// accepts the old one. The name of the shard, and so the cursor, has no
+// signature. If the shard is replaced meanwhile, the rest of it is an error:
+// the Transport of http.DefaultClient compares the ETags of its answers. A
+// store that sends none may join two versions; if it has versions, sign one of
+// them. Copy the types roundTrip, versionKey and signedShard, too, which stand
+// above. (cutWriter is only for the server here: it cuts an answer.)
 func ExampleOpener_signedURLs() {
 	text := strings.Repeat("purr", 1<<18)
 	shard := tarEntries("cat.txt="+text, "dog.txt="+text) // a tar file with two records
@@ -6142,10 +6376,13 @@ func (c *cutWriter) Write(p []byte) (int, error) {
 	return c.ResponseWriter.Write(p)
 }
 
-// Elastic training from shards: the number of ranks may change at any checkpoint, and the steps stay the same. The shards are
-// read by a fixed number of virtual readers, which are dealt to the ranks in blocks. A step takes perReader records of each
-// reader. Only a rank knows where its readers stand, so each rank saves the cursors of its block, and a resume reads the
-// files of all ranks. A rank with many readers has as many shards open, and a rank without one is an error.
+// Elastic training from shards: the number of ranks may change at any
+// checkpoint, and the steps stay the same. The shards are read by a fixed
+// number of virtual readers, which are dealt to the ranks in blocks. A step
+// takes perReader records of each reader. Only a rank knows where its readers
+// stand, so each rank saves the cursors of its block, and a resume reads the
+// files of all ranks. A rank with many readers has as many shards open, and a
+// rank without one is an error.
 func ExampleTarOptions_elastic() {
 	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
@@ -6154,7 +6391,8 @@ func ExampleTarOptions_elastic() {
 	}
 	defer os.RemoveAll(dir)
 	var shards []string
-	// As many shards as readers, or more. Here shard 0 has the records a0 to a3.
+	// As many shards as readers, or more. Here shard 0 has the records a0 to
+	// a3.
 	for i := range readers {
 		var records []string
 		for k := range 4 + i {
@@ -6166,7 +6404,8 @@ func ExampleTarOptions_elastic() {
 		}
 	}
 
-	// rank trains for some steps, from the cursors of its readers on, which it updates. It returns the keys of each step.
+	// rank trains for some steps, from the cursors of its readers on, which it
+	// updates. It returns the keys of each step.
 	rank := func(index, count, steps int, at []Cursor) (keys []string, err error) {
 		if count > readers {
 			return nil, fmt.Errorf("%d ranks are more than %d readers", count, readers)
@@ -6200,7 +6439,8 @@ func ExampleTarOptions_elastic() {
 		}
 		return keys, nil
 	}
-	// train runs all ranks, which in truth are processes, from one checkpoint to the next, and returns their steps.
+	// train runs all ranks, which in truth are processes, from one checkpoint
+	// to the next, and returns their steps.
 	train := func(ranks, steps int, at []Cursor) (together []string) {
 		together = make([]string, steps)
 		for index := range ranks {
@@ -6232,11 +6472,13 @@ func ExampleTarOptions_elastic() {
 	// [5 ranks are more than 4 readers]
 }
 
-// A stream is kept in memory when an epoch has been read to its end, and later epochs read nothing. An epoch that the loop
-// leaves, or in which an item fails, is not kept, and the next loop reads the source again; OnError before the cache drops
-// items that always fail. What is kept is whole after a resume, too: FromSeq calls its function from the start, and skips.
-// Put in your own source and type of items. Shuffle and augment after the cache, because all epochs are the source's epoch
-// 0, and do not change items in place.
+// A stream is kept in memory when an epoch has been read to its end, and later
+// epochs read nothing. An epoch that the loop leaves, or in which an item
+// fails, is not kept, and the next loop reads the source again; OnError before
+// the cache drops items that always fail. What is kept is whole after a resume,
+// too: FromSeq calls its function from the start, and skips. Put in your own
+// source and type of items. Shuffle and augment after the cache, because all
+// epochs are the source's epoch 0, and do not change items in place.
 func ExampleFromSeq_cache() {
 	var read atomic.Int64
 	source := FromSeq(func(context.Context, int) iter.Seq2[string, error] {
@@ -6268,7 +6510,8 @@ func ExampleFromSeq_cache() {
 			items, complete := []item{}, true
 			for next, err := range source(ctx, Cursor{}) {
 				if err != nil && ctx.Err() == nil {
-					// The source has broken. FromSeq would take an error for that of an item.
+					// The source has broken. FromSeq would take an error for
+					// that of an item.
 					panic(err)
 				}
 				if err == nil {
@@ -6312,14 +6555,18 @@ func ExampleFromSeq_cache() {
 	// epoch 2 from pos 0: a b c d e; lines read so far: 12
 }
 
-// A cache of decoded samples on disk, for decoding that takes longer than reading its result: a file of encoding/gob with a
-// checksum for each sample. A file is renamed when all of it is written, and all users may read it, so goroutines and processes
-// may share the folder. A sample whose file is empty or damaged, as after a loss of power, is decoded and written again. If
-// nothing can be written, as on a full disk, the log says so once, and samples are decoded each time. Processes that are killed
-// leave files *.part. Random augmentation belongs in a Transform of the result; in the cache its first outcome would stay for
-// ever. A change of the decoding or of the data needs a new folder, and gob does not write unexported fields.
-// gob is slow for floats. Pixels that are kept as uint8, and made float32 in a
-// Transform, take a third to a quarter of the time, and a sixth of the space.
+// A cache of decoded samples on disk, for decoding that takes longer than
+// reading its result: a file of encoding/gob with a checksum for each sample. A
+// file is renamed when all of it is written, and all users may read it, so
+// goroutines and processes may share the folder. A sample whose file is empty
+// or damaged, as after a loss of power, is decoded and written again. If
+// nothing can be written, as on a full disk, the log says so once, and samples
+// are decoded each time. Processes that are killed leave files *.part. Random
+// augmentation belongs in a Transform of the result; in the cache its first
+// outcome would stay for ever. A change of the decoding or of the data needs a
+// new folder, and gob does not write unexported fields. gob is slow for floats.
+// Pixels that are kept as uint8, and made float32 in a Transform, take a third
+// to a quarter of the time, and a sixth of the space.
 func ExampleFunc_cacheOnDisk() {
 	type sample = Tensor[float32]
 	raw := Slice[string]{"1.5 2", "3 4.5", "5 6"}
@@ -6395,18 +6642,22 @@ func ExampleFunc_cacheOnDisk() {
 	// [3.5 2 8 4.5 6 6] <nil> decoded so far: 5
 }
 
-// A data set is written as shards of limited size: when one is full, the next begins. The folder is renamed when all of them are
-// written, so nobody trains on a part of the data. The errors of every close count: a full disk may show only there. After any
-// error, also of a record that Write refuses, and after a kill, the folder train.part is left, into which no other process
-// writes: delete it, and begin again. The samples come from a stream, here by two workers, and in random order, since a shard is
-// read from front to back. Write at least as many shards as there will be ranks.
+// A data set is written as shards of limited size: when one is full, the next
+// begins. The folder is renamed when all of them are written, so nobody trains
+// on a part of the data. The errors of every close count: a full disk may show
+// only there. After any error, also of a record that Write refuses, and after a
+// kill, the folder train.part is left, into which no other process writes:
+// delete it, and begin again. The samples come from a stream, here by two
+// workers, and in random order, since a shard is read from front to back. Write
+// at least as many shards as there will be ranks.
 func ExampleTarWriter_rollingShards() {
 	parent, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(parent)
-	// The first that is reached ends a shard. Often they are 10,000 and 1 << 30.
+	// The first that is reached ends a shard. Often they are 10,000 and 1 <<
+	// 30.
 	const maxRecords, maxBytes = 3, 20
 
 	writeShards := func(dir string, records iter.Seq2[Record, error]) error {
@@ -6477,8 +6728,9 @@ func ExampleTarWriter_rollingShards() {
 
 // # The tests of the first reading
 
-// What README.md and the lesson name comes first, then the classic loader, file by file. The tests of dataloader.go begin with
-// those of a notebook that builds PyTorch's DataLoader step by step.
+// What README.md and the lesson name comes first, then the classic loader, file
+// by file. The tests of dataloader.go begin with those of a notebook that
+// builds PyTorch's DataLoader step by step.
 
 // ## README.md and the lesson
 
@@ -6504,12 +6756,15 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// fromTheWeb matches the tests and Examples that need a web server on this machine.
+// fromTheWeb matches the tests and Examples that need a web server on this
+// machine.
 const fromTheWeb = "^Test(Web.*|Secrets|OpenShard)$|^Example(OpenShard_bearerToken|Func_remoteRecords|" +
 	"Opener_cacheOnDisk|Opener_signedURLs)$"
 
-// TestReadme builds and runs every program of README.md in a module with a copy of this package. What README.md links to,
-// what its commands name, and every test, benchmark and Example that it or a comment of this file names, must exist.
+// TestReadme builds and runs every program of README.md in a module with a copy
+// of this package. What README.md links to, what its commands name, and every
+// test, benchmark and Example that it or a comment of this file names, must
+// exist.
 func TestReadme(t *testing.T) {
 	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	names, source := declared(t)
@@ -6580,7 +6835,8 @@ func TestReadme(t *testing.T) {
 	equal(t, "whether the program is silent", run(filepath.Join(dir, "bin/program")) == "", false)
 }
 
-// checkCommand checks that the tests, flags and files that a command names exist.
+// checkCommand checks that the tests, flags and files that a command names
+// exist.
 func checkCommand(t *testing.T, names map[string]bool, command string) {
 	t.Helper()
 	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
@@ -6605,8 +6861,9 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 	}
 }
 
-// declared returns the names that the package declares, as in "Sampler" and "feistel.at", and its source files. In a copy of
-// the folder it skips the test: what stands there is the owner's to decide.
+// declared returns the names that the package declares, as in "Sampler" and
+// "feistel.at", and its source files. In a copy of the folder it skips the
+// test: what stands there is the owner's to decide.
 func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 	if mod, _ := os.ReadFile("go.mod"); !regexp.MustCompile(`^module dataloader\s`).Match(mod) { // line ends may be "\r\n"
 		t.Skip("this folder is a copy, and its texts are its owner's")
@@ -6680,7 +6937,8 @@ func TestLesson(t *testing.T) {
 
 // ## dataset.go: data sets, the random numbers of a sample, files
 
-// TestRows checks that a row is a view of the tensor's memory, which an append to it leaves alone.
+// TestRows checks that a row is a view of the tensor's memory, which an append
+// to it leaves alone.
 func TestRows(t *testing.T) {
 	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
 	rows := must(Rows(table))
@@ -6693,7 +6951,8 @@ func TestRows(t *testing.T) {
 	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
 }
 
-// TestDatasets checks what each adapter makes of small data sets, and that all of them refuse an index outside.
+// TestDatasets checks what each adapter makes of small data sets, and that all
+// of them refuse an index outside.
 func TestDatasets(t *testing.T) {
 	letters := Slice[string]{"a", "b", "c", "d", "e"}
 	indices := []int{4, 0, 0}
@@ -6718,7 +6977,8 @@ func TestDatasets(t *testing.T) {
 	}
 }
 
-// TestCache checks that each sample is fetched once. A fetch that failed or died is not kept, and leaves nobody waiting.
+// TestCache checks that each sample is fetched once. A fetch that failed or
+// died is not kept, and leaves nobody waiting.
 func TestCache(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var calls [7]atomic.Int64
@@ -6751,7 +7011,8 @@ func TestCache(t *testing.T) {
 	})
 }
 
-// TestCacheWaiters checks that who waits for another's fetch gives up with its own context, and fetches if the other gives up.
+// TestCacheWaiters checks that who waits for another's fetch gives up with its
+// own context, and fetches if the other gives up.
 func TestCacheWaiters(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		data := Cache(Dataset[int](&probe{n: 8, takes: always(time.Hour)}))
@@ -6772,9 +7033,10 @@ func TestCacheWaiters(t *testing.T) {
 	})
 }
 
-// TestRand checks that the random numbers of a sample are its own, for every epoch and seed, except inside a Cache. They are
-// the same for every number of workers, in order or not, after a resume, for any number of ranks, and by Batch. The batch
-// of a NewFunc has one generator.
+// TestRand checks that the random numbers of a sample are its own, for every
+// epoch and seed, except inside a Cache. They are the same for every number of
+// workers, in order or not, after a resume, for any number of ranks, and by
+// Batch. The batch of a NewFunc has one generator.
 func TestRand(t *testing.T) {
 	draw := func(ctx context.Context, dst, indices []int) ([]int, error) {
 		for dst = dst[:0]; len(dst) < len(indices); {
@@ -6827,7 +7089,8 @@ func TestRand(t *testing.T) {
 	equal(t, "fetched before", samples(t, cached, 0), first)
 }
 
-// TestWorker checks that all workers load, of a loader and of a Map, that each knows its number, and that nobody else has one.
+// TestWorker checks that all workers load, of a loader and of a Map, that each
+// knows its number, and that nobody else has one.
 func TestWorker(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
 		data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
@@ -6842,7 +7105,8 @@ func TestWorker(t *testing.T) {
 	equal(t, "outside", Worker(t.Context()), -1)
 }
 
-// TestBadDatasets checks that arguments that can never be right are refused, also by what makes batches.
+// TestBadDatasets checks that arguments that can never be right are refused,
+// also by what makes batches.
 func TestBadDatasets(t *testing.T) {
 	const wraps = (4*math.MaxInt + 7) / 5 // 5 × wraps is 3 in the integers of a machine
 	some, none := numbers(3), Dataset[int](nil)
@@ -6892,7 +7156,8 @@ func TestBadDatasets(t *testing.T) {
 	})
 }
 
-// TestCheckDataset checks that checkDataset names the sample that differs, and lets pass what only looks as if it did.
+// TestCheckDataset checks that checkDataset names the sample that differs, and
+// lets pass what only looks as if it did.
 func TestCheckDataset(t *testing.T) {
 	type record struct {
 		label  int // not exported
@@ -6922,8 +7187,9 @@ func TestCheckDataset(t *testing.T) {
 
 // ## sampler.go: orders, draws, batches of similar length, ranks
 
-// TestRandomIsBijection checks that every index comes once, for all small lengths and around powers of two and four, where
-// others have lost samples. For huge lengths it undoes the network.
+// TestRandomIsBijection checks that every index comes once, for all small
+// lengths and around powers of two and four, where others have lost samples.
+// For huge lengths it undoes the network.
 func TestRandomIsBijection(t *testing.T) {
 	lengths := append(upTo(301), maxTable-1, maxTable+2)
 	for k := 9; k <= 18; k++ {
@@ -6960,8 +7226,9 @@ func TestRandomIsBijection(t *testing.T) {
 	}
 }
 
-// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is a good shuffle: all pairs of values, in bins, are
-// as likely as they should be at some pairs of positions. Weak networks fail it.
+// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is
+// a good shuffle: all pairs of values, in bins, are as likely as they should be
+// at some pairs of positions. Weak networks fail it.
 func TestRandomIsUniform(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it computes 490,000 orders")
@@ -7011,8 +7278,10 @@ func TestRandomIsUniform(t *testing.T) {
 		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
 }
 
-// TestGoldenOrders pins orders and random numbers, which must not change, because a cursor has only the seed. The values of
-// the two networks are the example in the comment of feistel: the larger one, on its whole domain, does not walk.
+// TestGoldenOrders pins orders and random numbers, which must not change,
+// because a cursor has only the seed. The values of the two networks are the
+// example in the comment of feistel: the larger one, on its whole domain, does
+// not walk.
 func TestGoldenOrders(t *testing.T) {
 	weights := []float64{.1, .9, .4, .7, 3, .6}
 	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
@@ -7040,7 +7309,8 @@ func TestGoldenOrders(t *testing.T) {
 	}
 }
 
-// TestTorch compares randperm, DistributedSampler and random_split with orders that torch has produced.
+// TestTorch compares randperm, DistributedSampler and random_split with orders
+// that torch has produced.
 func TestTorch(t *testing.T) {
 	type order[Out any] struct {
 		N, World, Epoch int
@@ -7094,8 +7364,9 @@ func TestTorch(t *testing.T) {
 	}
 }
 
-// TestOrderFunc checks that a caller that shuffles one slice in place does not disturb an epoch under way, and that an order
-// that could not be computed is asked for again, but not one that could.
+// TestOrderFunc checks that a caller that shuffles one slice in place does not
+// disturb an epoch under way, and that an order that could not be computed is
+// asked for again, but not one that could.
 func TestOrderFunc(t *testing.T) {
 	indices, calls := []int{0, 1, 2}, 0
 	s := OrderFunc(3, func(epoch int) []int {
@@ -7115,7 +7386,8 @@ func TestOrderFunc(t *testing.T) {
 	equal(t, "calls", calls, 3)
 }
 
-// TestResize checks that a resized sampler walks on through the epochs of the one inside.
+// TestResize checks that a resized sampler walks on through the epochs of the
+// one inside.
 func TestResize(t *testing.T) {
 	s, endless := Random(7, 1), []int{}
 	for epoch := range 30 {
@@ -7138,9 +7410,11 @@ func TestResize(t *testing.T) {
 	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
 }
 
-// TestReplacement checks that each draw is by the weights, or by the weights of what is left, however large or small they
-// are, and that weight 0 is never drawn. RandomWithReplacement is uniform in many short epochs. Draws are those of a search in
-// all sums, for numbers at the borders, too, and those of a sort of all waiting times.
+// TestReplacement checks that each draw is by the weights, or by the weights of
+// what is left, however large or small they are, and that weight 0 is never
+// drawn. RandomWithReplacement is uniform in many short epochs. Draws are those
+// of a search in all sums, for numbers at the borders, too, and those of a sort
+// of all waiting times.
 func TestReplacement(t *testing.T) {
 	fits := func(drawn []int, weights ...float64) {
 		t.Helper()
@@ -7189,7 +7463,8 @@ func TestReplacement(t *testing.T) {
 	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
 }
 
-// TestBuckets checks that batches by length keep to the budget, waste little and have every sample once, anew in every epoch.
+// TestBuckets checks that batches by length keep to the budget, waste little
+// and have every sample once, anew in every epoch.
 func TestBuckets(t *testing.T) {
 	const budget = 1000
 	random := rand.New(rand.NewPCG(1, 2))
@@ -7224,8 +7499,10 @@ func TestBuckets(t *testing.T) {
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
 }
 
-// FuzzDeal checks what each rank gets, from any position, for every length, number of ranks and batch size. After each step
-// all ranks have the same cursor, which At gives too, and before its Pos are the samples that they have had together.
+// FuzzDeal checks what each rank gets, from any position, for every length,
+// number of ranks and batch size. After each step all ranks have the same
+// cursor, which At gives too, and before its Pos are the samples that they have
+// had together.
 func FuzzDeal(f *testing.F) {
 	for k := range 400 {
 		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
@@ -7269,7 +7546,8 @@ func TestHuge(t *testing.T) {
 	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
 }
 
-// TestTails checks what each of four ranks loads of ten samples under each Tail.
+// TestTails checks what each of four ranks loads of ten samples under each
+// Tail.
 func TestTails(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -7304,7 +7582,8 @@ func TestTails(t *testing.T) {
 	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s", at, got)
 }
 
-// TestRankFromEnv checks the variables of each launcher, which of them comes first, and numbers that make no sense.
+// TestRankFromEnv checks the variables of each launcher, which of them comes
+// first, and numbers that make no sense.
 func TestRankFromEnv(t *testing.T) {
 	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
 		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
@@ -7327,7 +7606,8 @@ func TestRankFromEnv(t *testing.T) {
 		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
 		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
 
-		// In a step of Slurm with several processes. What mpirun and Flux set is that of the step which started their daemons.
+		// In a step of Slurm with several processes. What mpirun and Flux set
+		// is that of the step which started their daemons.
 		{"RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
 			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they are left over, or SLURM_STEP_NUM_TASKS if"},
 		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
@@ -7398,8 +7678,9 @@ func TestBadSamplers(t *testing.T) {
 
 // ## batch.go: what samples become
 
-// TestStackAndPad checks the shape and the memory of the batch. Stack wants samples of one shape; Pad fills up the shorter.
-// The error of a pair's Collate says which half has failed.
+// TestStackAndPad checks the shape and the memory of the batch. Stack wants
+// samples of one shape; Pad fills up the shorter. The error of a pair's Collate
+// says which half has failed.
 func TestStackAndPad(t *testing.T) {
 	type tensor = Tensor[int]
 	two, five := tensor{[]int{1, 2}, []int{2}}, tensor{[]int{5}, nil}
@@ -7426,8 +7707,8 @@ func TestStackAndPad(t *testing.T) {
 	}
 }
 
-// TestRecycle checks that batches are built in memory that was given back, or that a batch left when all of it was dropped.
-// Four loops at once do not meet.
+// TestRecycle checks that batches are built in memory that was given back, or
+// that a batch left when all of it was dropped. Four loops at once do not meet.
 func TestRecycle(t *testing.T) {
 	for _, workers := range []int{0, 3} {
 		table := must(Rows(Tensor[int]{upTo(200), []int{100, 2}}))
@@ -7469,8 +7750,10 @@ func TestRecycle(t *testing.T) {
 
 // ## worker.go: two versions that fail, time, order, and every way to stop
 
-// TestNaivePool checks why the engine's queues have room: the pool that comes to mind first leaks its workers when the loop
-// is left, because nobody receives what they send. With room for all results it ends, and needs no select.
+// TestNaivePool checks why the engine's queues have room: the pool that comes
+// to mind first leaks its workers when the loop is left, because nobody
+// receives what they send. With room for all results it ends, and needs no
+// select.
 func TestNaivePool(t *testing.T) {
 	for room, want := range []int{3, 3, 2, 1, 0} {
 		runRow(t, fmt.Sprintf("room for %d", room), func(t *testing.T) {
@@ -7501,8 +7784,9 @@ func TestNaivePool(t *testing.T) {
 	}
 }
 
-// TestGeneratorPerWorker checks why Rand exists: with a generator for each worker and a shared queue, the number of a sample
-// depends on which worker takes it, and so on how long the others take. The numbers of Rand do not.
+// TestGeneratorPerWorker checks why Rand exists: with a generator for each
+// worker and a shared queue, the number of a sample depends on which worker
+// takes it, and so on how long the others take. The numbers of Rand do not.
 func TestGeneratorPerWorker(t *testing.T) {
 	var theirs, ours []int // the numbers of sample 4 in ten runs
 	for run := range uint64(10) {
@@ -7523,8 +7807,9 @@ func TestGeneratorPerWorker(t *testing.T) {
 	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
 }
 
-// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, in batches of one, for a loop that trains on each for
-// 0.1 s, and for one that does nothing.
+// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, in
+// batches of one, for a loop that trains on each for 0.1 s, and for one that
+// does nothing.
 func TestWallTime(t *testing.T) {
 	const each = 100 * time.Millisecond
 	for _, c := range []struct {
@@ -7551,9 +7836,11 @@ func TestWallTime(t *testing.T) {
 	}
 }
 
-// TestWindow checks when a larger window helps, with the batches of the picture: 40 or 50 ms each, batch 2 takes 190 ms. With
-// three workers the window is 6 or 12. When a batch trains for 10 ms, training is the limit, and a larger window changes
-// nothing. When it trains for less, workers would stand idle behind batch 2 with window 6; with 12 order costs nothing.
+// TestWindow checks when a larger window helps, with the batches of the
+// picture: 40 or 50 ms each, batch 2 takes 190 ms. With three workers the
+// window is 6 or 12. When a batch trains for 10 ms, training is the limit, and
+// a larger window changes nothing. When it trains for less, workers would stand
+// idle behind batch 2 with window 6; with 12 order costs nothing.
 func TestWindow(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -7584,8 +7871,9 @@ func TestWindow(t *testing.T) {
 	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
 }
 
-// TestStuckBatch checks that while batch 0 does not come, at most window batches are loaded. Out of order it takes up one
-// place, and the others come. When it comes, or fails, all come.
+// TestStuckBatch checks that while batch 0 does not come, at most window
+// batches are loaded. Out of order it takes up one place, and the others come.
+// When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
 	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
 	for _, c := range []struct {
@@ -7616,7 +7904,8 @@ func TestStuckBatch(t *testing.T) {
 	}
 }
 
-// TestBreakWaits checks that a break waits for the Gets that run: as long as they take if they do not look at their context.
+// TestBreakWaits checks that a break waits for the Gets that run: as long as
+// they take if they do not look at their context.
 func TestBreakWaits(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		row := fmt.Sprint("Get looks at its context: ", !deaf)
@@ -7626,10 +7915,13 @@ func TestBreakWaits(t *testing.T) {
 	}
 }
 
-// TestEverySchedule runs the engine through every schedule. Tasks, body and context belong to the world of the test. Whenever
-// all goroutines wait, the world lets one event happen: a task that has begun ends, by Goexit or not; the body goes on, or
-// breaks; the context ends. A schedule is a list of events. The test plays all schedules of small engines. Before each event
-// it counts all tasks, those sent, begun and done, and those whose results the body has taken, and checks:
+// TestEverySchedule runs the engine through every schedule. Tasks, body and
+// context belong to the world of the test. Whenever all goroutines wait, the
+// world lets one event happen: a task that has begun ends, by Goexit or not;
+// the body goes on, or breaks; the context ends. A schedule is a list of
+// events. The test plays all schedules of small engines. Before each event it
+// counts all tasks, those sent, begun and done, and those whose results the
+// body has taken, and checks:
 //
 //	sent  = min(all, taken + window)
 //	begun = min(sent, done + workers)
@@ -7637,9 +7929,11 @@ func TestBreakWaits(t *testing.T) {
 //	After the end, which is a break or that of the context, no task begins.
 //	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
 //
-// Between two events the goroutines take their steps in the order that the Go scheduler chooses. Other orders are not played, and
-// the context ends only while all goroutines wait. So three hangs are not seen: a worker that drops its slot, or returns, when
-// the context has ended, and a reader that then sends no end. TestEnds notices all three.
+// Between two events the goroutines take their steps in the order that the Go
+// scheduler chooses. Other orders are not played, and the context ends only
+// while all goroutines wait. So three hangs are not seen: a worker that drops
+// its slot, or returns, when the context has ended, and a reader that then
+// sends no end. TestEnds notices all three.
 func TestEverySchedule(t *testing.T) {
 	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
 	if testing.Short() {
@@ -7666,7 +7960,8 @@ func TestEverySchedule(t *testing.T) {
 	}
 }
 
-// A world is what an engine runs in. Between two events each field has one writer.
+// A world is what an engine runs in. Between two events each field has one
+// writer.
 type world struct {
 	workers, window, all int
 	order                string     // "in order", "out of order" or, with a reader and in order, "from a stream"
@@ -7683,7 +7978,8 @@ type world struct {
 	wrong, panicked   error
 }
 
-// play plays the schedule, and after it the first event that is possible, again and again.
+// play plays the schedule, and after it the first event that is possible, again
+// and again.
 func (w *world) play(t *testing.T) {
 	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2), make([]bool, w.all+1)
 	go w.run(t.Context())
@@ -7708,7 +8004,8 @@ func (w *world) play(t *testing.T) {
 	}
 }
 
-// check waits until all goroutines wait, and checks what must be true then. It reports whether the schedule goes on.
+// check waits until all goroutines wait, and checks what must be true then. It
+// reports whether the schedule goes on.
 func (w *world) check() bool {
 	synctest.Wait()
 	sent, begun, done := min(w.all, int(w.sent.Load())), int(w.begun.Load()), int(w.done.Load())
@@ -7732,8 +8029,9 @@ func (w *world) check() bool {
 	return w.wrong == nil && !w.returned
 }
 
-// run runs the loop. When over ends, nothing waits for events any more. Of 4 tasks the first may end by Goexit, of 3 the first
-// two. Tasks with odd numbers do not heed their context.
+// run runs the loop. When over ends, nothing waits for events any more. Of 4
+// tasks the first may end by Goexit, of 3 the first two. Tasks with odd numbers
+// do not heed their context.
 func (w *world) run(over context.Context) {
 	defer func() { w.returned = true }()
 	ctx, cancel := context.WithCancel(over)
@@ -7793,7 +8091,8 @@ func (w *world) wait(ctx context.Context, who int, events ...string) (event stri
 	return event
 }
 
-// TestUserCodeThatDies checks that a panic in any user code, and in a worker a Goexit, fails its batch and nothing else.
+// TestUserCodeThatDies checks that a panic in any user code, and in a worker a
+// Goexit, fails its batch and nothing else.
 func TestUserCodeThatDies(t *testing.T) {
 	const goexit = "runtime.Goexit was called"
 	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
@@ -7839,8 +8138,9 @@ func TestUserCodeThatDies(t *testing.T) {
 	}
 }
 
-// TestPanicPlace: the text of a panic names the first frame in the user's code, not one in the standard library or in this
-// package, in whatever user code it happens. Without a frame of the user's it names none.
+// TestPanicPlace: the text of a panic names the first frame in the user's code,
+// not one in the standard library or in this package, in whatever user code it
+// happens. Without a frame of the user's it names none.
 func TestPanicPlace(t *testing.T) {
 	_, file, line, _ := runtime.Caller(0)
 	for k, die := range []func(){
@@ -7885,7 +8185,8 @@ func TestPanicPlace(t *testing.T) {
 		"= dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
 }
 
-// TestAllocations checks that with Recycle a batch of an epoch under way costs no allocation.
+// TestAllocations checks that with Recycle a batch of an epoch under way costs
+// no allocation.
 func TestAllocations(t *testing.T) {
 	if trace.IsEnabled() {
 		t.Skip("an execution trace allocates for each batch")
@@ -7899,7 +8200,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// recycles checks that an epoch of 1000 batches, all recycled, has the allocations of one, and of the first batches.
+// recycles checks that an epoch of 1000 batches, all recycled, has the
+// allocations of one, and of the first batches.
 func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
 	runRow(t, fmt.Sprintf("%s, workers %d", what, loader.opts.Workers), func(t *testing.T) {
 		each := testing.AllocsPerRun(5, func() {
@@ -7913,8 +8215,9 @@ func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
 
 // ## dataloader.go: the notebook's tests, by their names
 
-// testNotebook loads the notebook's data: 20 samples of 2×3×5 numbers, with labels of which each occurs twice, and a tenth of
-// a second to fetch one. Each sample comes once, with its own label, in order unless shuffled, and in time.
+// testNotebook loads the notebook's data: 20 samples of 2×3×5 numbers, with
+// labels of which each occurs twice, and a tenth of a second to fetch one. Each
+// sample comes once, with its own label, in order unless shuffled, and in time.
 func testNotebook(t *testing.T, opts Options) {
 	inBubble(t, func(t *testing.T) {
 		const n, each = 20, 100 * time.Millisecond
@@ -7959,9 +8262,10 @@ func TestShuffleBatchWorkers(t *testing.T) {
 	testNotebook(t, Options{Shuffle: true, BatchSize: 2, Workers: 4})
 }
 
-// TestPartialWorkers checks that however a loop is left, at whatever batch, the calls of Get that are under way are waited
-// for, and no other begins, not even for a batch that has begun. A Get that honours its context delays nothing. A cancelled
-// loop ends with the cause, without a question to OnError.
+// TestPartialWorkers checks that however a loop is left, at whatever batch, the
+// calls of Get that are under way are waited for, and no other begins, not even
+// for a batch that has begun. A Get that honours its context delays nothing. A
+// cancelled loop ends with the cause, without a question to OnError.
 func TestPartialWorkers(t *testing.T) {
 	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
 		runRow(t, way, func(t *testing.T) {
@@ -7974,7 +8278,8 @@ func TestPartialWorkers(t *testing.T) {
 	}
 }
 
-// leave leaves a loop at a batch, and returns how long that took. If deaf, Get does not look at its context.
+// leave leaves a loop at a batch, and returns how long that took. If deaf, Get
+// does not look at its context.
 func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Duration) {
 	data, enough := &probe{n: 40, takes: always(time.Hour), deaf: deaf}, errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -8023,7 +8328,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 	return took
 }
 
-// TestError is the notebook's test of a data set that has no samples to give: every batch is an error.
+// TestError is the notebook's test of a data set that has no samples to give:
+// every batch is an error.
 func TestError(t *testing.T) {
 	want := "[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"
 	loading{"no samples", failing(5, upTo(5)...), nil, Options{BatchSize: 2}, want}.check(t, 0)
@@ -8031,7 +8337,8 @@ func TestError(t *testing.T) {
 
 // ## The loader's conformance: what PyTorch's tests and its behaviour say
 
-// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of the batches. (In one Go peer it never was.)
+// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of
+// the batches. (In one Go peer it never was.)
 func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	data := &probe{n: 50, takes: jitter(1)}
 	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
@@ -8043,8 +8350,9 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 
 // ## The loader's errors
 
-// TestFailures checks that what fails comes as an error at its position, and the rest as if nothing had happened. Where ranks
-// must take equal steps, a batch whose samples are all dropped fails.
+// TestFailures checks that what fails comes as an error at its position, and
+// the rest as if nothing had happened. Where ranks must take equal steps, a
+// batch whose samples are all dropped fails.
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
@@ -8077,8 +8385,9 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNoOrder checks that a sampler that yields no order is the last error of the loop, no *SampleError, whatever its panic. An
-// epoch without batches needs no order. A cancelled Batch is no *SampleError either, whatever the cause.
+// TestNoOrder checks that a sampler that yields no order is the last error of
+// the loop, no *SampleError, whatever its panic. An epoch without batches needs
+// no order. A cancelled Batch is no *SampleError either, whatever the cause.
 func TestNoOrder(t *testing.T) {
 	bad, die := &SampleError{Err: errBad}, func(int) func(int) int { panic("ouch") }
 	own := func(order func(int) func(int) int) Options {
@@ -8111,9 +8420,11 @@ func TestNoOrder(t *testing.T) {
 	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)), "false true")
 }
 
-// TestOnError checks that bad samples are dropped from their batches, or fail them, as OnError says. OnError hears of them in
-// the order of the batches, and no more of a batch that it has failed. A batch of which nothing is left is not collated, but
-// traced. The cursor stays before a failed batch, which a resume tries again, until the next success. Batch is not traced.
+// TestOnError checks that bad samples are dropped from their batches, or fail
+// them, as OnError says. OnError hears of them in the order of the batches, and
+// no more of a batch that it has failed. A batch of which nothing is left is
+// not collated, but traced. The cursor stays before a failed batch, which a
+// resume tries again, until the next success. Batch is not traced.
 func TestOnError(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
 		var got, heard, traced []string
@@ -8166,8 +8477,10 @@ func TestOnError(t *testing.T) {
 
 // ## The loader's cursors
 
-// TestResumeExhaustive checks every small length, batch size, rank, tail and number of workers, and batch samplers, whose
-// batches are dealt out whole: what comes is what should, and a resume anywhere, by any workers, neither loses nor repeats.
+// TestResumeExhaustive checks every small length, batch size, rank, tail and
+// number of workers, and batch samplers, whose batches are dealt out whole:
+// what comes is what should, and a resume anywhere, by any workers, neither
+// loses nor repeats.
 func TestResumeExhaustive(t *testing.T) {
 	workers := 0 // each deal has another number, in the loop and in the resume
 	for n := range 11 {
@@ -8201,7 +8514,8 @@ func TestResumeExhaustive(t *testing.T) {
 	}
 }
 
-// TestUnorderedResume checks that after random stops, in order and out of it, every batch comes exactly once.
+// TestUnorderedResume checks that after random stops, in order and out of it,
+// every batch comes exactly once.
 func TestUnorderedResume(t *testing.T) {
 	resumes, lost, twice := 0, 0, 0
 	for seed := range uint64(100) {
@@ -8239,7 +8553,8 @@ func TestUnorderedResume(t *testing.T) {
 	equal(t, "lost, and twice", []int{lost, twice}, []int{0, 0})
 }
 
-// FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or repeat a batch.
+// FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or
+// repeat a batch.
 func FuzzCursor(f *testing.F) {
 	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
 	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}", "4," + state + "[[1,9223372036854775807]]}", "1e99"} {
@@ -8262,8 +8577,10 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// TestCursorJSON checks that a State is the same before and after JSON, with every integer exact, and shares no memory. A
-// description that is not UTF-8 survives, too. What is no cursor is refused, and is not taken for the start of epoch 0.
+// TestCursorJSON checks that a State is the same before and after JSON, with
+// every integer exact, and shares no memory. A description that is not UTF-8
+// survives, too. What is no cursor is refused, and is not taken for the start
+// of epoch 0.
 func TestCursorJSON(t *testing.T) {
 	type state struct {
 		Big   int64
@@ -8324,8 +8641,10 @@ func TestCursorJSON(t *testing.T) {
 	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))), [][]int{{1}, {2}, {3}})
 }
 
-// TestBadOptions checks that options that make no sense are refused, with the field, its value, what is allowed, and no more.
-// So are options that leave no rank a batch although there are samples, and orders for another number of samples.
+// TestBadOptions checks that options that make no sense are refused, with the
+// field, its value, what is allowed, and no more. So are options that leave no
+// rank a batch although there are samples, and orders for another number of
+// samples.
 func TestBadOptions(t *testing.T) {
 	some, three := numbers(3), newLoader(t, numbers(3), Options{})
 	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
@@ -8405,8 +8724,9 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// TestForgotten checks what can be collected while the loop goes on: the samples of a batch that has failed, and the
-// batches that the body has had. New takes no memory for batches that are not there yet.
+// TestForgotten checks what can be collected while the loop goes on: the
+// samples of a batch that has failed, and the batches that the body has had.
+// New takes no memory for batches that are not there yet.
 func TestForgotten(t *testing.T) {
 	type sample = [64]byte
 	var fetched []weak.Pointer[sample]
@@ -8450,7 +8770,8 @@ func alive[T any](all []weak.Pointer[T]) int {
 
 // ## dataset.go: files and folders
 
-// TestFiles checks which files the patterns match, and that a folder that cannot be read is an error if it could have some.
+// TestFiles checks which files the patterns match, and that a folder that
+// cannot be read is an error if it could have some.
 func TestFiles(t *testing.T) {
 	for patterns, want := range map[string]string{
 		"":                   ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt",
@@ -8482,8 +8803,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFolder checks the classes, the labels and their order, that hidden names are left out at every depth, and that no file
-// is opened.
+// TestFolder checks the classes, the labels and their order, that hidden names
+// are left out at every depth, and that no file is opened.
 func TestFolder(t *testing.T) {
 	names, closed := fstest.MapFS{".git/7": {}}, closedFS{tree(), ".git"}
 	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z") {
@@ -8509,7 +8830,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestFilesOnDisk checks that files are read when they are asked for, and which links are followed.
+// TestFilesOnDisk checks that files are read when they are asked for, and which
+// links are followed.
 func TestFilesOnDisk(t *testing.T) {
 	dir := t.TempDir()
 	must(0, os.CopyFS(dir, fstest.MapFS{"cat/1": {Data: []byte("old")}, "cat/2": {}, "cat/3": {Data: []byte("3")}, ".old/4": {}}))
@@ -8542,7 +8864,8 @@ func TestFilesOnDisk(t *testing.T) {
 
 // ## Streams: helpers
 
-// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a sequence. It counts how the sequence is read.
+// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
+// sequence. It counts how the sequence is read.
 type feed struct {
 	n      int
 	bad    []int                            // the items that fail
@@ -8589,7 +8912,8 @@ func quick[T any](_ context.Context, v T) (T, error) { return v, nil }
 // head returns the first element of a batch.
 func head(_ context.Context, b []int) (int, error) { return b[0], nil }
 
-// double returns twice i, slowly, with some random noise. Every 17th number fails, with a value beside the error.
+// double returns twice i, slowly, with some random noise. Every 17th number
+// fails, with a value beside the error.
 func double(ctx context.Context, i int) (int, error) {
 	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
 	if i%17 == 16 {
@@ -8608,7 +8932,8 @@ func ptr[T any](v T) *T { return &v }
 
 type ints = Stream[int]
 
-// cursors are the cursors of epoch 0 of a stream: the start, and the one after each item.
+// cursors are the cursors of epoch 0 of a stream: the start, and the one after
+// each item.
 func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
 	t.Helper()
 	all := []Cursor{{}}
@@ -8630,8 +8955,9 @@ func ending[T any](seq iter.Seq2[T, error]) (err error) {
 	return err
 }
 
-// stages are all stages, made of a stream and, if they join streams, of another one. n varies their other arguments; there
-// are n/4%4 workers. No stage leaves out an item because i%4 is 1.
+// stages are all stages, made of a stream and, if they join streams, of another
+// one. n varies their other arguments; there are n/4%4 workers. No stage leaves
+// out an item because i%4 is 1.
 var stages = []struct {
 	name string
 	of   func(s ints, n int, other func() ints) ints
@@ -8658,7 +8984,8 @@ var stages = []struct {
 // add returns the sum of a pair.
 func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
 
-// eachStage runs a test for the stream that each stage makes of s and n, in a bubble of testing/synctest.
+// eachStage runs a test for the stream that each stage makes of s and n, in a
+// bubble of testing/synctest.
 func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 	t.Helper()
 	for _, stage := range stages {
@@ -8668,10 +8995,12 @@ func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
 	}
 }
 
-// checkDataset checks what a loader relies on: a sample is the same whenever it is fetched, and stays as it is while others
-// are fetched. Each sample is fetched twice, first one after the other, then in another order from four goroutines. All are kept
-// meanwhile. The error names a sample that has changed or differs. Rand draws the same
-// numbers both times. If the data are large, check a Subset. A sample must not contain itself.
+// checkDataset checks what a loader relies on: a sample is the same whenever it
+// is fetched, and stays as it is while others are fetched. Each sample is
+// fetched twice, first one after the other, then in another order from four
+// goroutines. All are kept meanwhile. The error names a sample that has changed
+// or differs. Rand draws the same numbers both times. If the data are large,
+// check a Subset. A sample must not contain itself.
 func checkDataset[T any](data Dataset[T]) error {
 	type fetched struct {
 		sample T
@@ -8711,7 +9040,8 @@ func checkDataset[T any](data Dataset[T]) error {
 	return nil
 }
 
-// contents is a digest of a sample, with all that is behind its pointers, and of an error.
+// contents is a digest of a sample, with all that is behind its pointers, and
+// of an error.
 func contents(sample any, err error) string {
 	h := sha256.New()
 	writeContents(h, reflect.ValueOf(sample))
@@ -8746,9 +9076,11 @@ func writeContents(w io.Writer, v reflect.Value) {
 	}
 }
 
-// checkStream puts an epoch of a stream through everything that a stream promises, and returns the epoch's outcomes. A
-// failed item has no value, and is a position like any other. Positions grow. Every cursor resumes the stream, and never
-// changes. Two iterations at once do not meet. An ended context is the last pair. Nothing leaves a goroutine.
+// checkStream puts an epoch of a stream through everything that a stream
+// promises, and returns the epoch's outcomes. A failed item has no value, and
+// is a position like any other. Positions grow. Every cursor resumes the
+// stream, and never changes. Two iterations at once do not meet. An ended
+// context is the last pair. Nothing leaves a goroutine.
 func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 	t.Helper()
 	want = []string{}
@@ -8783,8 +9115,10 @@ func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 	return want
 }
 
-// checkResume resumes a stream at a cursor: in one run, in which another program may have written the cursor anew, and in many
-// runs, each left after the same number of successes. A place has the saved cursor, whatever was resumed before.
+// checkResume resumes a stream at a cursor: in one run, in which another
+// program may have written the cursor anew, and in many runs, each left after
+// the same number of successes. A place has the saved cursor, whatever was
+// resumed before.
 func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []string) {
 	t.Helper()
 	rewrite := strings.NewReplacer("ö", `\u00f6`, `":`, `" : `)
@@ -8809,9 +9143,11 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []st
 	equal(t, fmt.Sprintf("from %v, left after each %d items and resumed", from, each), got, want)
 }
 
-// checkStop ends the context while the loop has item k, or before the first, possibly because of a *SampleError. The ended
-// context is the last pair, and no *SampleError. What has not come comes after a resume. After the last item the epoch is
-// complete; if not exact, it may be stopped then too: FromSeq cannot know whether its sequence has stopped early.
+// checkStop ends the context while the loop has item k, or before the first,
+// possibly because of a *SampleError. The ended context is the last pair, and
+// no *SampleError. What has not come comes after a resume. After the last item
+// the epoch is complete; if not exact, it may be stopped then too: FromSeq
+// cannot know whether its sequence has stopped early.
 func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
 	t.Helper()
 	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
@@ -8853,8 +9189,9 @@ func of[T any](s Stream[T]) func(*testing.T, int) []string {
 
 // ## What every stream promises
 
-// TestStreams: each stage, alone and deep in others, keeps every promise of a stream, in epoch 0, whose cursors are nearly
-// zero, and in epoch 2. What it yields in epoch 2 tells which epochs it has read.
+// TestStreams: each stage, alone and deep in others, keeps every promise of a
+// stream, in epoch 0, whose cursors are nearly zero, and in epoch 2. What it
+// yields in epoch 2 tells which epochs it has read.
 func TestStreams(t *testing.T) {
 	spoiled := func([]int, []int) ([]int, error) { return []int{7}, errBad }
 	several := func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }
@@ -8968,8 +9305,10 @@ func FuzzStreams(f *testing.F) {
 	})
 }
 
-// TestEnds: the end of an epoch counts once its last item has been handed over, even if the context ends in the body of that
-// item, behind every stage and for any number of workers. No stage takes the end of its context for the end of its source.
+// TestEnds: the end of an epoch counts once its last item has been handed over,
+// even if the context ends in the body of that item, behind every stage and for
+// any number of workers. No stage takes the end of its context for the end of
+// its source.
 func TestEnds(t *testing.T) {
 	stopping := &feed{n: 1, before: func(ctx context.Context, i int) {
 		if i == 1 {
@@ -8995,8 +9334,9 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestChangedSources: a source may change between run and resume. If some items fail in one of them only, nothing else changes.
-// If some items have come or gone, a resume loses no other item and repeats none, or is refused.
+// TestChangedSources: a source may change between run and resume. If some items
+// fail in one of them only, nothing else changes. If some items have come or
+// gone, a resume loses no other item and repeats none, or is refused.
 func TestChangedSources(t *testing.T) {
 	source, sick := &feed{n: 31}, []int{1, 5, 9, 13, 17, 21, 25, 29} // which no stage leaves out
 	for _, n := range []int{4, 8} {
@@ -9050,8 +9390,10 @@ func TestChangedSources(t *testing.T) {
 	}
 }
 
-// TestMomentaryFailures: a checkpoint is clean, and during the resume an item, or the rest of a shard, fails once. The cursor is
-// never refused, and the next try has the exact rest. So has the first, or it has an error, unless OnError drops what has failed.
+// TestMomentaryFailures: a checkpoint is clean, and during the resume an item,
+// or the rest of a shard, fails once. The cursor is never refused, and the next
+// try has the exact rest. So has the first, or it has an error, unless OnError
+// drops what has failed.
 func TestMomentaryFailures(t *testing.T) {
 	const n = 7
 	var sick atomic.Int64 // which item fails once; -1: none
@@ -9121,9 +9463,11 @@ func TestMomentaryFailures(t *testing.T) {
 	equal(t, "a sequence with too few items, one of which failed", errors.Is(err, ErrCursor), false)
 }
 
-// TestPlaces: the place in an error is the loop's, whatever stages are between: the epoch and the position of its cursor, and
-// the batch if the cursor is a loader's own. The index is that of the loader at the source. The place of a loop that a user's
-// function runs does not count, and its prefix is not repeated.
+// TestPlaces: the place in an error is the loop's, whatever stages are between:
+// the epoch and the position of its cursor, and the batch if the cursor is a
+// loader's own. The index is that of the loader at the source. The place of a
+// loop that a user's function runs does not count, and its prefix is not
+// repeated.
 func TestPlaces(t *testing.T) {
 	loader := StreamOf(newLoader(t, failing(8, 3), Options{BatchSize: 2}))
 	inner := newLoader(t, failing(80, 77), Options{})
@@ -9163,9 +9507,11 @@ func failure[T any](t *testing.T, s Stream[T]) (err error) {
 	return err
 }
 
-// TestRefusedCursors: a cursor is refused with an ErrCursor if another loader or stream has made it, or if none can have made it.
-// The error says what does not fit, in at most 340 bytes, fresh and saved, alone, behind stages that pass cursors on, and in a
-// Mix. A cursor made out of order fits only its own rank and batch size, also if nothing was ahead.
+// TestRefusedCursors: a cursor is refused with an ErrCursor if another loader
+// or stream has made it, or if none can have made it. The error says what does
+// not fit, in at most 340 bytes, fresh and saved, alone, behind stages that
+// pass cursors on, and in a Mix. A cursor made out of order fits only its own
+// rank and batch size, also if nothing was ahead.
 func TestRefusedCursors(t *testing.T) {
 	s, odd := counting(9), func(i int) bool { return i%2 == 1 }
 	saved := func(text string) Cursor { return fromJSON(t, text) }
@@ -9318,8 +9664,9 @@ func TestRefusedCursors(t *testing.T) {
 	}
 }
 
-// TestDamagedCursors: a cursor with a negative number, another name, or a list that is too long is refused. Only a Mix may begin,
-// because it asks a source when it draws it, and end, if it asks that source no more.
+// TestDamagedCursors: a cursor with a negative number, another name, or a list
+// that is too long is refused. Only a Mix may begin, because it asks a source
+// when it draws it, and end, if it asks that source no more.
 func TestDamagedCursors(t *testing.T) {
 	places := regexp.MustCompile(`[0-9]+|\[|"by":"`)
 	eachStage(t, Indices(Sequential(8)), 5, func(t *testing.T, s ints) {
@@ -9341,7 +9688,8 @@ func TestDamagedCursors(t *testing.T) {
 	})
 }
 
-// TestBadStreams: arguments that can never be right panic, with what was given and what is allowed.
+// TestBadStreams: arguments that can never be right panic, with what was given
+// and what is allowed.
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
 	panics(t, map[string]func(){
@@ -9384,8 +9732,9 @@ func TestBadStreams(t *testing.T) {
 	}
 }
 
-// TestStreamsWithoutItems: an endless stage whose source is empty cannot be continued, and stages behind it pass that error
-// on. A context ends what yields nothing: empty epochs, and items that a resume skips.
+// TestStreamsWithoutItems: an endless stage whose source is empty cannot be
+// continued, and stages behind it pass that error on. A context ends what
+// yields nothing: empty epochs, and items that a resume skips.
 func TestStreamsWithoutItems(t *testing.T) {
 	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever}, []float64{1, 1, 1}
 	for says, s := range map[string]ints{
@@ -9408,8 +9757,9 @@ func TestStreamsWithoutItems(t *testing.T) {
 	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &far)), []string{"error bad sample"})
 }
 
-// TestReadAhead: no stage reads before the range, further ahead of the loop than it says, or after it was left. And each
-// item is handed over as soon as the source has yielded what the item needs, not with the source's next item.
+// TestReadAhead: no stage reads before the range, further ahead of the loop
+// than it says, or after it was left. And each item is handed over as soon as
+// the source has yielded what the item needs, not with the source's next item.
 func TestReadAhead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -9455,8 +9805,9 @@ func TestReadAhead(t *testing.T) {
 
 // ## sampler.go: Shuffle, Mix and Shard
 
-// TestItemsAreForgotten: what a stage has handed over can be collected while the loop goes on, and what Map has used before the
-// loop has the result. Shuffle keeps nine cursors.
+// TestItemsAreForgotten: what a stage has handed over can be collected while
+// the loop goes on, and what Map has used before the loop has the result.
+// Shuffle keeps nine cursors.
 func TestItemsAreForgotten(t *testing.T) {
 	type block = [4096]byte
 	var values, states []weak.Pointer[block]
@@ -9510,8 +9861,9 @@ func TestItemsAreForgotten(t *testing.T) {
 	})
 }
 
-// TestResumes: a resume fetches each item after the cursor once, and no item before it. Only Shuffle needs
-// some items before it again, at most 3⅜ × its size, of which the last ones have not been yielded.
+// TestResumes: a resume fetches each item after the cursor once, and no item
+// before it. Only Shuffle needs some items before it again, at most 3⅜ × its
+// size, of which the last ones have not been yielded.
 func TestResumes(t *testing.T) {
 	const n, size = 80, 8
 	var fetched atomic.Int64
@@ -9530,8 +9882,10 @@ func TestResumes(t *testing.T) {
 	}
 }
 
-// TestStreamRanks: after a stop in lock-step any rank's cursor resumes all ranks, and another number of ranks, without loss or
-// repeat, even if items that failed before Shard have healed by then and a Filter leaves them out, alone and in a Mix.
+// TestStreamRanks: after a stop in lock-step any rank's cursor resumes all
+// ranks, and another number of ranks, without loss or repeat, even if items
+// that failed before Shard have healed by then and a Filter leaves them out,
+// alone and in a Mix.
 func TestStreamRanks(t *testing.T) {
 	var gone []int
 	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
@@ -9570,8 +9924,9 @@ func TestStreamRanks(t *testing.T) {
 	}
 }
 
-// TestStreamOfRanks: behind stages that read again, the cursor of any rank resumes as many ranks, and another number of ranks
-// refuses it, unless nothing is read again.
+// TestStreamOfRanks: behind stages that read again, the cursor of any rank
+// resumes as many ranks, and another number of ranks refuses it, unless nothing
+// is read again.
 func TestStreamOfRanks(t *testing.T) {
 	streamOf := func(rank Rank, size int) Stream[[]int] {
 		return StreamOf(newLoader(t, numbers(12), Options{BatchSize: size, Shuffle: true, Rank: rank, Tail: UnevenTail}))
@@ -9611,8 +9966,9 @@ func TestStreamOfRanks(t *testing.T) {
 	}
 }
 
-// TestStreamTails: Shard deals a stream out as a loader deals out its samples, and resumes after every item. An epoch that
-// becomes shorter while PadTail reads it again is an error.
+// TestStreamTails: Shard deals a stream out as a loader deals out its samples,
+// and resumes after every item. An epoch that becomes shorter while PadTail
+// reads it again is an error.
 func TestStreamTails(t *testing.T) {
 	for n := range unlessShort(11, 5) {
 		for _, rank := range []Rank{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4}, {2, 4}, {3, 4}} {
@@ -9635,7 +9991,8 @@ func TestStreamTails(t *testing.T) {
 
 // ## batch.go: Batch
 
-// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the classic loader, and its first one sooner.
+// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the
+// classic loader, and its first one sooner.
 func TestPipelineIsLoader(t *testing.T) {
 	for k := range 12 * 3 {
 		n, epoch := k/3, k%3
@@ -9661,8 +10018,10 @@ func TestPipelineIsLoader(t *testing.T) {
 
 // ## worker.go: Map, Prefetch, and functions and readers that die
 
-// TestRandInMap: the random numbers in f depend on the seed of the context, the item's epoch and place, and the Map, and not on
-// the number of workers. The same holds for a loader's samples, inside and outside a Cache. A source of items has none.
+// TestRandInMap: the random numbers in f depend on the seed of the context, the
+// item's epoch and place, and the Map, and not on the number of workers. The
+// same holds for a loader's samples, inside and outside a Cache. A source of
+// items has none.
 func TestRandInMap(t *testing.T) {
 	const n = 20
 	draw := func(ctx context.Context, drawn []int) ([]int, error) {
@@ -9706,8 +10065,9 @@ func TestRandInMap(t *testing.T) {
 	}
 }
 
-// TestStreamsThatDie: a panic in a source is the last error, and in a function of a stage it fails the item. In the
-// goroutines of a stage that is so for runtime.Goexit too. All goroutines are joined.
+// TestStreamsThatDie: a panic in a source is the last error, and in a function
+// of a stage it fails the item. In the goroutines of a stage that is so for
+// runtime.Goexit too. All goroutines are joined.
 func TestStreamsThatDie(t *testing.T) {
 	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
 		runRow(t, what, func(t *testing.T) {
@@ -9757,8 +10117,9 @@ func TestStreamsThatDie(t *testing.T) {
 	equal(t, "whether it is a *SampleError, a *PanicError", is, []bool{false, true})
 }
 
-// TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the panic of a source that is being left, in its
-// cleanup or because it goes on; behind a goroutine, as in a Mix, nobody is left to hear of it.
+// TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the
+// panic of a source that is being left, in its cleanup or because it goes on;
+// behind a goroutine, as in a Mix, nobody is left to hear of it.
 func TestPanicsOfTheLoop(t *testing.T) {
 	eachStage(t, counting(3), 5, func(t *testing.T, s ints) {
 		saysAll(t, panicOf(func() {
@@ -9791,8 +10152,9 @@ func TestPanicsOfTheLoop(t *testing.T) {
 	}
 }
 
-// TestDeafSources: when the loop is left or its context ends, a source that does not look at its context is asked for one
-// more item at most, and the loop waits for it. The context of a source of a Mix ends when the loop is left.
+// TestDeafSources: when the loop is left or its context ends, a source that
+// does not look at its context is asked for one more item at most, and the loop
+// waits for it. The context of a source of a Mix ends when the loop is left.
 func TestDeafSources(t *testing.T) {
 	var reading atomic.Int64
 	deaf := ints(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
@@ -9830,8 +10192,9 @@ func TestDeafSources(t *testing.T) {
 
 // ## dataloader.go: where the time goes
 
-// TestStats compares every figure with that of a schedule worked out by hand. load is how long each sample takes, in turn; a
-// sample of -1 fails. step is how long the loop takes for a batch. The time between loops does not count.
+// TestStats compares every figure with that of a schedule worked out by hand.
+// load is how long each sample takes, in turn; a sample of -1 fails. step is
+// how long the loop takes for a batch. The time between loops does not count.
 func TestStats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	if runtime.GOMAXPROCS(0) != 8 {
@@ -9853,7 +10216,8 @@ func TestStats(t *testing.T) {
 		step      time.Duration
 		want      string // how the line ends, with "blocked" for "with the next batch ready"
 	}{
-		// Batches are ready in pairs, at 100, 200, …; every other one is waited for, for 40.
+		// Batches are ready in pairs, at 100, 200, …; every other one is waited
+		// for, for 40.
 		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
 			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
 		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
@@ -9863,12 +10227,14 @@ func TestStats(t *testing.T) {
 			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
 		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
 			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
-		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are ready.
+		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
+		// ready.
 		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms, "waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
 			"slow batches block the batches behind them, raise Prefetch or set Unordered"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms, "10 batches, 15 samples (12/s), 5 dropped; " +
 			"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers needed: 2"},
-		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them before the loop has had batch 0 for 15.
+		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
+		// before the loop has had batch 0 for 15.
 		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
 			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
 				"a few batches are so slow that the loop waits for them while workers are idle"},
@@ -9882,7 +10248,8 @@ func TestStats(t *testing.T) {
 		// What was waited for in one loop has ended in the next.
 		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
 			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
-		// 100 of each 25 are enough for 4 workers, and less than half of the waiting is for a batch before others.
+		// 100 of each 25 are enough for 4 workers, and less than half of the
+		// waiting is for a batch before others.
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
 			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
 	} {
@@ -9907,8 +10274,9 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is what was worked out by hand. Items and errors
-// pass. Item 1 fails. On a terminal each line covers the one before, in less than 80 columns.
+// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is
+// what was worked out by hand. Items and errors pass. Item 1 fails. On a
+// terminal each line covers the one before, in less than 80 columns.
 func TestProgress(t *testing.T) {
 	const s, hour = time.Second, time.Hour
 	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
@@ -9970,12 +10338,14 @@ func TestProgress(t *testing.T) {
 	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
 	defer file.Close()
 	defer null.Close()
-	// A file is no terminal. A device that is written to character by character counts as one.
+	// A file is no terminal. A device that is written to character by character
+	// counts as one.
 	failIf(t, isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null),
 		"a terminal is not known from other files")
 }
 
-// TestProfiles looks into profiles as the tools show them: who a goroutine is, and what a batch was made of.
+// TestProfiles looks into profiles as the tools show them: who a goroutine is,
+// and what a batch was made of.
 func TestProfiles(t *testing.T) {
 	var out bytes.Buffer
 	running := trace.Start(&out) == nil // otherwise somebody traces this test already
@@ -10002,8 +10372,9 @@ func TestProfiles(t *testing.T) {
 
 // ## How streams mix, and their cursors
 
-// TestShuffleDelays: item i leaves once item i+d(i) has been read, and what leaves at the same time does so in order. The
-// model, which sorts all items at once, has the same order for all small sizes and lengths, and one larger.
+// TestShuffleDelays: item i leaves once item i+d(i) has been read, and what
+// leaves at the same time does so in order. The model, which sorts all items at
+// once, has the same order for all small sizes and lengths, and one larger.
 func TestShuffleDelays(t *testing.T) {
 	for k := range 7 * 30 {
 		size, n, epoch, seed := 1+k/30, k%30, k%3, uint64(k%4)
@@ -10028,8 +10399,10 @@ func TestShuffleDelays(t *testing.T) {
 	}
 }
 
-// TestMixStart: the sources of a Mix are opened at the same time, at the start and at a resume, 64 of them at most, and none that
-// has ended. The loop waits only for the source that it draws. Its goroutine may be locked to its thread, as for CUDA.
+// TestMixStart: the sources of a Mix are opened at the same time, at the start
+// and at a resume, 64 of them at most, and none that has ended. The loop waits
+// only for the source that it draws. Its goroutine may be locked to its thread,
+// as for CUDA.
 func TestMixStart(t *testing.T) {
 	const ms = time.Millisecond
 	slow := func(open time.Duration) ints {
@@ -10064,7 +10437,8 @@ func TestMixStart(t *testing.T) {
 	})
 }
 
-// TestMixCost: an item of 1,000 sources takes as much memory as one of two, and a cursor that is kept holds a few moves.
+// TestMixCost: an item of 1,000 sources takes as much memory as one of two, and
+// a cursor that is kept holds a few moves.
 func TestMixCost(t *testing.T) {
 	var last Cursor
 	allocates(t, "30,000 items of 1,000 sources", 30_000*400+4<<20, func() {
@@ -10079,8 +10453,10 @@ func TestMixCost(t *testing.T) {
 	equal(t, "at most a move for each source", moves <= 1000, true)
 }
 
-// TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them from the start, the count of each source differs
-// from its share by less than 5. A source that has ended is never drawn again, however different the weights are.
+// TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them
+// from the start, the count of each source differs from its share by less than
+// 5. A source that has ended is never drawn again, however different the
+// weights are.
 func TestMixIsEven(t *testing.T) {
 	for round := range 20 {
 		weights, counts, ended, total := []float64{.02, 1, 3.3, .7}, make([]int, 4), make([]bool, 4), 0.
@@ -10111,11 +10487,10 @@ func TestMixIsEven(t *testing.T) {
 	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, 1}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
 	}
-	equally := MixOptions{Weights: []float64{least, least}, Stop: StopAtFirst}
-	equal(t, "more than one source is drawn", len(collect(t, Mix(equally, three[:2]...).Epoch(t.Context(), 0))) > 4, true)
 }
 
-// TestNestedCursors: a stage adds a constant to the size of a cursor, however many are nested.
+// TestNestedCursors: a stage adds a constant to the size of a cursor, however
+// many are nested.
 func TestNestedCursors(t *testing.T) {
 	s, pairs := counting(400), counting(400)
 	for k := range 10 {
@@ -10131,9 +10506,11 @@ func TestNestedCursors(t *testing.T) {
 	}
 }
 
-// TestSavedCursors: cursors of each stage and source, and of nested ones, resume with exactly the items that were left when they
-// were saved. They are frozen: people have runs of ten days. -update does not write the file. Whoever changes an order, or what a
-// cursor means, changes the name in its state, so that a saved cursor is refused, and adds new cursors here.
+// TestSavedCursors: cursors of each stage and source, and of nested ones,
+// resume with exactly the items that were left when they were saved. They are
+// frozen: people have runs of ten days. -update does not write the file.
+// Whoever changes an order, or what a cursor means, changes the name in its
+// state, so that a saved cursor is refused, and adds new cursors here.
 func TestSavedCursors(t *testing.T) {
 	var saved []struct {
 		Name   string
@@ -10154,8 +10531,10 @@ func TestSavedCursors(t *testing.T) {
 	}
 }
 
-// savedStreams are the streams and loaders of testdata/cursors.json. Never change one: its cursors would no longer fit. A line
-// of a new stream s has a cursor of epoch 2, since in epoch 0 a source at its start is left out. Take an early and a late one of
+// savedStreams are the streams and loaders of testdata/cursors.json. Never
+// change one: its cursors would no longer fit. A line of a new stream s has a
+// cursor of epoch 2, since in epoch 0 a source at its start is left out. Take
+// an early and a late one of
 //
 //	for item := range s(t.Context(), Cursor{Epoch: 2}) {
 //		fmt.Printf(`{"name":%q,"cursor":%s,`, name, must(json.Marshal(item.Next)))
@@ -10226,8 +10605,9 @@ func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*
 
 // ## Shards: helpers
 
-// tarEntries returns an archive of entries: "name=content" is a file, "name>target" a hard link, "name@target" a
-// symbolic link, and a name by itself a folder.
+// tarEntries returns an archive of entries: "name=content" is a file,
+// "name>target" a hard link, "name@target" a symbolic link, and a name by
+// itself a folder.
 func tarEntries(entries ...string) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -10249,14 +10629,16 @@ func tarEntries(entries ...string) []byte {
 	return b.Bytes()
 }
 
-// digits returns a folder of testdata/digits.zip: "train", from 0/000.png to 9/054.png, or "test", from 0/000.png to 9/024.png.
+// digits returns a folder of testdata/digits.zip: "train", from 0/000.png to
+// 9/054.png, or "test", from 0/000.png to 9/024.png.
 func digits(folder string) fs.FS {
 	data := must(os.ReadFile("testdata/digits.zip"))
 	return must(fs.Sub(must(zip.NewReader(bytes.NewReader(data), int64(len(data)))), folder))
 }
 
-// scatterDigits writes the digits for training to shards, in random order, since a shard is read from front to back. A record has
-// the fields png and cls.
+// scatterDigits writes the digits for training to shards, in random order,
+// since a shard is read from front to back. A record has the fields png and
+// cls.
 func scatterDigits(pattern string) []string {
 	shards, files := must(Expand(pattern)), must(Files(digits("train")))
 	entries, order := make([][]string, len(shards)), Random(files.Len(), 7).Order(0)
@@ -10275,7 +10657,8 @@ func withBytes(data []byte, at int, bytes string) []byte {
 	return slices.Concat(data[:at], []byte(bytes), data[min(at+len(bytes), len(data)):])
 }
 
-// withHeader returns data with other bytes at an offset in the header at another, and its checksum corrected.
+// withHeader returns data with other bytes at an offset in the header at
+// another, and its checksum corrected.
 func withHeader(data []byte, header, at int, bytes string) []byte {
 	data = withBytes(data, header+at, bytes)
 	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ", sumHeader(data[header:header+tarBlock])))
@@ -10304,8 +10687,10 @@ func paxHeader(records ...string) []byte {
 	return tarHeader("x", "PaxHeaders.0/a", text)
 }
 
-// otherHeaders are archives of the same entries with headers that say the same in other ways: with PAX records, as Python writes
-// them, and with long names of GNU tar. An archive that archive/tar cannot read, or that has an end marker only, is not changed.
+// otherHeaders are archives of the same entries with headers that say the same
+// in other ways: with PAX records, as Python writes them, and with long names
+// of GNU tar. An archive that archive/tar cannot read, or that has an end
+// marker only, is not changed.
 func otherHeaders(data []byte) (all [][]byte) {
 	for _, format := range []tar.Format{tar.FormatPAX, tar.FormatGNU} {
 		var b bytes.Buffer
@@ -10370,7 +10755,8 @@ func breaksAfter(data []byte, fail func() error) io.Reader {
 	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
 }
 
-// A countingFile is a file in memory, which can seek. It counts the bytes that are read.
+// A countingFile is a file in memory, which can seek. It counts the bytes that
+// are read.
 type countingFile struct {
 	*bytes.Reader
 	read   int
@@ -10401,7 +10787,8 @@ func brief(r Record) string {
 	return r.Key + "{" + strings.Join(files, " ") + "}"
 }
 
-// briefRecord is a record in brief, of a key and a field and its content in turn.
+// briefRecord is a record in brief, of a key and a field and its content in
+// turn.
 func briefRecord(key string, files ...string) string {
 	r := Record{Key: key}
 	for file := range slices.Chunk(files, 2) {
@@ -10448,7 +10835,8 @@ func readDataset(t testing.TB, data Dataset[Record]) []string {
 	return readAll(t, briefly(Map(Indices(Sequential(data.Len())), 0, data.Get)))
 }
 
-// indexed reads all records of a shard by their index in brief, or is the error of OpenTar. Errors have the words of tarOf.
+// indexed reads all records of a shard by their index in brief, or is the error
+// of OpenTar. Errors have the words of tarOf.
 func indexed(t testing.TB, name string) (all []string) {
 	t.Helper()
 	if d, err := OpenTar(name); err != nil {
@@ -10463,8 +10851,8 @@ func indexed(t testing.TB, name string) (all []string) {
 	return all
 }
 
-// same compares outcomes with those that are wanted, between semicolons. Of an error only what stands between dots is
-// wanted, no secret, and nothing long.
+// same compares outcomes with those that are wanted, between semicolons. Of an
+// error only what stands between dots is wanted, no secret, and nothing long.
 func same(t testing.TB, what string, got []string, want string) {
 	t.Helper()
 	all := strings.Split(want, "; ")
@@ -10484,9 +10872,11 @@ func same(t testing.TB, what string, got []string, want string) {
 	}
 }
 
-// checkShard checks what every reader makes of a shard, and returns what Tar yields, before the records of a shard after it, and
-// what OpenTar yields. Tar yields the same of the shard compressed, and from each cursor. Every error of Tar is a TarError, and
-// Rest is set if the cursor after it is that of the next shard. archive/tar finds the same entries.
+// checkShard checks what every reader makes of a shard, and returns what Tar
+// yields, before the records of a shard after it, and what OpenTar yields. Tar
+// yields the same of the shard compressed, and from each cursor. Every error of
+// Tar is a TarError, and Rest is set if the cursor after it is that of the next
+// shard. archive/tar finds the same entries.
 func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex []string) {
 	t.Helper()
 	after := tarEntries("z.cls=4", "y.cls=5")
@@ -10509,7 +10899,8 @@ func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex [
 	return streamed[:rest], indexed(t, onDisk(t, "x.tar", data))
 }
 
-// checkIndexed checks that OpenTar has the records of Tar, or refuses a shard that is compressed or not read to its end.
+// checkIndexed checks that OpenTar has the records of Tar, or refuses a shard
+// that is compressed or not read to its end.
 func checkIndexed(t testing.TB, data []byte, streamed, byIndex []string) {
 	t.Helper()
 	if isPacked(data) || strings.Contains(fmt.Sprint(streamed), "not read further") {
@@ -10554,8 +10945,9 @@ func makeShard(line string) (data []byte, opts TarOptions) {
 
 // ## The stream of records
 
-// TestTarGolden shows which entries make which records, and that no fault of a shard is silent: in testdata/shards.txt. Headers
-// of other formats change nothing but offsets.
+// TestTarGolden shows which entries make which records, and that no fault of a
+// shard is silent: in testdata/shards.txt. Headers of other formats change
+// nothing but offsets.
 func TestTarGolden(t *testing.T) {
 	var text strings.Builder
 	whole := true // unless -run leaves out rows
@@ -10622,8 +11014,9 @@ func TestTarCompressed(t *testing.T) {
 	}
 }
 
-// TestTarFields shows that only the wanted fields are yielded, and that others are skipped without being read. An empty file
-// is a field and a missing file is not.
+// TestTarFields shows that only the wanted fields are yielded, and that others
+// are skipped without being read. An empty file is a field and a missing file
+// is not.
 func TestTarFields(t *testing.T) {
 	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000), "c.\xe9=5")
 	for _, c := range []struct {
@@ -10652,7 +11045,8 @@ func TestTarFields(t *testing.T) {
 	}
 }
 
-// TestTarOptions shows that arguments that make no sense are errors that name them.
+// TestTarOptions shows that arguments that make no sense are errors that name
+// them.
 func TestTarOptions(t *testing.T) {
 	fails := func(opts TarOptions, shards ...string) error { return errorOf(Tar(shards, opts)) }
 	refused(t, []refusal{
@@ -10675,8 +11069,8 @@ func tenShards() (names []string, shards map[string][]byte) {
 	return names, shards
 }
 
-// TestTarShards shows how shards are dealt out to ranks: in the order given or, in each epoch, in that of Random with the
-// seed; then every Count-th.
+// TestTarShards shows how shards are dealt out to ranks: in the order given or,
+// in each epoch, in that of Random with the seed; then every Count-th.
 func TestTarShards(t *testing.T) {
 	names, shards := tenShards()
 	for _, opts := range []TarOptions{{}, {Shuffle: true}, {Shuffle: true, Seed: 1}, {Shuffle: true, Seed: 2}} {
@@ -10703,7 +11097,8 @@ func TestTarShards(t *testing.T) {
 	opts := TarOptions{Shuffle: true, Seed: 1, Rank: Rank{1, 2}, Open: inMemory(shards)}
 	checkStream(t, briefly(must(Tar(append(names[:5:5], "empty"), opts))), 5)
 
-	// A cursor fits the same shards in another place. After a last shard that failed comes nothing.
+	// A cursor fits the same shards in another place. After a last shard that
+	// failed comes nothing.
 	var moved []string
 	for _, name := range names {
 		moved = append(moved, "https://host/dir/"+name+"?sig=1")
@@ -10715,7 +11110,8 @@ func TestTarShards(t *testing.T) {
 	missing := tarFrom(inMemory(nil), names...)
 	equal(t, "after the last shard", resume(t, missing, cursors(t, missing)[10]), []string{})
 
-	// A shard that was written again meanwhile may have something else where the cursor is, or nothing.
+	// A shard that was written again meanwhile may have something else where
+	// the cursor is, or nothing.
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	two := briefly(tarFrom(inMemory(shards), "c", "ab"))
 	at = cursors(t, two)[2]
@@ -10725,7 +11121,8 @@ func TestTarShards(t *testing.T) {
 	}
 }
 
-// TestTarOpeners shows that whatever an Opener and its reader do costs one shard, and that readers are closed.
+// TestTarOpeners shows that whatever an Opener and its reader do costs one
+// shard, and that readers are closed.
 func TestTarOpeners(t *testing.T) {
 	data := tarEntries("a.txt=1", "b.txt=2", "c.txt=3")
 	large := tarEntries("a.txt=" + strings.Repeat("x", 2*tarBuffer))
@@ -10777,8 +11174,9 @@ func TestTarOpeners(t *testing.T) {
 	}
 }
 
-// TestTarFiles shows how shards in files are opened: a missing one is an error of its own, which names Expand or filepath.Glob
-// if it looks like a pattern, and a resume seeks. No entry is written to where its name says.
+// TestTarFiles shows how shards in files are opened: a missing one is an error
+// of its own, which names Expand or filepath.Glob if it looks like a pattern,
+// and a resume seeks. No entry is written to where its name says.
 func TestTarFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "in")
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -10806,8 +11204,10 @@ func TestTarFiles(t *testing.T) {
 	}
 }
 
-// TestTarPipe reads a shard from a named pipe, where the system can make one; Windows cannot. The pipe falls silent: the end
-// of the context ends the loop. A pipe cannot be opened in the middle; it is closed then, so that its writer finds no reader.
+// TestTarPipe reads a shard from a named pipe, where the system can make one;
+// Windows cannot. The pipe falls silent: the end of the context ends the loop.
+// A pipe cannot be opened in the middle; it is closed then, so that its writer
+// finds no reader.
 func TestTarPipe(t *testing.T) {
 	mkfifo, err := exec.LookPath("mkfifo")
 	if err != nil {
@@ -10834,8 +11234,9 @@ func TestTarPipe(t *testing.T) {
 	equal(t, "outcomes", got, []string{"a{txt:1}", "error " + errBad.Error()})
 }
 
-// TestTarContext shows that a context that ends is noticed in a shard without records, and in a shard without an end;
-// and that it does not matter any more when the last record has been handed over.
+// TestTarContext shows that a context that ends is noticed in a shard without
+// records, and in a shard without an end; and that it does not matter any more
+// when the last record has been handed over.
 func TestTarContext(t *testing.T) {
 	for _, cause := range []error{errBad, io.EOF} {
 		for _, block := range [][]byte{tarEntries("README=")[:512], gzipped(bytes.Repeat(tarEntries("README=")[:512], 2048))} {
@@ -10865,7 +11266,8 @@ func TestTarContext(t *testing.T) {
 	}
 }
 
-// TestTarMemory shows that what a stream holds grows neither with the records of a shard nor with the shards.
+// TestTarMemory shows that what a stream holds grows neither with the records
+// of a shard nor with the shards.
 func TestTarMemory(t *testing.T) {
 	pair := tarEntries("a.bin="+strings.Repeat("x", 512), "b.bin="+strings.Repeat("y", 512))[:2048]
 	held := func(shards, records int) (most uint64) {
@@ -10893,9 +11295,11 @@ func TestTarMemory(t *testing.T) {
 
 // ## Archives that others wrote, and odd headers
 
-// compareReaders checks that archive/tar and this package's reader agree on every entry of an archive, and that this
-// one reports every error of archive/tar. It may report more: archives that are truncated between two entries, and data
-// after the end marker. It may report an error one entry later, when it reads on.
+// compareReaders checks that archive/tar and this package's reader agree on
+// every entry of an archive, and that this one reports every error of
+// archive/tar. It may report more: archives that are truncated between two
+// entries, and data after the end marker. It may report an error one entry
+// later, when it reads on.
 func compareReaders(t testing.TB, data []byte) {
 	t.Helper()
 readers:
@@ -10924,7 +11328,8 @@ readers:
 	}
 }
 
-// compareEntries checks that two readers agree on one entry. It returns an error of archive/tar about its data.
+// compareEntries checks that two readers agree on one entry. It returns an
+// error of archive/tar about its data.
 func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarReader) error {
 	t.Helper()
 	got, want := ours.entry, tarEntry{kind: tar.TypeReg, name: h.Name, size: h.Size}
@@ -10948,7 +11353,8 @@ func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarRe
 	return wantErr
 }
 
-// archives returns all test archives: those of testdata/tar and, where there is one, of the Go installation.
+// archives returns all test archives: those of testdata/tar and, where there is
+// one, of the Go installation.
 var archives = sync.OnceValue(func() map[string][]byte {
 	all := map[string][]byte{}
 	goroot, _ := exec.Command("go", "env", "GOROOT").Output()
@@ -10969,7 +11375,8 @@ var archives = sync.OnceValue(func() map[string][]byte {
 // unBase64 decodes base64.
 func unBase64(text string) string { return string(must(base64.StdEncoding.DecodeString(text))) }
 
-// TestTarArchives reads every archive in every way. All agree, and those of GNU tar, in every format, yield what was put in.
+// TestTarArchives reads every archive in every way. All agree, and those of GNU
+// tar, in every format, yield what was put in.
 func TestTarArchives(t *testing.T) {
 	const a, c = "a{cls:1 txt:first\n}; ", "c{cls:3 txt:}"
 	b := briefRecord("b", "cls", "2", "txt", strings.Repeat("second\n", 100)) + "; "
@@ -11007,14 +11414,16 @@ func TestTarArchives(t *testing.T) {
 	same(t, "a sparse file that Fields leaves out", unwanted, `error entry "s.bin" … tar --sparse`)
 }
 
-// A headerCase is the beginning of an archive, up to the data of the first file, which is behind it. fast is what
-// parseHeaders makes of it, or empty if it is left to archive/tar.
+// A headerCase is the beginning of an archive, up to the data of the first
+// file, which is behind it. fast is what parseHeaders makes of it, or empty if
+// it is left to archive/tar.
 type headerCase struct {
 	headers []byte
 	fast    string
 }
 
-// headerCases are headers as people have them, and odd ones. Behind each is a file "a.txt" of 600 bytes.
+// headerCases are headers as people have them, and odd ones. Behind each is a
+// file "a.txt" of 600 bytes.
 func headerCases() (cases []headerCase) {
 	x, h, name := paxHeader, tarHeader, strings.Repeat("long/", 40)+"b.txt"
 	add := func(fast string, headers ...[]byte) {
@@ -11049,7 +11458,8 @@ func headerCases() (cases []headerCase) {
 		slices.Concat(long, path), withHeader(long, 0, 257, "ustar  \x00"), withHeader(long, 0, 257, "\x00")} {
 		add(name+" 600", headers)
 	}
-	// These are left to archive/tar, which reads some of them: PAX records, here without spaces; texts that are none; others.
+	// These are left to archive/tar, which reads some of them: PAX records,
+	// here without spaces; texts that are none; others.
 	for _, records := range strings.Fields("path=b.txt|path= mtime= path=b\x00.txt uname=b\x00 xattr=b\x00 xattr\x00=b " +
 		"mtime=-1.5 mtime=.5 mtime=1.x mtime=1.: mtime=1a.5 mtime=1:.5 mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
 		"mtime=36893488147419103233 uid=18446744073709551617 uid=-1 uid=: mtime=: gid=1.5 uid=x|uid=1 size=-1 " +
@@ -11076,8 +11486,8 @@ func headerCases() (cases []headerCase) {
 	return cases
 }
 
-// TestTarHeaders reads odd headers, whole and truncated: the reader agrees with archive/tar, and asks for more bytes as long
-// as it may need them.
+// TestTarHeaders reads odd headers, whole and truncated: the reader agrees with
+// archive/tar, and asks for more bytes as long as it may need them.
 func TestTarHeaders(t *testing.T) {
 	for format, at := range map[string]int{"oldgnu": 0, "gnu": 0, "ustar": 0, "posix": 0, "posix-global": 1024, "ustar-prefix": 0} {
 		name, size, n := parseHeaders(archives()[format+".tar"][at:])
@@ -11109,8 +11519,9 @@ func TestTarHeaders(t *testing.T) {
 	}
 }
 
-// TestTarHeadersAreCheap shows that the usual headers are not left to archive/tar, neither in a stream nor by index: a
-// record takes as many allocations as one with plain headers.
+// TestTarHeadersAreCheap shows that the usual headers are not left to
+// archive/tar, neither in a stream nor by index: a record takes as many
+// allocations as one with plain headers.
 func TestTarHeadersAreCheap(t *testing.T) {
 	plain := tarEntries(slices.Repeat([]string{"a.txt=1", "a.cls=1", "b.txt=1", "b.cls=1"}, 50)...)
 	var allocations []float64
@@ -11124,9 +11535,11 @@ func TestTarHeadersAreCheap(t *testing.T) {
 		"allocations with PAX records, with GNU names, and with neither: %v", allocations)
 }
 
-// FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it faster. There is always an end, nothing panics, no
-// more memory is allocated than MaxRecord for a file, archive/tar agrees, a resume after every record yields the rest, and
-// OpenTar has the same records, or refuses a shard of which the stream leaves out the rest.
+// FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it
+// faster. There is always an end, nothing panics, no more memory is allocated
+// than MaxRecord for a file, archive/tar agrees, a resume after every record
+// yields the rest, and OpenTar has the same records, or refuses a shard of
+// which the stream leaves out the rest.
 func FuzzTar(f *testing.F) {
 	for _, data := range archives() {
 		if len(data) < 40<<10 {
@@ -11170,7 +11583,8 @@ func FuzzTar(f *testing.F) {
 
 // ## The web
 
-// A tarServer is a web server with one object, and a history of what it was asked.
+// A tarServer is a web server with one object, and a history of what it was
+// asked.
 type tarServer struct {
 	*httptest.Server
 	web   webSettings
@@ -11206,7 +11620,8 @@ func (s *tarServer) requests() (all []string) {
 	return all
 }
 
-// records are the outcomes of the shard that the server has, and of a sound one after it.
+// records are the outcomes of the shard that the server has, and of a sound one
+// after it.
 func (s *tarServer) records(t *testing.T, path string) []string {
 	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		if name == "after" {
@@ -11216,8 +11631,8 @@ func (s *tarServer) records(t *testing.T, path string) []string {
 	}, s.URL+path, "after")
 }
 
-// sends is the answer of a good server that has data with an ETag. Its connection breaks after limit bytes, unless
-// limit is negative.
+// sends is the answer of a good server that has data with an ETag. Its
+// connection breaks after limit bytes, unless limit is negative.
 func sends(data []byte, tag string, limit int) answer {
 	return func(_ int, w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("ETag", tag)
@@ -11228,7 +11643,8 @@ func sends(data []byte, tag string, limit int) answer {
 	}
 }
 
-// A breaking answer ends with the connection after left bytes, which may be those of the headers.
+// A breaking answer ends with the connection after left bytes, which may be
+// those of the headers.
 type breaking struct {
 	http.ResponseWriter
 	left int
@@ -11244,7 +11660,8 @@ func (b *breaking) Write(p []byte) (int, error) {
 	return b.ResponseWriter.Write(p)
 }
 
-// status is an answer without an object. Its headers are key, value, key, value.
+// status is an answer without an object. Its headers are key, value, key,
+// value.
 func status(code int, headers ...string) answer {
 	return func(_ int, w http.ResponseWriter, r *http.Request) {
 		for kv := range slices.Chunk(headers, 2) {
@@ -11266,7 +11683,8 @@ func says(words string) answer {
 	}
 }
 
-// asking is an answer to a request in which a header has another value, or is missing.
+// asking is an answer to a request in which a header has another value, or is
+// missing.
 func asking(header, value string, answer answer) answer {
 	return func(n int, w http.ResponseWriter, r *http.Request) {
 		if r.Header.Set(header, value); value == "" {
@@ -11281,13 +11699,14 @@ func anew(make func(n int) answer) answer {
 	return func(n int, w http.ResponseWriter, r *http.Request) { make(n)(n, w, r) }
 }
 
-// inTurn are the answers to the first requests; the last answers all others too.
+// inTurn are the answers to the first requests; the last answers all others
+// too.
 func inTurn(answers ...answer) answer {
 	return anew(func(n int) answer { return answers[min(n, len(answers))-1] })
 }
 
-// TestWeb reads a shard from servers that behave badly, each in its own way. Every record comes exactly once, or the
-// shard ends in an error.
+// TestWeb reads a shard from servers that behave badly, each in its own way.
+// Every record comes exactly once, or the shard ends in an error.
 func TestWeb(t *testing.T) {
 	var entries, all []string
 	for i := range 100 {
@@ -11399,8 +11818,9 @@ func TestWeb(t *testing.T) {
 	}
 }
 
-// TestWebWaits shows what is asked for after a failure, and how long the waits are: they double, start
-// anew after a byte, and are as long as Retry-After says.
+// TestWebWaits shows what is asked for after a failure, and how long the waits
+// are: they double, start anew after a byte, and are as long as Retry-After
+// says.
 func TestWebWaits(t *testing.T) {
 	const s = time.Second
 	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
@@ -11441,8 +11861,9 @@ func TestWebWaits(t *testing.T) {
 	}
 }
 
-// TestWebStream shows how a stream reads from the web: a resume asks for what follows the cursor, but for all of a
-// compressed shard; nothing is asked for after Close; and the end of the context ends a request that is waited for.
+// TestWebStream shows how a stream reads from the web: a resume asks for what
+// follows the cursor, but for all of a compressed shard; nothing is asked for
+// after Close; and the end of the context ends a request that is waited for.
 func TestWebStream(t *testing.T) {
 	data := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000))
 	for _, c := range []struct {
@@ -11479,7 +11900,8 @@ func TestWebStream(t *testing.T) {
 	equal(t, "stopped", got[len(got)-1], "error bad sample")
 }
 
-// A foreign context is of no type that package context knows. A context that is made of it, and not canceled, leaves a goroutine.
+// A foreign context is of no type that package context knows. A context that is
+// made of it, and not canceled, leaves a goroutine.
 type foreign struct {
 	context.Context
 	done chan struct{}
@@ -11487,8 +11909,9 @@ type foreign struct {
 
 func (f foreign) Done() <-chan struct{} { return f.done }
 
-// TestWebStall shows, in fake time and over a network in memory, that a server that stops in the middle is asked again
-// after a minute, and that a loop that takes its time is no such server.
+// TestWebStall shows, in fake time and over a network in memory, that a server
+// that stops in the middle is asked again after a minute, and that a loop that
+// takes its time is no such server.
 func TestWebStall(t *testing.T) {
 	data, large := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2"), strings.Repeat("x", 3*tarBuffer)
 	slow := tarEntries("a.bin="+large, "b.bin="+large)
@@ -11549,7 +11972,8 @@ func TestWebStall(t *testing.T) {
 	}
 }
 
-// TestWebNever shows which errors cannot change, so that nothing is asked for again.
+// TestWebNever shows which errors cannot change, so that nothing is asked for
+// again.
 func TestWebNever(t *testing.T) {
 	equal(t, "what is known of an error", redactError(fmt.Errorf("secret: %w", io.EOF)), io.EOF)
 	busy := redactError(errors.New(http.StatusText(http.StatusBadGateway)))
@@ -11590,7 +12014,8 @@ func TestWebNever(t *testing.T) {
 	}
 }
 
-// TestSecrets looks for what a URL should not tell in every error there is, also in names that are not quite URLs.
+// TestSecrets looks for what a URL should not tell in every error there is,
+// also in names that are not quite URLs.
 func TestSecrets(t *testing.T) {
 	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" || r.URL.RawQuery != "sig=secret" {
@@ -11627,8 +12052,8 @@ func TestSecrets(t *testing.T) {
 	equal(t, "signatures do not count", hashNames([]string{"https://h/1.tar?sig=1"}), hashNames([]string{"https://i/1.tar?sig=2"}))
 }
 
-// TestOpenShard shows which names OpenShard reads, from an offset: files, the URLs of files, the web, schemes in capitals. No
-// name is executed.
+// TestOpenShard shows which names OpenShard reads, from an offset: files, the
+// URLs of files, the web, schemes in capitals. No name is executed.
 func TestOpenShard(t *testing.T) {
 	s := serveTar(t, sends([]byte("data"), "", -1))
 	name := onDisk(t, "a b.tar", []byte("data"))
@@ -11656,7 +12081,8 @@ func TestOpenShard(t *testing.T) {
 
 // ## The index
 
-// TestTarDataset shows records by their index, also from several goroutines at once, and the errors of the data set.
+// TestTarDataset shows records by their index, also from several goroutines at
+// once, and the errors of the data set.
 func TestTarDataset(t *testing.T) {
 	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
 	y, z := strings.Repeat("y", 1<<20), strings.Repeat("z", 5<<20)
@@ -11706,8 +12132,10 @@ func TestTarDataset(t *testing.T) {
 	}
 }
 
-// TestTarChanged changes a shard under an open data set: each byte of the headers, a name, a size, another file before or behind
-// what was read. Every record that is read is the one that was there, or an error says that the shard has changed.
+// TestTarChanged changes a shard under an open data set: each byte of the
+// headers, a name, a size, another file before or behind what was read. Every
+// record that is read is the one that was there, or an error says that the
+// shard has changed.
 func TestTarChanged(t *testing.T) {
 	plain := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
 	far := tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls=2") // which is not read at once
@@ -11765,7 +12193,8 @@ func TestTarChanged(t *testing.T) {
 	}
 }
 
-// TestTarMaxRecord shows that names and the files themselves count under MaxRecord, and that a record by index has the default.
+// TestTarMaxRecord shows that names and the files themselves count under
+// MaxRecord, and that a record by index has the default.
 func TestTarMaxRecord(t *testing.T) {
 	big, half := strings.Repeat("x", 4000), strings.Repeat("y", 1900)
 	names := must(Expand("b.{1..20}" + strings.Repeat("n", 100) + "=")) // without data; neither names nor files alone are too much
@@ -11791,7 +12220,8 @@ func TestTarMaxRecord(t *testing.T) {
 
 // ## The writer
 
-// TestTarWriter shows that records are read back as they were written, and that the same records make the same bytes.
+// TestTarWriter shows that records are read back as they were written, and that
+// the same records make the same bytes.
 func TestTarWriter(t *testing.T) {
 	long, image, name := strings.Repeat("long/", 60)+"ü", strings.Repeat("x", 1000), strings.Repeat("x", 999_000)
 	records := []Record{
@@ -11822,7 +12252,8 @@ func TestTarWriter(t *testing.T) {
 	equal(t, "a header", header, `b.cls 444 0 "" 0 USTAR`)
 }
 
-// TestTarWriterErrors shows which records are refused, without a byte written, and what the errors of a writer are.
+// TestTarWriterErrors shows which records are refused, without a byte written,
+// and what the errors of a writer are.
 func TestTarWriterErrors(t *testing.T) {
 	var b bytes.Buffer
 	w := NewTarWriter(&b)
@@ -11865,7 +12296,8 @@ func TestTarWriterErrors(t *testing.T) {
 
 // ## Expand, Decode and ImageTensor
 
-// TestExpand shows what patterns stand for, as in bash, and which patterns are errors.
+// TestExpand shows what patterns stand for, as in bash, and which patterns are
+// errors.
 func TestExpand(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"train.tar": "train.tar", "": "", `a\b`: `a\b`,
@@ -11895,12 +12327,14 @@ func TestExpand(t *testing.T) {
 	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
 }
 
-// A gray JPEG and a GIF of 3×2 pixels. A test that encoded them would import the packages that Decode must import.
+// A gray JPEG and a GIF of 3×2 pixels. A test that encoded them would import
+// the packages that Decode must import.
 const jpegData = "/9j/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ" +
 	"H/wAALCAACAAMBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AP//Z"
 const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 
-// checkDecoded checks, in a subtest, what Decode makes of a file: a type and a value, or an error, and then no value.
+// checkDecoded checks, in a subtest, what Decode makes of a file: a type and a
+// value, or an error, and then no value.
 func checkDecoded(t *testing.T, name, data, want string) {
 	t.Helper()
 	runRow(t, name+" "+want, func(t *testing.T) {
@@ -11974,7 +12408,8 @@ func TestDecode(t *testing.T) {
 	bomb := []byte(gz(strings.Repeat("0", 1000)))
 	equal(t, "up to the limit", len(must(gunzip(bomb, 1000))), 1000)
 	saysAll(t, errorOf(gunzip(bomb, 999)), "more than 999 bytes")
-	// A bomb, also inside another, takes no memory before it is refused, and neither does a false size.
+	// A bomb, also inside another, takes no memory before it is refused, and
+	// neither does a false size.
 	bomb = []byte(gz(strings.Repeat("0", 16<<20)))
 	lies := gz("x")
 	for _, c := range []struct {
@@ -12000,7 +12435,8 @@ func npy(version byte, descr, fortran, shape, data string) string {
 	return "\x93NUMPY" + string(version) + "\x00" + string(length) + header + data
 }
 
-// TestDecodeNumpy decodes arrays of all types, and refuses damaged ones without taking memory for what their headers say.
+// TestDecodeNumpy decodes arrays of all types, and refuses damaged ones without
+// taking memory for what their headers say.
 func TestDecodeNumpy(t *testing.T) {
 	plain := func(version byte, descr, shape, data string) string {
 		return npy(version, "'"+descr+"'", "False", shape, data)
@@ -12038,7 +12474,8 @@ func TestDecodeNumpy(t *testing.T) {
 // slowly hides the type of an image, so that only At is left.
 type slowly struct{ image.Image }
 
-// testImages returns an image of each type that ImageTensor knows, and of some that it does not, with random pixels.
+// testImages returns an image of each type that ImageTensor knows, and of some
+// that it does not, with random pixels.
 func testImages(r image.Rectangle) (images []image.Image) {
 	random := rand.NewChaCha8([32]byte{1})
 	paletted := image.NewPaletted(r, nil)
@@ -12070,8 +12507,9 @@ func testImages(r image.Rectangle) (images []image.Image) {
 	return images
 }
 
-// TestImageTensor compares images of the image package with the same ones read with At, at odd sizes and places, cropped and
-// empty. Each tensor is made in the memory of the one before, and nothing else is allocated.
+// TestImageTensor compares images of the image package with the same ones read
+// with At, at odd sizes and places, cropped and empty. Each tensor is made in
+// the memory of the one before, and nothing else is allocated.
 func TestImageTensor(t *testing.T) {
 	var fast, slow Tensor[float32]
 	rect := image.Rect
@@ -12122,7 +12560,8 @@ func TestImageTensorColors(t *testing.T) {
 	}{
 		{pixel(color.White), rgb{1, 1, 1}}, {pixel(color.RGBA{}), rgb{0, 0, 0}},
 		{pixel(color.RGBA{255, 51, 0, 255}), rgb{1, 0.2, 0}}, {pixel(color.RGBA{51, 102, 0, 102}), rgb{0.5, 1, 0}},
-		// Images that are not valid, as if alpha had been left out; red that is transparent; white; gray of 16 bits.
+		// Images that are not valid, as if alpha had been left out; red that is
+		// transparent; white; gray of 16 bits.
 		{pixel(color.RGBA{200, 0, 0, 0}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
 		{pixel(color.RGBA{200, 0, 0, 1}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 1}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
 		{&image.NRGBA{Pix: []byte{255, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},

@@ -850,7 +850,8 @@ func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) erro
 		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
 }
 
-// wrapReread returns the last error of a stage whose source has other items before the cursor than it had, one of which has failed.
+// wrapReread returns the last error of a stage whose source has other items
+// before the cursor than it had, one of which has failed.
 func wrapReread(failed error) error {
 	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, "+
 		"or the source has changed: %w", failed)
