@@ -4,11 +4,18 @@ package dataloader
 // The heading of a part is a line that begins "// # ", and that of a section
 // one that begins "// ## ", so grep '^// #' lists all headings:
 //
-//	# Helpers                          data sets, samplers and sequences under observation, and how results are compared
-//	# The Examples                     what a reader wants to do, compiled and run; README.md lists the recipes by what they are for
-//	# The tests of the first reading   README.md, testdata/lesson.md; the classic loader, file by file: dataset.go, sampler.go, batch.go, …
-//	# The tests of the second reading  files and folders; streams, in the same order; Stats, Progress, profiles
-//	# The tests of tar shards          the stream, the web, the index, the writer
+//	# Helpers
+//	    data sets, samplers and sequences under observation, and how results
+//	    are compared
+//	# The Examples
+//	    what a reader wants to do, compiled and run; README.md lists the
+//	    recipes by what they are for
+//	# The tests of the first reading
+//	    README.md, testdata/lesson.md; the classic loader, file by file
+//	# The tests of the second reading
+//	    files and folders; streams, in the same order; Stats, Progress, profiles
+//	# The tests of tar shards
+//	    the stream, the web, the index, the writer
 //
 // Each row of a table is a subtest where it has a name or can have one, so that
 // it can be run alone: runRow names it.
@@ -21,16 +28,25 @@ package dataloader
 //
 // What is new needs more than its own test:
 //
-//	a stage    a row in stages, in TestStreams and in TestBadStreams; in savedStreams, with lines in testdata/cursors.json;
-//	           TestRefusedCursors, TestReadAhead, TestResumes and TestStreamsThatDie, if it has a state, reads ahead, reads
-//	           again or calls a function. If it reads again, it calls stageState.changed. Five lists name the stages: the
-//	           comments at Stream, at Run (those that cannot know the last item), above streamOf (the two kinds), at stageState
-//	           (what N counts), and the lesson's section Streams
-//	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in TestBadOptions, for data of another length; a name in cursors
-//	           that tells it from every other order, as in TestRefusedCursors; the sentence at Sampler
-//	an option  its zero value, which changes nothing, and what it excludes, in TestBadOptions; if it changes what a rank loads,
-//	           expect and TestResumeExhaustive; if a cursor fits only one value of it, TestRefusedCursors and savedStreams
-//	each       an Example, and its rows in README.md: "Which function do I need", "Coming from PyTorch"
+//	a stage    a row in stages, in TestStreams and in TestBadStreams; in
+//	           savedStreams, with lines in testdata/cursors.json; in
+//	           TestRefusedCursors, TestReadAhead, TestResumes and
+//	           TestStreamsThatDie, if it has a state, reads ahead, reads again
+//	           or calls a function. If it reads again, it calls
+//	           stageState.changed. Five lists name the stages: the comments at
+//	           Stream, at Run (those that cannot know the last item), above
+//	           streamOf (the two kinds), at stageState (what N counts), and
+//	           the lesson's section Streams
+//	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in
+//	           TestBadOptions, for data of another length; a name in cursors
+//	           that tells it from every other order, as in TestRefusedCursors;
+//	           the sentence at Sampler
+//	an option  its zero value, which changes nothing, and what it excludes, in
+//	           TestBadOptions; if it changes what a rank loads, expect and
+//	           TestResumeExhaustive; if a cursor fits only one value of it,
+//	           TestRefusedCursors and savedStreams
+//	each       an Example, and its rows in README.md: "Which function do I
+//	           need", "Coming from PyTorch"
 
 import (
 	"archive/tar"
