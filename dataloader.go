@@ -1045,7 +1045,8 @@ func (p *pass) markDone(step int) {
 		p.done = slices.Insert(p.done, i, span{step, step})
 	}
 	p.done[i][1]++
-	if next := i + 1; next < len(p.done) && p.done[i][1] == p.done[next][0] {
+	next := i + 1
+	if next < len(p.done) && p.done[i][1] == p.done[next][0] {
 		p.done[i][1] = p.done[next][1]
 		p.done = slices.Delete(p.done, next, next+1)
 	}

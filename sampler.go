@@ -582,7 +582,8 @@ func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F)
 func Batches(s Sampler, size int, dropLast bool) BatchSampler {
 	panicIf(s == nil, "Batches: the sampler is nil")
 	panicIf(size <= 0, "Batches: size is %d, must be positive", size)
-	d := deal{n: s.Len(), size: min(size, s.Len()+1), rank: Rank{0, 1}, dropLast: dropLast}.start(0)
+	n := s.Len()
+	d := deal{n: n, size: min(size, n+1), rank: Rank{0, 1}, dropLast: dropLast}.start(0)
 	name := fmt.Sprintf("Batches(%s, %d", describe(s), size)
 	if dropLast {
 		name += ", dropLast"
@@ -947,7 +948,8 @@ func (d *deal) after(steps int) int {
 // panics if s is nil. torchdata: SamplerWrapper.
 func Indices(s Sampler) Stream[int] {
 	panicIf(s == nil, "Indices: the sampler is nil")
-	n, state := s.Len(), &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
+	n := s.Len()
+	state := &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := keepTwo(s.Order)
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
 		if _, err := stateOf(from, state.By, oneSource); err != nil {
@@ -1149,7 +1151,9 @@ func (s *shuffler[T]) compareSource() error {
 // one after the other: they mix half as well, and the loop waits at every
 // window until all of it has been read.
 func dueOf(h uint64, i, bound int) int {
-	return i + min(below(uint64(bound), h, 2*uint64(i)), below(uint64(bound), h, 2*uint64(i)+1))
+	first := below(uint64(bound), h, 2*uint64(i))
+	second := below(uint64(bound), h, 2*uint64(i)+1)
+	return i + min(first, second)
 }
 
 // A Stop says when a Mix ends. A source has ended when it is its turn and it

@@ -2132,8 +2132,10 @@ func ImageTensor(dst Tensor[float32], img image.Image) Tensor[float32] {
 		return dst
 	}
 	for y := range h {
-		red, green, blue := dst.Data[y*w:], dst.Data[(h+y)*w:], dst.Data[(2*h+y)*w:]
-		imageRow(red[:w], green[:w], blue[:w], img, b.Min.X, b.Min.Y+y)
+		red := dst.Data[y*w:][:w]
+		green := dst.Data[(h+y)*w:][:w]
+		blue := dst.Data[(2*h+y)*w:][:w]
+		imageRow(red, green, blue, img, b.Min.X, b.Min.Y+y)
 	}
 	return dst
 }
@@ -2171,7 +2173,9 @@ func imageRow(red, green, blue []float32, img image.Image, left, y int) {
 	case *image.NRGBA:
 		pix := img.Pix[img.PixOffset(left, y):]
 		for x := range red {
-			red[x], green[x], blue[x] = levels[pix[4*x]], levels[pix[4*x+1]], levels[pix[4*x+2]]
+			red[x] = levels[pix[4*x]]
+			green[x] = levels[pix[4*x+1]]
+			blue[x] = levels[pix[4*x+2]]
 		}
 	case *image.Gray:
 		for x, v := range img.Pix[img.PixOffset(left, y):][:len(red)] {
