@@ -1053,9 +1053,10 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // batch.
 //
 // OnError may stand before Stream.Shard only if the same items fail on all
-// ranks. The same holds of Filter and Unbatch. If a connection breaks on one
-// rank alone, its rows move: samples come twice and others never, and nothing
-// in the package notices, because no rank knows the rows of another.
+// ranks. The same holds of Filter, which keeps failed items, and Unbatch, which
+// yields one failed item for a batch. If a connection breaks on one rank alone,
+// its rows move: samples come twice and others never, and nothing in the
+// package notices, because no rank knows the rows of another.
 // ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")

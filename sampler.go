@@ -1217,8 +1217,8 @@ type MixOptions struct {
 // and which sources have ended. Items that were read ahead but not yielded are
 // read again at a resume.
 //
-// On several ranks, Shard each source, and Mix the parts. Dealt out afterwards,
-// the parts would keep a pattern: with two sources in turn, each of two ranks
+// On several ranks, Shard each source, and Mix the parts. A Mix that is dealt
+// out by Shard keeps its pattern: with two sources in turn, each of two ranks
 // gets one source only. By weight, some numbers of ranks, such as 34, get long
 // runs of one source. Only a Shuffle between Mix and Shard prevents that.
 //
@@ -1509,7 +1509,7 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 //   - UnevenTail needs one cursor for each rank in more pipelines; see there.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
-// parts; see Mix. The same holds of these cursors.
+// parts; see Mix. The cursors of the mix follow the same rules.
 //
 // All ranks must read the same items in the same order. If one of them reads
 // fewer, as when its connection breaks in the middle of a shard, it has other
