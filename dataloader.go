@@ -25,8 +25,9 @@
 //
 // A [DataLoader] loads a [Dataset] in the order of a [Sampler], in batches that
 // a [Collate] or the function of [NewFunc] makes. A [Stream] loads data without
-// indices. [Rand] gives each sample its random numbers. A batch that fails is a
-// [*SampleError], which a loop may skip; every other error is the last.
+// indices. [Rand] gives each sample its random numbers, which depend on the
+// seed and its position. A batch that fails is a [*SampleError], which a loop
+// may skip; every other error is the last.
 //
 // # To look up
 //

@@ -2423,13 +2423,13 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 13
 }
 
-// From the four loaders to engine.run and engine.startWorker: the second again,
-// with all tasks queued at once, and what a training needs. load may fail, and
-// be stopped by its context. The loop asks ctx first: a load that is stopped
-// fails in its own words, but no batch is bad. load may also end its goroutine
-// by runtime.Goexit, as t.FailNow does. Only deferred functions run then.
-// Without that of work the loop would wait for ever, because the worker is
-// gone, and with it the task that it had.
+// The second of the four loaders again, with what a training needs; it leads to
+// engine.run and engine.startWorker. All tasks are queued at once. load may
+// fail, and be stopped by its context. The loop asks ctx first: a load that is
+// stopped fails in its own words, but no batch is bad. load may also end its
+// goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run
+// then. Without the deferred function of work the loop would wait for ever,
+// because the worker is gone, and with it the task that it had.
 func Example_errorsAndBreaks() {
 	type result struct {
 		batch int
@@ -8545,7 +8545,7 @@ func TestUnorderedResume(t *testing.T) {
 			at := Cursor{Epoch: 1}
 			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
 				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
-				stop, pos := random.IntN(9), at.Pos
+				stop, pos := random.IntN(4), at.Pos
 				resumes++
 				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
 					outcome := outcomes(one(batch, err))[0]

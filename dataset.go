@@ -663,10 +663,10 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 
 // Stages are streams made of other streams. There are two kinds.
 //
-// A stage that decides about each item alone, and yields it or drops it, passes
-// the source's cursors on: Filter, OnError, Map, Prefetch, and Batch. It is
-// made with streamOf. A stage that counts, joins or reorders makes cursors of
-// its own, which contain those of its sources: Take, Repeat, Chain, Zip,
+// A stage that keeps the order, and always stands at a place of its source,
+// passes the source's cursors on: Filter, OnError, Map, Prefetch, and Batch. It
+// is made with streamOf. A stage that counts, joins or reorders makes cursors
+// of its own, which contain those of its sources: Take, Repeat, Chain, Zip,
 // Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
 // Indices(Random(9, 1)).Take(5), after two items, is
 //
@@ -684,10 +684,10 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //	}
 
 // streamOf makes a stream of produce, which yields items until yield returns
-// false or the epoch has ended, or returns why the sequence cannot be
-// continued. An item that is ready when ctx has ended is not yielded: the cause
-// of ctx is the last pair. If there is no further item the epoch has ended,
-// whatever has become of ctx.
+// false or the epoch has ended. If the sequence cannot be continued, produce
+// returns why. An item that is ready when ctx has ended is not yielded: the
+// cause of ctx is the last pair. If there is no further item the epoch has
+// ended, whatever has become of ctx.
 //
 // streamOf and staged are not inlined: each stage would have a copy of their
 // closures, for each type of items, and a program would compile for half as
@@ -740,8 +740,8 @@ type stageState struct {
 }
 
 // A freshState is the State in a cursor that a stage has just made. Each item
-// of a stage allocates one, so it is small, and what several items have in
-// common they share. Its JSON is that of a stageState.
+// of a stage allocates one, so it is kept small, and items share what they have
+// in common. Its JSON is that of a stageState.
 type freshState struct {
 	by       string
 	n, count int
@@ -802,8 +802,8 @@ func (m *move) apply() (sources []Cursor, ended []bool) {
 const oneSource = 0
 
 // stateOf returns the State of a cursor that the stage of the given name has
-// made, or says why the cursor does not fit. At the start of an epoch each
-// source is at the start of its epoch of the same number.
+// made, or says why the cursor does not fit. At the start of epoch e each
+// source is at the start of its own epoch e.
 func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	var s stageState
 	if err := from.fit(name, &s.By, &s); err != nil {
@@ -828,7 +828,7 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 
 // changed says that a source has changed, if the items that a stage has read
 // again are not those that it had read before the cursor. There are n now, and
-// after them the source stands at last. If the cursor reads nothing again,
+// after them the source stands at last. If N is 0, nothing is read again, and
 // changed returns nil.
 //
 // If an item that is read again has failed, perhaps only for a moment, its
@@ -864,7 +864,7 @@ func wrapReread(failed error) error {
 type fingerprint struct {
 	Pos    int    `json:"pos"`
 	Digest string `json:"digest"`
-	By     string `json:"by"` // the first source of all, which names a shard or a data set
+	By     string `json:"by"` // the innermost first source, which names a shard or a data set
 }
 
 // fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
@@ -947,9 +947,9 @@ const fromSeq = "FromSeq"
 // A seq that sees that ctx has ended may return before its last item. So if ctx
 // has ended when seq returns, the epoch is not complete, and its last pair has
 // the cause of ctx. A resume calls seq again and skips the items before the
-// cursor. If one of these fails now, and seq ends with it, or after it and too
-// early, the epoch is not complete either: the error of that item is the last
-// of the loop, and the next try may succeed.
+// cursor. If one of these fails now, and seq ends there, or later but before
+// the cursor, the epoch is not complete either: the error of that item is the
+// last of the loop, and the next try may succeed.
 //
 // The cursor of one FromSeq fits every other, because nothing is known about
 // seq. So do not deal out inside seq: resumed on another number of ranks,

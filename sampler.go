@@ -1504,12 +1504,13 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 //   - After Shard, Filter and OnError leave the ranks different numbers of
 //     items.
 //   - With Shuffle or Unbatch after Shard, save one cursor for each rank.
-//     Another rank may accept it, and lose items, because Unbatch has nothing
-//     to compare between two batches.
-//   - UnevenTail needs one cursor for each rank in more pipelines; see there.
+//     Shuffle refuses another rank's; Unbatch has nothing to compare between
+//     two batches, so it may accept one, and lose items.
+//   - With UnevenTail, more pipelines need one cursor for each rank; its
+//     comment names them.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
-// parts; see Mix. The cursors of the mix follow the same rules.
+// parts; see Mix. Their cursors, too, resume every rank.
 //
 // All ranks must read the same items in the same order. If one of them reads
 // fewer, as when its connection breaks in the middle of a shard, it has other
