@@ -118,7 +118,7 @@ type Options struct {
 	// the epoch, and others never. "", in a cursor or here, fits every name,
 	// and the start of an epoch fits all data. If Shuffle or Unbatch follow
 	// StreamOf the loader, "" fits only "", so a DataVersion that is added to a
-	// running job refuses its checkpoints.
+	// running job may refuse its checkpoints.
 	DataVersion string
 	// DropLast leaves out the last batch if it is not full. PyTorch: drop_last.
 	DropLast bool
@@ -890,10 +890,9 @@ type loaderState struct {
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
-	// Ranks and Batch, the batch size, are in the cursors of StreamOf, for
-	// stages that compare cursors. No loader looks at them.
+	// Ranks, the number of ranks, and Size are in the cursors of StreamOf, for
+	// stages that compare cursors. No loader needs them.
 	Ranks int `json:"ranks,omitempty"`
-	Batch int `json:"batch,omitempty"`
 }
 
 // span{a, b} is the steps a <= k < b.
@@ -979,7 +978,7 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 		return from.refuse("it was made out of order by rank %v with batches of %d, "+
 			"this loader is rank %v with batches of %d",
 			*s.Rank, s.Size, p.deal.rank, p.deal.size)
-	case !outOfOrder && (s.Rank != nil || s.Size != 0 || len(s.Done) > 0):
+	case !outOfOrder && (s.Rank != nil || s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	}
 	for i, d := range s.Done {
@@ -1151,6 +1150,11 @@ type Timing struct {
 // only the same number of ranks with the same batch size does. Others would
 // read other items, and refuse the cursor, except between two batches of
 // Unbatch: nothing is read again there, and they go on exactly.
+//
+// Save one cursor for each rank if the ranks are not in step behind StreamOf:
+// if Unbatch follows and batches differ in length, because of a BatchSampler or
+// of samples that OnError has dropped, or if Filter or Stream.OnError drop
+// batches.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
@@ -1160,7 +1164,7 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 		})
 	}
 	state := *l.state
-	state.Ranks, state.Batch = l.deal.rank.Count, l.deal.size
+	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		return l.items(ctx, from, &state)
 	}

@@ -727,7 +727,7 @@ func streamOf[T any](
 type stageState struct {
 	By     string `json:"by"`              // describes the stage; another one refuses the cursor
 	N      int    `json:"n,omitempty"`     // see above
-	Count  int    `json:"count,omitempty"` // of Shard: the number of ranks
+	Ranks  int    `json:"ranks,omitempty"` // of Shard: their number
 	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
 
 	// Zip and Mix, which read several sources at once.
@@ -744,7 +744,7 @@ type stageState struct {
 // in common. Its JSON is that of a stageState.
 type freshState struct {
 	by       string
-	n, count int
+	n, ranks int
 	source   Cursor
 	again    *reread // the items that a resume reads again; nil for none
 	moved    *move   // the last move of one of several sources; nil if there is one source
@@ -772,7 +772,7 @@ type move struct {
 // saved returns the state as it is saved. It makes the digest, and applies the
 // moves, which would take too long for each item.
 func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.by, N: f.n, Count: f.count, Source: f.source}
+	s := &stageState{By: f.by, N: f.n, Ranks: f.ranks, Source: f.source}
 	if f.again != nil {
 		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
@@ -815,13 +815,13 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 		s.Ended = make([]bool, sources)
 		return s, nil
 	}
-	negative := min(s.N, s.Count, s.Again) < 0
+	negative := min(s.N, s.Ranks, s.Again) < 0
 	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
 	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
 	others := len(s.Sources) != sources || len(s.Ended) != sources
 	if negative || tooFar || tooMany || others {
-		return s, from.refuse("its state is damaged: n is %d, count %d, again %d, "+
-			"and it has %d of %d sources", s.N, s.Count, s.Again, len(s.Sources), sources)
+		return s, from.refuse("its state is damaged: n is %d, ranks %d, again %d, "+
+			"and it has %d of %d sources", s.N, s.Ranks, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }
@@ -897,8 +897,8 @@ func fingerprintOf(c Cursor) fingerprint {
 	if len(parts) > 0 {
 		first = parts[0].By
 		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
-		if s.Count > 0 {
-			fmt.Fprintf(h, " of %d", s.Count)
+		if s.Ranks > 0 {
+			fmt.Fprintf(h, " of %d", s.Ranks)
 		}
 	} else {
 		if s.By == fromSeq { // whether its last item has failed does not count

@@ -844,10 +844,10 @@ const (
 	// all ranks have the same number.
 	DropTail
 	// UnevenTail gives the first ranks one sample more. Every sample comes
-	// exactly once, as an evaluation needs it. If Repeat, Chain, Mix, Batch,
-	// Shuffle or Unbatch follow Stream.Shard or StreamOf, save one cursor for
-	// each rank: the same number of steps is not always the same place on all
-	// ranks.
+	// exactly once, as an evaluation needs it. The same number of steps is not
+	// always the same place on all ranks then. So save one cursor for each rank
+	// if the loop goes over several epochs, or if Repeat, Chain, Mix, Batch,
+	// Shuffle or Unbatch follow Stream.Shard or StreamOf.
 	UnevenTail
 )
 
@@ -1273,10 +1273,10 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	})
 }
 
-// scaleWeights returns the weights multiplied by one power of two: the largest
-// one for which no sum of them can be infinite. A power of two changes no
-// ratio, and with the largest one small weights keep the most bits. A weight
-// that is still too small is not rounded to 0.
+// scaleWeights returns the weights multiplied by one power of two, which
+// changes no ratio. It is so large that small weights keep their bits, but no
+// sum of the weights is infinite. A weight that is still too small is not
+// rounded to 0.
 func scaleWeights(weights []float64) []float64 {
 	_, exponent := math.Frexp(slices.Max(weights)) // the largest is below 2^exponent
 	room := 1024 - bits.Len(uint(len(weights)))    // below 2^room the sum is below 2^1024
@@ -1438,9 +1438,9 @@ func (m *mixer[T]) nextItem(i int) Item[T] {
 }
 
 // noteMove notes where source i stands from the next item on. After as many
-// moves as there are sources, but at least 16, base is made anew. So a cursor
-// that is kept holds at most two cursors for each source, and few sources cost
-// no base an item.
+// moves as there are sources, but at least 16, base is made anew. So the moves
+// of a cursor that is kept take no more memory than its sources, or than 16
+// cursors, and few sources do not cost a base for each item.
 func (m *mixer[T]) noteMove(i int, to Cursor) {
 	if m.moves == max(len(m.at), 16) {
 		m.moves, m.moved = 0, nil
@@ -1531,7 +1531,7 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 //	                                 Pos + N is where row 1 begins
 //
 // In a last row that is not full, Pos and N do not tell how many ranks there
-// are, so Count does, for the stages that compare cursors.
+// are, so Ranks does, for the stages that compare cursors.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(s == nil, "Stream.Shard: the stream is nil")
 	rank, bad := rank.withCount()
@@ -1551,7 +1551,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		last := state.Source      // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
 			follow := max(0, width-rank.Index-1)
-			next := freshState{n: follow, count: rank.Count, source: last}
+			next := freshState{n: follow, ranks: rank.Count, source: last}
 			return yield(own, row+rank.Index+1, next)
 		}
 		for item, err := range s(ctx, state.Source) {

@@ -326,10 +326,10 @@ func (w *worker) chooseIndices() error {
 // one, and collates them. If OnError may drop samples, a batch of which none is
 // left is not collated.
 func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) builder[B] {
-	var samples []T // whose memory is used again for the next batch
+	var samples []T // from batch to batch
 	return func(w *worker, dst B) (batch B, err error) {
 		samples, err = fetch(w, data, samples[:0])
-		defer clear(samples) // which must not be kept until then
+		defer clear(samples) // the next batch needs only the memory
 		if err != nil || len(samples) == 0 {
 			return dst, err
 		}
