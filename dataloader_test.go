@@ -887,7 +887,7 @@ func ExampleSampleError() {
 //	pos      items that have left Shuffle
 //	by       the stage that made the cursor; another one refuses it
 //	n        items that have left since source: here source.pos + n = pos
-//	source   the place in the source from which a resume reads again; absent at the start of the epoch
+//	source   the place in the source from which a resume reads again; absent at the start of epoch 0
 //	again    items that a resume reads again: here after.pos − source.pos
 //	after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
 func ExampleCursor_stream() {
@@ -5067,10 +5067,11 @@ var normalised = func() (table [3][256]float32) {
 }()
 
 // augment writes a sample for training into dst, whose shape is [3 224 224]: a
-// part of a photograph is scaled by bilinear interpolation, mirrored in half of
-// all cases, and normalised. Transparent pixels count as black. Scaling to less
-// than half skips pixels, so store large photographs smaller. torchvision:
-// RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize.
+// part of a photograph, which must lie in its bounds, is scaled by bilinear
+// interpolation, mirrored in half of all cases, and normalised. Transparent
+// pixels count as black. Scaling to less than half skips pixels, so store large
+// photographs smaller. torchvision: RandomResizedCrop, RandomHorizontalFlip,
+// ToTensor and Normalize.
 //
 // JPEG files take a third of the time with testdata/libjpeg.go.txt, which
 // decodes only the part, and scales large ones. The random numbers stay the
@@ -5455,11 +5456,15 @@ func ExampleNewFunc() {
 // next 1,000 texts while the loop uses the rows of these.
 func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 	divide := func(_ []Tensor[T], texts [][]T) (rows []Tensor[T], err error) {
-		tokens := slices.Concat(texts...)
-		for ; len(tokens) >= length; tokens = tokens[length:] {
-			rows = append(rows, Tensor[T]{Data: tokens[:length:length], Shape: []int{length}})
+		for row := range slices.Chunk(slices.Concat(texts...), length) {
+			if len(row) == length {
+				rows = append(rows, Tensor[T]{Data: row, Shape: []int{length}})
+			}
 		}
-		return rows, nil
+		if len(rows) == 0 && len(texts) == 1000 {
+			err = errors.New("1,000 texts do not fill a row: take more texts at once")
+		}
+		return rows, err
 	}
 	return Unbatch(Batch(texts, 1000, divide).Prefetch(1))
 }
@@ -5469,10 +5474,11 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 // token of its own. 1,000 texts are divided at once, because an item for each
 // token takes 25 to 30 times as long. The last tokens of each 1,000 texts, on
 // average half a row, are left out: carried over, they would have to be in the
-// cursor. A resume tokenizes up to 1,000 texts again and goes on with the next
+// cursor. So 1,000 texts should fill many rows; take more at once if they do
+// not. A resume tokenizes up to 1,000 texts again and goes on with the next
 // row. A text that cannot be tokenized fails its 1,000. OnError before
-// packTexts drops the text instead, but then a resume may be refused if a text
-// fails for a moment: try the cursor again.
+// packTexts drops the text instead, but then a text that has failed only for a
+// moment may cost the cursor; see Stream.OnError.
 func ExampleUnbatch_packing() {
 	const length = 8
 	texts := []string{"To be", "or", "not to be", "that", "is", "the question", "Whether", "'tis"}
