@@ -9503,6 +9503,8 @@ func TestPlaces(t *testing.T) {
 		{failure(t, loader), "batch 1, sample 3: bad sample"},
 		{failure(t, Map(loader, 2, quick).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
+		{failure(t, packTexts(Batch(counting(1000), 1, List[int]), 1001)),
+			"the item before pos 1: Batch: 1,000 texts do not fill a row: take more texts at once"},
 		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
 		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })),
 			"the item before pos 4: Stream.OnError: bad sample"},

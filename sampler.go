@@ -398,8 +398,8 @@ func newGuide(sums []float64) func(x float64) int {
 //
 // If the other bits of two keys are equal, the smaller index comes first. Of
 // 2^23 samples of equal weight, 0.3 % share these bits with another, of 2^20
-// samples 0.005 %. A weight that is so small beside the largest that its time
-// is infinite comes last, by index.
+// samples 0.005 %. If a weight is so much smaller than the largest that its
+// time is infinite, its sample comes last, by index.
 //
 // Whenever 2 × count + 1,000 keys have been collected, only the smallest count
 // of them are kept, and no later key above these is collected. So memory grows
