@@ -3,11 +3,8 @@ package dataloader
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"io/fs"
 	"iter"
 	"math"
@@ -78,23 +75,6 @@ func Func[T any](n int, get func(ctx context.Context, i int) (T, error)) Dataset
 	panicIf(n < 0, "Func: n is %d, must not be negative", n)
 	panicIf(get == nil, "Func: get is nil")
 	return funcDataset[T]{n, get}
-}
-
-// panicIf panics if an argument can never be right. Arguments that may come
-// from data, flags or files are errors.
-func panicIf(bad bool, format string, args ...any) {
-	if bad {
-		panic(fmt.Sprintf("dataloader: "+format, args...))
-	}
-}
-
-// errorIf returns an error if an argument is wrong that may come from data,
-// flags or files.
-func errorIf(bad bool, format string, args ...any) error {
-	if bad {
-		return fmt.Errorf(format, args...)
-	}
-	return nil
 }
 
 // A funcDataset is the Dataset that Func makes. The adapters below are such
@@ -598,7 +578,7 @@ func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
 // Stat follows a link. Without it, fs.Stat would open the file.
 func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS, name) }
 
-// Streams. Cursor and Item are in dataloader.go.
+// Streams. Cursor, Item and the cursors of stages are in dataloader.go.
 
 // A Stream is a pure function from a Cursor to the items that follow the
 // cursor, up to the end of its epoch. A Stream is a definition, not an
@@ -713,226 +693,6 @@ func streamOf[T any](
 		}
 	}
 }
-
-// A stageState is the State in a cursor of a stage, as it is saved. What N
-// counts depends on the stage:
-//
-//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place
-//	               in the next one
-//	Unbatch        the elements of the batch after Source that have been yielded
-//	Shuffle        the items after Source that have been yielded
-//	Mix            the draws
-//	Shard          the items of the row that follow; see Stream.Shard
-//	FromSeq        1 if the item before the cursor has failed
-type stageState struct {
-	By     string `json:"by"`              // describes the stage; another one refuses the cursor
-	N      int    `json:"n,omitempty"`     // see above
-	Ranks  int    `json:"ranks,omitempty"` // of Shard: their number
-	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
-
-	// Zip and Mix, which read several sources at once.
-	Sources []Cursor `json:"sources,omitempty"`
-	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
-
-	// Unbatch and Shuffle, whose resume reads items again.
-	Again int         `json:"again,omitempty"` // how many
-	After fingerprint `json:"after,omitzero"`  // of the source's cursor after these items
-}
-
-// A freshState is the State in a cursor that a stage has just made. Each item
-// of a stage allocates one, so it is kept small, and items share what they have
-// in common. Its JSON is that of a stageState.
-type freshState struct {
-	by       string
-	n, ranks int
-	source   Cursor
-	again    *reread // the items that a resume reads again; nil for none
-	moved    *move   // the last move of one of several sources; nil if there is one source
-}
-
-// A reread is the items that a resume reads again: their number, and the
-// source's cursor after the last one.
-type reread struct {
-	count int
-	last  Cursor
-}
-
-// A move says where one of several sources stands, whether it has ended, and
-// what moved before it. The cursors of consecutive items share base and most of
-// the moves, so an item of a Mix costs one move, however many sources there
-// are.
-type move struct {
-	before *move
-	base   *stageState // its Sources and Ended are those before the first move
-	source int
-	to     Cursor
-	ended  bool
-}
-
-// saved returns the state as it is saved. It makes the digest, and applies the
-// moves, which would take too long for each item.
-func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.by, N: f.n, Ranks: f.ranks, Source: f.source}
-	if f.again != nil {
-		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
-	}
-	if f.moved != nil {
-		s.Sources, s.Ended = f.moved.apply()
-	}
-	return s
-}
-
-// MarshalJSON encodes the state as it is saved.
-func (f *freshState) MarshalJSON() ([]byte, error) { return json.Marshal(f.saved()) }
-
-// apply returns where the sources stand after the moves up to m, and which of
-// them have ended.
-func (m *move) apply() (sources []Cursor, ended []bool) {
-	if m.before == nil {
-		sources, ended = slices.Clone(m.base.Sources), slices.Clone(m.base.Ended)
-	} else {
-		sources, ended = m.before.apply()
-	}
-	sources[m.source], ended[m.source] = m.to, m.ended
-	return sources, ended
-}
-
-// oneSource is the number of sources of a stage whose source is in Source, and
-// not in Sources.
-const oneSource = 0
-
-// stateOf returns the State of a cursor that the stage of the given name has
-// made, or says why the cursor does not fit. At the start of epoch e each
-// source is at the start of its own epoch e.
-func stateOf(from Cursor, name string, sources int) (stageState, error) {
-	var s stageState
-	if err := from.fit(name, &s.By, &s); err != nil {
-		return s, err
-	}
-	if from.atStart() {
-		s.Source = from
-		s.Sources = slices.Repeat([]Cursor{from}, sources)
-		s.Ended = make([]bool, sources)
-		return s, nil
-	}
-	negative := min(s.N, s.Ranks, s.Again) < 0
-	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
-	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
-	others := len(s.Sources) != sources || len(s.Ended) != sources
-	if negative || tooFar || tooMany || others {
-		return s, from.refuse("its state is damaged: n is %d, ranks %d, again %d, "+
-			"and it has %d of %d sources", s.N, s.Ranks, s.Again, len(s.Sources), sources)
-	}
-	return s, nil
-}
-
-// changed says that a source has changed, if the items that a stage has read
-// again are not those that it had read before the cursor. There are n now, and
-// after them the source stands at last. If N is 0, nothing is read again, and
-// changed returns nil.
-//
-// If an item that is read again has failed, perhaps only for a moment, its
-// error is returned, and the cursor is not refused: a program that began the
-// epoch again would repeat what was yielded.
-func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) error {
-	if s.N == 0 {
-		return nil
-	}
-	now := fingerprintOf(last)
-	switch {
-	case n == s.Again && now == s.After:
-		return nil
-	case failed != nil:
-		return wrapReread(failed)
-	}
-	return from.refuse("the source has changed: it has %d items up to pos %d of %s now, "+
-		"which are not the %d up to pos %d of %s that it had, or Options.DataVersion is another",
-		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
-}
-
-// wrapReread returns the last error of a stage whose source has other items
-// before the cursor than it had, one of which has failed.
-func wrapReread(failed error) error {
-	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, "+
-		"or the source has changed: %w", failed)
-}
-
-// A fingerprint stands for a source's cursor that a resume only compares. It
-// has a digest in place of the cursor's State: a stage that saved two whole
-// cursors of its source would double the size of its own, and twelve such
-// stages would make half a megabyte.
-type fingerprint struct {
-	Pos    int    `json:"pos"`
-	Digest string `json:"digest"`
-	By     string `json:"by"` // the innermost first source, which names a shard or a data set
-}
-
-// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
-// cursor is made of the fingerprints of its sources' cursors. If the stage
-// reads items again, only the source's cursor after these items counts. To
-// include the cursor before them would double the time with each such stage. A
-// State that is not a stageState is digested whole: a source's, or that of a
-// stage of the user's with fields of its own.
-func fingerprintOf(c Cursor) fingerprint {
-	s := new(stageState)
-	if fresh, ok := c.State.(*freshState); ok {
-		s = fresh.saved()
-	} else {
-		data, _ := json.Marshal(c.State)
-		err := cmp.Or(c.Load(s), decodeStrictly(data, new(stageState)))
-		if err != nil || s.Again > 0 != (s.After.Digest != "") {
-			s = &stageState{By: s.By}
-		}
-	}
-	var parts []fingerprint
-	if s.Again > 0 {
-		parts = append(parts, s.After)
-	} else if s.Source.State != nil {
-		parts = append(parts, fingerprintOf(s.Source))
-	}
-	for _, source := range s.Sources {
-		parts = append(parts, fingerprintOf(source))
-	}
-	first, h := s.By, fnv.New64a()
-	if len(parts) > 0 {
-		first = parts[0].By
-		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
-		if s.Ranks > 0 {
-			fmt.Fprintf(h, " of %d", s.Ranks)
-		}
-	} else {
-		if s.By == fromSeq { // whether its last item has failed does not count
-			c.State = stageState{By: fromSeq}
-		}
-		io.WriteString(h, c.String())
-	}
-	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
-}
-
-// staged makes a stage with cursors of its own. produce begins at the state of
-// the cursor. sources is the number of cursors in the state's Sources, or
-// oneSource.
-//
-//go:noinline
-func staged[T any](
-	name string, sources int,
-	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
-) Stream[T] {
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		state, err := stateOf(from, name, sources)
-		if err != nil {
-			return err
-		}
-		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
-			next.by = name
-			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
-		})
-	})
-}
-
-// A yieldAt yields an item of a stage that makes its own cursors: pos and next
-// become the Pos and the State of the item's Next.
-type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // fromSeq describes FromSeq in cursors: nothing is known about the sequence.
 const fromSeq = "FromSeq"
