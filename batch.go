@@ -191,6 +191,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 			samples, failed = samples[:0], nil
 			return yield(batch)
 		}
+		ctx = leaveNote(ctx, &rankNote{stage: "Batch"})
 		for item, err := range src(ctx, from) {
 			if err != nil {
 				return err
@@ -225,9 +226,10 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
-	return staged("Unbatch", oneSource, func(
+	return staged(&maker{by: "Unbatch"}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
+		ctx = leaveNote(ctx, &rankNote{stage: "Unbatch", always: true})
 		pos := from.Pos
 		for batch, err := range src(ctx, state.Source) {
 			if err != nil {

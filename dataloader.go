@@ -93,6 +93,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -358,9 +359,11 @@ func (p *plan) setOrder(n int, opts Options) error {
 	// overflow.
 	size := min(o.BatchSize, count+1)
 	p.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion}
+	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion, index: o.Rank.Index}
 	if o.Unordered {
 		p.state.Rank, p.state.Size = &p.deal.rank, size
+	} else if o.OnError != nil && o.Tail == UnevenTail && o.Rank.Count > 1 {
+		p.state.Rank = &p.deal.rank // a rank may skip a batch that the others have
 	}
 	return p.check(needOf(order))
 }
@@ -862,7 +865,11 @@ func handOver[T any](
 func itemError(next Cursor, err error) *SampleError {
 	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
 	if source, ok := err.(*SampleError); ok {
-		if _, own := next.State.(*loaderState); own {
+		state := next.State
+		if o, ok := state.(*ownedState); ok {
+			state = o.State
+		}
+		if _, own := state.(*loaderState); own {
 			return source
 		}
 		e.Index, e.Err = source.Index, source.Err
@@ -904,14 +911,20 @@ type loaderState struct {
 	// Done lists the steps that have been handed over out of order, counted
 	// from Pos. Rank and Size, the batch size, say what a step is. Loaders with
 	// Options.Unordered always set both: each rank has handed over other
-	// batches, so another rank's cursor does not fit.
+	// batches, so another rank's cursor does not fit. Rank is also set if
+	// OnError puts the ranks out of step.
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
 	// Ranks, the number of ranks, and Size are in the cursors of StreamOf, for
 	// stages that compare cursors. No loader needs them.
 	Ranks int `json:"ranks,omitempty"`
+
+	index int // of the rank; not saved
 }
+
+// rankIndex is for rankOf.
+func (s *loaderState) rankIndex() int { return s.index }
 
 // span{a, b} is the steps a <= k < b.
 type span [2]int
@@ -982,7 +995,8 @@ func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 // check says why the cursor at which the pass begins does not fit, although its
 // order does.
 func (p *pass) check(from Cursor, s *loaderState) error {
-	outOfOrder := s.Rank != nil && s.Size > 0 // such a cursor fits only its own rank and batch size
+	// A cursor made out of order fits only its own batch size.
+	outOfOrder := s.Rank != nil && s.Size > 0 && (s.Ranks == 0 || len(s.Done) > 0)
 	switch o := &p.plan.opts; {
 	case !from.atStart() && s.Seed != o.Seed:
 		return from.refuse("it was made with Options.Seed %d, this loader has Options.Seed %d",
@@ -996,8 +1010,10 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 		return from.refuse("it was made out of order by rank %v with batches of %d, "+
 			"this loader is rank %v with batches of %d",
 			*s.Rank, s.Size, p.deal.rank, p.deal.size)
-	case !outOfOrder && (s.Rank != nil || s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
+	case !outOfOrder && (s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
+	case s.Rank != nil && *s.Rank != p.deal.rank:
+		return from.refuseOwner(fmt.Sprint(*s.Rank), fmt.Sprint(p.deal.rank), "OnError under UnevenTail")
 	}
 	for i, d := range s.Done {
 		before := p.done[i] // a span that touches it, or has step 0, would be part of it
@@ -1185,6 +1201,7 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	state := *l.state
 	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+		openDeal(ctx, l.deal.rank, l.deal.tail)
 		return l.items(ctx, from, &state)
 	}
 }
@@ -1218,11 +1235,43 @@ type stageState struct {
 // of a stage allocates one, so it is kept small, and items share what they have
 // in common. Its JSON is that of a stageState.
 type freshState struct {
-	by       string
-	n, ranks int
-	source   Cursor
-	again    *reread // the items that a resume reads again; nil for none
-	moved    *move   // the last move of one of several sources; nil if there is one source
+	maker  *maker
+	n      int
+	source Cursor
+	again  *reread // the items that a resume reads again; nil for none
+	moved  *move   // the last move of one of several sources; nil if there is one source
+}
+
+// A maker is a stage, as all of its cursors describe it.
+type maker struct {
+	by   string
+	rank Rank // of Shard; otherwise zero
+}
+
+// rankIndex is for rankOf.
+func (f *freshState) rankIndex() int {
+	last := f.source // of a source, behind the item
+	switch {
+	case f.again != nil:
+		last = f.again.last
+	case f.moved != nil:
+		last = f.moved.to
+	}
+	index := rankOf(last)
+	if s, ok := last.State.(*freshState); ok { // this stage counts anew what Shard has dealt
+		index = index*max(1, s.maker.rank.Count) + s.maker.rank.Index
+	}
+	return index
+}
+
+// rankOf returns the Index of the rank that has just made a cursor, if another
+// rank makes one with the same Pos: in StreamOf, in Tar, and in a stage that
+// counts anew what Shard has dealt. Otherwise it returns 0.
+func rankOf(c Cursor) int {
+	if s, ok := c.State.(interface{ rankIndex() int }); ok {
+		return s.rankIndex()
+	}
+	return 0
 }
 
 // A reread is the items that a resume reads again: their number, and the
@@ -1247,7 +1296,7 @@ type move struct {
 // saved returns the state as it is saved. It makes the digest, and applies the
 // moves, which would take too long for each item.
 func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.by, N: f.n, Ranks: f.ranks, Source: f.source}
+	s := &stageState{By: f.maker.by, N: f.n, Ranks: f.maker.rank.Count, Source: f.source}
 	if f.again != nil {
 		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
@@ -1384,22 +1433,22 @@ func fingerprintOf(c Cursor) fingerprint {
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
 }
 
-// staged makes a stage with cursors of its own. produce begins at the state of
+// staged makes a stage with cursors by its maker. produce begins at the state of
 // the cursor. sources is the number of cursors in the state's Sources, or
 // oneSource.
 //
 //go:noinline
 func staged[T any](
-	name string, sources int,
+	by *maker, sources int,
 	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
 ) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		state, err := stateOf(from, name, sources)
+		state, err := stateOf(from, by.by, sources)
 		if err != nil {
 			return err
 		}
 		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
-			next.by = name
+			next.maker = by
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
 	})
@@ -1408,6 +1457,148 @@ func staged[T any](
 // A yieldAt yields an item of a stage that makes its own cursors: pos and next
 // become the Pos and the State of the item's Next.
 type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
+
+// Ranks in step. A deal, which is Stream.Shard or StreamOf, gives each rank its
+// own items, and yet makes cursors that fit all ranks: after the same number of
+// steps all of them stand at the same place. Behind a deal Map, Prefetch, Take
+// and Zip leave that as it is. Other stages can put the ranks out of step: each
+// rank drops other items, or comes to the end of a source at another step. Then
+// the cursors have an owner, the rank that made them, and every other rank
+// refuses them.
+//
+// A deal does not know the stages behind it, nor they the deal. So these stages
+// leave notes in the context of their sources. A deal reads the notes when it
+// is opened, and tells the outermost stage if the ranks are out of step. From
+// then on the outermost stage puts the owner into its cursors. (If a stage reads
+// ahead, that may be a few items sooner than necessary.) At a resume the
+// outermost stage first asks all deals for their ranks, also those in sources
+// that have ended, which would not be opened again.
+
+// A rankNote is what a stage tells the deals in its sources.
+type rankNote struct {
+	stage   string
+	always  bool // whether it puts the ranks out of step under each Tail, not only UnevenTail
+	joins   bool // whether its cursors leave out sources that have ended
+	rereads bool // whether it does so only if a stage that joins is among its sources
+
+	behind *rankNote // of the next stage away from the source; nil for top
+	top    *rankNote // of the outermost stage; deals write only this one
+
+	parted  atomic.Bool // whether a deal has found the ranks out of step
+	asks    bool        // whether the deals are only asked for what follows
+	owner   string      // the ranks of all deals, in the order of the sources
+	parting string      // the first stage that puts the ranks out of step
+}
+
+// noteKey is the key of a rankNote in a context.
+type noteKey struct{}
+
+// noteOf returns the note of the next stage behind, or nil.
+func noteOf(ctx context.Context) *rankNote {
+	n, _ := ctx.Value(noteKey{}).(*rankNote)
+	return n
+}
+
+// leaveNote returns the context for the sources of a stage.
+func leaveNote(ctx context.Context, n *rankNote) context.Context {
+	n.behind, n.top = noteOf(ctx), n
+	if n.behind != nil {
+		n.top = n.behind.top
+	}
+	return context.WithValue(ctx, noteKey{}, n)
+}
+
+// openDeal tells the outermost stage that the deal of a rank has been opened.
+func openDeal(ctx context.Context, rank Rank, tail Tail) {
+	n := noteOf(ctx)
+	if n == nil {
+		return
+	}
+	top, parting, joined := n.top, "", false
+	for ; n != top; n = n.behind {
+		parts := n.always || n.rereads && joined || !n.rereads && tail == UnevenTail
+		if parts && parting == "" {
+			parting = n.stage
+		}
+		joined = joined || n.joins
+	}
+	if top.asks {
+		top.owner += fmt.Sprint(rank)
+		top.parting = cmp.Or(top.parting, parting)
+	} else if parting != "" && rank.Count > 1 {
+		top.parted.Store(true)
+	}
+}
+
+// askSources opens the sources of a stage that reads several, one after the
+// other, if the deals are only asked for their ranks. A context that has ended
+// keeps the sources from yielding anything.
+func askSources[T any](ctx context.Context, epoch int, srcs ...Stream[T]) (asked bool) {
+	top := noteOf(ctx).top
+	if !top.asks {
+		return false
+	}
+	for _, s := range srcs {
+		before := top.owner
+		top.owner = ""
+		for range s(ctx, Cursor{Epoch: epoch}) {
+		}
+		if strings.HasSuffix(before, top.owner) { // usually all sources have the same rank
+			top.owner = ""
+		}
+		top.owner = before + top.owner
+	}
+	return true
+}
+
+// An ownedState is the State in a cursor of the outermost stage, if the cursor
+// has an owner.
+type ownedState struct {
+	Owner string `json:"owner"`
+	State any    `json:"state"` // of the stage
+}
+
+// owned returns produce, which is that of a stage, for the case that the stage
+// is the outermost.
+func owned[T any](produce producer[T]) producer[T] {
+	return func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		ask := func() *rankNote {
+			n := &rankNote{asks: true}
+			ctx, cancel := context.WithCancel(leaveNote(ctx, n))
+			cancel()
+			produce(ctx, Cursor{Epoch: from.Epoch}, func(Item[T]) bool { return false })
+			return n
+		}
+		var state json.RawMessage
+		saved := ownedState{State: &state}
+		data, _ := json.Marshal(from.State)
+		asked := decodeStrictly(data, &saved) == nil && saved.Owner != ""
+		if asked {
+			here := ask()
+			if here.owner != saved.Owner {
+				return from.refuseOwner(saved.Owner, here.owner, here.parting)
+			}
+			from.State = state
+		}
+		owner, top := saved.Owner, new(rankNote)
+		return produce(leaveNote(ctx, top), from, func(item Item[T]) bool {
+			if !asked && top.parted.Load() {
+				owner, asked = ask().owner, true
+			}
+			if owner != "" {
+				item.Next.State = &ownedState{owner, item.Next.State}
+			}
+			return yield(item)
+		})
+	}
+}
+
+// refuseOwner returns the error of a cursor that another rank has made.
+func (c Cursor) refuseOwner(owner, here, parting string) error {
+	return c.refuse("it was made by rank %s, this is rank %s, and %s puts the ranks out of step: "+
+		"save one cursor for each rank, and resume as many ranks",
+		owner, here, cmp.Or(parting, "a stage"))
+}
 
 // Stats sums up the timings of a loader, and says in one line where the time
 // goes. Set Options.Trace to the Observe method of a new(Stats), and print that

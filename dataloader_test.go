@@ -9564,7 +9564,7 @@ func TestRefusedCursors(t *testing.T) {
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
 	mine := func(field string, value, pos int) ints { // a stage of the user's, whose State has one field more
-		return passOn(s, func(item *Item[int]) bool {
+		return passOn(s, "mine", func(item *Item[int]) bool {
 			source := Cursor{0, pos, item.Next.State}
 			item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
 			return true
@@ -9614,7 +9614,6 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(base), done("[[5,4]]"), "damaged … [5 4]"},
 		{loader(base), with(`"done":[[1,2]]`), isDamaged},
 		{loader(base), with(`"done":[[1,2]],` + size), isDamaged},
-		{loader(base), with(ofRank), isDamaged},
 		{loader(base), with(size), isDamaged},
 
 		{s.Take(4), after(1, s.Take(3)), "made by Take(3), this is Take(4)"},
@@ -9908,25 +9907,19 @@ func TestResumes(t *testing.T) {
 
 // TestStreamRanks: after a stop in lock-step any rank's cursor resumes all
 // ranks, and another number of ranks, without loss or repeat, even if items
-// that failed before Shard have healed by then and a Filter leaves them out,
-// alone and in a Mix.
+// that failed before Shard have healed by then and a Filter leaves them out.
 func TestStreamRanks(t *testing.T) {
 	var gone []int
 	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
-	kept := source.stream().Shuffle(5, 1).Filter(func(i int) bool { return !slices.Contains(gone, i) }) // before Shard
-	thousand := Map(counting(12), 0, func(_ context.Context, i int) (int, error) { return 1000 + i, nil })
-	mix := func(weights ...float64) func(Rank) ints {
-		return func(rank Rank) ints {
-			opts := MixOptions{Stop: StopAtLast, Weights: weights}
-			return Mix(opts, kept.Shard(rank, UnevenTail), thousand.Shard(rank, UnevenTail))
-		}
+	here := func(i int) bool { return !slices.Contains(gone, i) }
+	part := func(rank Rank) ints {
+		return Map(source.stream().Shuffle(5, 1).Filter(here).Shard(rank, UnevenTail), 1, quick).Prefetch(2)
 	}
-	alone := func(rank Rank) ints { return Map(kept.Shard(rank, UnevenTail), 1, quick).Prefetch(2) }
-	for k := range unlessShort(72, 24) {
-		part, before, steps := []func(Rank) ints{alone, mix(), mix(1, 2)}[k%3], 1+k/3%4, []int{1, 2, 5}[k/24]
+	for k := range unlessShort(24, 8) {
+		before, steps := 1+k%4, []int{1, 2, 5}[k/8]
 		epoch := func(rank, ranks int) []string { return readAll(t, part(Rank{rank, ranks})) }
 		var given []string
-		gone = [][]int{nil, sick}[k/12%2]
+		gone = [][]int{nil, sick}[k/4%2]
 		source.bad = gone
 		for rank := range before {
 			given = append(given, epoch(rank, before)[:steps]...)
@@ -9942,52 +9935,415 @@ func TestStreamRanks(t *testing.T) {
 					equal(t, "the same ranks", rest, epoch(rank, after)[steps:])
 				}
 			}
-			what := fmt.Sprintf("stream %d: %d ranks, after %d steps %d ranks, without %v", k%3, before, steps, after, gone)
+			what := fmt.Sprintf("%d ranks, after %d steps %d ranks, without %v", before, steps, after, gone)
 			equal(t, what, sorted(all), sorted(epoch(0, 1)))
 		}
 	}
 }
 
-// TestStreamOfRanks: behind stages that read again, the cursor of any rank
-// resumes as many ranks, and another number of ranks refuses it, unless nothing
-// is read again.
+// TestStreamOfRanks: behind Shuffle, which reads again, the cursor of any rank
+// resumes as many ranks, and another number of ranks refuses it.
 func TestStreamOfRanks(t *testing.T) {
-	streamOf := func(rank Rank, size int) Stream[[]int] {
-		return StreamOf(newLoader(t, numbers(12), Options{BatchSize: size, Shuffle: true, Rank: rank, Tail: UnevenTail}))
+	shuffled := func(rank Rank) ints {
+		opts := Options{Shuffle: true, Rank: rank, Tail: UnevenTail}
+		return Map(StreamOf(newLoader(t, numbers(12), opts)), 0, head).Shuffle(3, 1)
 	}
-	single := func(rank Rank) ints { return Map(streamOf(rank, 1), 0, head) }
-	for name, stage := range map[string]func(rank Rank) ints{
-		"Shuffle": func(rank Rank) ints { return single(rank).Shuffle(3, 1) },
-		"Unbatch": func(rank Rank) ints { return Unbatch(streamOf(rank, 2)) },
-		"Mix":     func(rank Rank) ints { return Mix(MixOptions{}, single(rank), single(rank)).Shuffle(3, 1) },
+	want := readAll(t, shuffled(Rank{}))
+	for k := range 3 * 3 * 9 {
+		before, after, pos := 1+k%3, 1+k/3%3, k/9
+		at := cursors(t, shuffled(Rank{0, before}))
+		if pos >= len(at) {
+			continue
+		}
+		got, refusals := []string{}, 0
+		for rank := range after {
+			rest := resume(t, shuffled(Rank{rank, after}), throughJSON(t, at[pos]))
+			if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
+				refusals++
+			}
+		}
+		what := fmt.Sprintf("after %d items of %d ranks, resumed on %d", pos, before, after)
+		if pos > 0 && before != after {
+			equal(t, what+": refused", refusals, after)
+			continue
+		}
+		for rank := range before {
+			got = append(got, readAll(t, shuffled(Rank{rank, before}))[:pos]...)
+		}
+		equal(t, what, sorted(got), sorted(want))
+	}
+}
+
+// A list of numbers is an item of the pipelines of TestRanks.
+type lists = Stream[[]int]
+
+// listed is the stream of n lists of one number each, from first on.
+func listed(first, n int) lists {
+	return Map(Indices(Sequential(n)), 0, func(_ context.Context, i int) ([]int, error) {
+		return []int{first + i}, nil
+	})
+}
+
+// loaded is the stream of a loader of n numbers, of which the bad ones fail.
+func loaded(n int, opts Options, bad ...int) lists {
+	return StreamOf(must(New(failing(n, bad...), List[int], opts)))
+}
+
+// aPartOf is a rank of four as the part of a part of two, and any other rank as
+// it is.
+func aPartOf(rank Rank) (Rank, Rank) {
+	if rank.Count != 4 {
+		return Rank{}, rank
+	}
+	return Rank{rank.Index / 2, 2}, Rank{rank.Index % 2, 2}
+}
+
+// A when says in which Tail ranks are in step.
+type when int
+
+const (
+	inNoTail when = iota
+	unlessUneven
+	inEachTail
+)
+
+// is reports whether ranks are in step in the tail.
+func (w when) is(tail Tail) bool { return w == inEachTail || w == unlessUneven && tail != UnevenTail }
+
+// A rankStage is a stage of TestRanks. It is whole if the items of all ranks
+// together do not depend on the number of ranks.
+type rankStage struct {
+	name   string
+	inStep when
+	whole  bool
+	of     func(s lists, rank Rank, tail Tail) lists
+}
+
+// rankDeals are the deals of TestRanks. The last two deal two sources out in
+// different ways.
+var rankDeals = []struct {
+	name   string
+	inStep when
+	whole  bool
+	of     func(n int, rank Rank, tail Tail) lists
+}{
+	{"Shard", inEachTail, true, func(n int, rank Rank, tail Tail) lists { return listed(0, n).Shard(rank, tail) }},
+	{"StreamOf", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
+		return loaded(n, Options{Rank: rank, Tail: tail, Seed: 1<<63 + 1})
+	}},
+	{"StreamOf in twos", inEachTail, false, func(n int, rank Rank, tail Tail) lists {
+		return loaded(n+3, Options{Rank: rank, Tail: tail, BatchSize: 2})
+	}},
+	{"StreamOf with OnError", unlessUneven, false, func(n int, rank Rank, tail Tail) lists {
+		return loaded(n, Options{Rank: rank, Tail: tail, OnError: dropBad}, 1, 2)
+	}},
+	{"Shard of Shard", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
+		outer, inner := aPartOf(rank)
+		return listed(0, n).Shard(outer, tail).Shard(inner, tail)
+	}},
+	{"Shard of StreamOf", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
+		outer, inner := aPartOf(rank)
+		return loaded(n, Options{Rank: outer, Tail: tail}).Shard(inner, tail)
+	}},
+	{"Chain of rotated ranks", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
+		next := Rank{(rank.Index + 1) % rank.Count, rank.Count}
+		return Chain(listed(0, n).Shard(rank, tail), listed(50, n).Shard(next, tail))
+	}},
+	{"Mix of reflected ranks", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
+		last := Rank{rank.Count - 1 - rank.Index, rank.Count}
+		return Mix(MixOptions{}, listed(0, n).Shard(rank, tail), listed(50, n).Shard(last, tail))
+	}},
+}
+
+// rankStages are the stages of TestRanks.
+var rankStages = []rankStage{
+	{"Map", inEachTail, true, func(s lists, _ Rank, _ Tail) lists { return Map(s, 0, quick) }},
+	{"Prefetch", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
+		return Map(s, 1, quick).Prefetch(1)
+	}},
+	{"failing", inEachTail, true, func(s lists, _ Rank, _ Tail) lists { return Map(s, 0, failThirds) }},
+	{"Take", inEachTail, false, func(s lists, _ Rank, _ Tail) lists { return s.Take(2) }},
+	{"Zip", inEachTail, false, func(s lists, _ Rank, _ Tail) lists {
+		return Map(Zip(listed(100, 3), s), 0, joined)
+	}},
+	{"Zip of dealt", inEachTail, false, func(s lists, rank Rank, tail Tail) lists {
+		return Map(Zip(s, listed(100, 5).Shard(rank, tail)), 0, joined)
+	}},
+	{"Batch", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
+		return Batch(s, 2, func(_ []int, all [][]int) ([]int, error) { return slices.Concat(all...), nil })
+	}},
+	{"Shard", unlessUneven, false, func(s lists, _ Rank, tail Tail) lists { return s.Shard(Rank{0, 2}, tail) }},
+	{"Filter", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(notThirds) }},
+	{"Filter odd", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(odd) }},
+	{"OnError", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
+		return Map(s, 0, failThirds).OnError(dropBad)
+	}},
+	{"Unbatch", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
+		return Map(Unbatch(s), 0, func(_ context.Context, i int) ([]int, error) { return []int{i}, nil })
+	}},
+	{"Repeat", unlessUneven, true, func(s lists, _ Rank, _ Tail) lists { return s.Repeat(2) }},
+	{"Chain of dealt", unlessUneven, true, func(s lists, rank Rank, tail Tail) lists {
+		return Chain(s, listed(100, 3).Shard(rank, tail))
+	}},
+	{"Chain", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists { return Chain(s, listed(100, 3)) }},
+	{"Chain, last", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists { return Chain(listed(100, 2), s) }},
+	{"Chain of odd", inNoTail, false, func(s lists, _ Rank, _ Tail) lists {
+		return Chain(s.Filter(odd), listed(100, 3))
+	}},
+	{"Mix of dealt", unlessUneven, true, func(s lists, rank Rank, tail Tail) lists {
+		return Mix(MixOptions{}, s, listed(100, 5).Shard(rank, tail))
+	}},
+	{"Mix", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
+		return Mix(MixOptions{}, listed(100, 4), s)
+	}},
+	{"Mix of odd", inNoTail, false, func(s lists, _ Rank, _ Tail) lists {
+		return Mix(MixOptions{}, s.Filter(odd), listed(100, 3))
+	}},
+	{"Mix by weight", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
+		return Mix(MixOptions{Weights: []float64{2, 1}}, s, listed(100, 3))
+	}},
+	{"Mix, first", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
+		return Mix(MixOptions{Stop: StopAtFirst}, s, listed(100, 3))
+	}},
+	{"Mix, cycle", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
+		return Mix(MixOptions{Stop: CycleUntilLast}, listed(100, 3), s)
+	}},
+	{"Shuffle", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Shuffle(2, 1) }},
+}
+
+// notThirds and odd leave out lists that begin with a multiple of three, or
+// with an even number.
+func notThirds(list []int) bool { return list[0]%3 > 0 }
+func odd(list []int) bool       { return list[0]%2 > 0 }
+
+// failThirds fails for lists that begin with one more than a multiple of three.
+func failThirds(_ context.Context, list []int) ([]int, error) {
+	if list[0]%3 == 1 {
+		return nil, fmt.Errorf("%v is bad", list)
+	}
+	return list, nil
+}
+
+// joined is the list of both lists of a pair.
+func joined(_ context.Context, p Pair[[]int, []int]) ([]int, error) {
+	return slices.Concat(p.First, p.Second), nil
+}
+
+var everyPipeline = flag.Bool("ranks", false, "TestRanks tries all pipelines, for some minutes")
+
+// TestOwners: the cursor of a rank that is out of step names the rank. Another
+// rank's refusal says which stage puts the ranks out of step, and what to do,
+// fresh and saved, and whatever stands behind that stage.
+func TestOwners(t *testing.T) {
+	part := func(rank Rank) lists { return listed(0, 9).Shard(rank, UnevenTail) }
+	all := func(list []int) bool { return true }
+	for stage, of := range map[string]func(rank Rank) lists{
+		"Filter":    func(rank Rank) lists { return part(rank).Filter(all) },
+		"OnError":   func(rank Rank) lists { return part(rank).OnError(dropBad) },
+		"Unbatch":   func(rank Rank) lists { return Batch(Unbatch(part(rank)), 1, List[int]) },
+		"Repeat(2)": func(rank Rank) lists { return part(rank).Repeat(2) },
+		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), part(rank).Filter(all)) },
+		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
+		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
+		"Shuffle":   func(rank Rank) lists { return Chain(listed(0, 9).Shard(rank, PadTail), listed(0, 9)).Shuffle(3, 1) },
+		"OnError under UnevenTail": func(rank Rank) lists {
+			return loaded(9, Options{Rank: rank, Tail: UnevenTail, OnError: dropBad})
+		},
 	} {
-		runRow(t, name, func(t *testing.T) {
-			want := readAll(t, stage(Rank{}))
-			for k := range 3 * 3 * 9 {
-				before, after, pos := 1+k%3, 1+k/3%3, k/9
-				at := cursors(t, stage(Rank{0, before}))
-				if pos >= len(at) {
-					continue
-				}
-				got, refusals, again := []string{}, 0, pos > 0 && (name != "Unbatch" || pos%2 == 1)
-				for rank := range after {
-					rest := resume(t, stage(Rank{rank, after}), throughJSON(t, at[pos]))
-					if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
-						refusals++
+		runRow(t, stage, func(t *testing.T) {
+			behind := func(rank Rank) lists { return Map(of(rank).Take(5), 1, quick).Prefetch(2) }
+			for k, of := range []func(rank Rank) lists{of, behind} {
+				at := cursors(t, of(Rank{1, 2}))[2]
+				for _, other := range []Rank{{0, 2}, {0, 1}, {1, 3}} {
+					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the ranks out of step: "+
+						"save one cursor for each rank, and resume as many ranks", other, stage)
+					for _, from := range []Cursor{at, throughJSON(t, at)} {
+						err := ending(of(other).Run(t.Context(), &from))
+						saysAll(t, because(t, ErrCursor, err), want)
 					}
 				}
-				what := fmt.Sprintf("after %d items of %d ranks, resumed on %d", pos, before, after)
-				if again && before != after {
-					equal(t, what+": refused", refusals, after)
-					continue
-				}
-				for rank := range before {
-					got = append(got, readAll(t, stage(Rank{rank, before}))[:pos]...)
-				}
-				equal(t, what, sorted(got), sorted(want))
+				equal(t, fmt.Sprint("its own rank, ", k), resume(t, of(Rank{1, 2}), at), readAll(t, of(Rank{1, 2}))[2:])
 			}
 		})
 	}
+	opts := Options{Rank: Rank{1, 2}, Tail: UnevenTail, OnError: dropBad}
+	loader := func(index int) *DataLoader[[]int] {
+		opts.Rank.Index = index
+		return newLoader(t, numbers(9), opts)
+	}
+	at := loader(1).At(0, 2)
+	equal(t, "a loader's own rank", fmt.Sprint(collect(t, loader(1).Run(t.Context(), ptr(at)))), "[[5] [7]]")
+	saysAll(t, ending(loader(0).Run(t.Context(), &at)),
+		"made by rank {1 2}, this is rank {0 2}, and OnError under UnevenTail puts the ranks out of step")
+}
+
+// TestRanks: whatever pipeline of at most two stages stands behind a deal, the
+// cursor of any rank resumes a rank exactly where that rank would stand after
+// as many steps, or is refused. Its own rank resumes it, and so do all ranks
+// that stages leave in step. Resumed on another number of ranks nothing is lost
+// and nothing comes twice, and the cursor of the only rank fits any number.
+func TestRanks(t *testing.T) {
+	tried := 0
+	for _, deal := range rankDeals {
+		for k := range (len(rankStages) + 1) * (len(rankStages) + 1) {
+			first, second := k/(len(rankStages)+1), k%(len(rankStages)+1) // the last number is no stage
+			if first == len(rankStages) && second < first {
+				continue
+			}
+			for n := 4; n <= 7; n++ {
+				for tail := range UnevenTail + 1 {
+					tried++
+					if !*everyPipeline && counter(1, uint64(tried))%uint64(unlessShort(400, 3000)) > 0 {
+						continue
+					}
+					p := pipeline{
+						name: fmt.Sprintf("%s, n %d, tail %d", deal.name, n, tail),
+						of:   func(rank Rank) lists { return deal.of(n, rank, tail) },
+						tail: tail, inStep: deal.inStep.is(tail), whole: deal.whole,
+					}
+					for _, s := range []int{first, second} {
+						if s < len(rankStages) {
+							p.add(rankStages[s])
+						}
+					}
+					runRow(t, p.name, p.check)
+				}
+			}
+		}
+	}
+}
+
+// A rankRun is what one rank does in an uninterrupted epoch.
+type rankRun struct {
+	stream lists
+	items  []string
+	next   []Cursor // the cursors after the items
+}
+
+// first returns the first k items, and rest the others.
+func (r rankRun) first(k int) []string { return r.items[:min(k, len(r.items))] }
+func (r rankRun) rest(k int) []string  { return r.items[min(k, len(r.items)):] }
+
+// A pipeline is one of TestRanks, and what it promises.
+type pipeline struct {
+	name    string
+	of      func(rank Rank) lists
+	tail    Tail
+	inStep  bool // whether any rank's cursor fits all ranks
+	whole   bool // whether the items of all ranks do not depend on their number
+	rereads bool // whether the cursor of the only rank may be refused on several
+}
+
+// add puts a stage behind p.
+func (p *pipeline) add(s rankStage) {
+	before := p.of
+	p.name += ", " + s.name
+	p.of = func(rank Rank) lists { return s.of(before(rank), rank, p.tail) }
+	p.inStep = p.inStep && s.inStep.is(p.tail)
+	p.whole = p.whole && s.whole
+	p.rereads = p.rereads || s.name == "Shuffle" || s.name == "Unbatch"
+}
+
+// check resumes all cursors of 1 to 4 ranks on 1 to 4 ranks.
+func (p pipeline) check(t *testing.T) {
+	var runs [5][]rankRun // by the number of ranks
+	for count := 1; count < len(runs); count++ {
+		for index := range count {
+			run := rankRun{stream: p.of(Rank{index, count})}
+			for item, err := range run.stream(t.Context(), Cursor{}) {
+				run.items = append(run.items, itemInWords(item, err))
+				if err == nil {
+					run.next = append(run.next, throughJSON(t, item.Next))
+				}
+			}
+			runs[count] = append(runs[count], run)
+		}
+	}
+	for count, makers := range runs {
+		for index, maker := range makers {
+			for k, at := range maker.next {
+				what := fmt.Sprintf("%s: rank %d of %d after %d steps, %v", p.name, index, count, k+1, at)
+				p.checkSame(t, what, makers, index, k+1, at)
+				for other := 1; other < len(runs) && p.whole && p.tail != DropTail; other++ {
+					if other != count {
+						p.checkOther(t, what, makers, runs[other], k+1, at)
+					}
+				}
+			}
+		}
+	}
+}
+
+// checkSame resumes a cursor of the rank index on as many ranks. What comes
+// before a refusal must be right, too.
+func (p pipeline) checkSame(t *testing.T, what string, runs []rankRun, index, k int, at Cursor) {
+	t.Helper()
+	for other, run := range runs {
+		got, refused := resumeInWords(t, run.stream, at)
+		want := run.rest(k)
+		if refused && other != index && !p.inStep {
+			want = want[:min(len(want), len(got))]
+		}
+		if refused && (other == index || p.inStep) || !slices.Equal(got, want) {
+			t.Fatalf("%s, at rank %d:\n got %q, refused %t\nwant %q", what, other, got, refused, want)
+		}
+	}
+}
+
+// checkOther resumes a cursor on another number of ranks. Under PadTail only
+// the first samples may come again.
+func (p pipeline) checkOther(t *testing.T, what string, before, after []rankRun, k int, at Cursor) {
+	t.Helper()
+	var got, want []string
+	for _, run := range before {
+		got = append(got, run.first(k)...)
+		want = append(want, run.items...)
+	}
+	for _, run := range after {
+		rest, refused := resumeInWords(t, run.stream, at)
+		if refused {
+			mayBe := len(before) > 1 || p.rereads
+			failIf(t, !mayBe, "%s: refused on %d ranks", what, len(after))
+			return
+		}
+		got = append(got, rest...)
+	}
+	got, want = numbersIn(got), numbersIn(want)
+	if p.tail == PadTail {
+		got, want = slices.Compact(got), slices.Compact(want)
+	}
+	equal(t, fmt.Sprintf("%s, on %d ranks", what, len(after)), got, want)
+}
+
+// resumeInWords is resume without a refusal at the end, and whether there was
+// one. A source in which an item fails when it is read again is refused, too.
+func resumeInWords(t *testing.T, s lists, from Cursor) (items []string, refused bool) {
+	for item, err := range s(t.Context(), from) {
+		if err != nil && (errors.Is(err, ErrCursor) || strings.Contains(err.Error(), "before the cursor failed")) {
+			return items, true
+		}
+		items = append(items, itemInWords(item, err))
+	}
+	return items, false
+}
+
+// itemInWords is the value or the error of an item, without batch numbers,
+// which depend on the number of ranks.
+func itemInWords(item Item[[]int], err error) string {
+	switch failed := (*SampleError)(nil); {
+	case err != nil:
+		return fmt.Sprint("the end: ", err)
+	case errors.As(item.Err, &failed):
+		return fmt.Sprint("failed: ", failed.Err)
+	case item.Err != nil:
+		return fmt.Sprint("failed: ", item.Err)
+	}
+	return fmt.Sprint(item.Value)
+}
+
+// numbersIn returns all numbers in the items, sorted.
+func numbersIn(items []string) []string {
+	return sorted(regexp.MustCompile(`\d+`).FindAllString(strings.Join(items, " "), -1))
 }
 
 // TestStreamTails: Shard deals a stream out as a loader deals out its samples,
@@ -10069,11 +10425,45 @@ func TestRandInMap(t *testing.T) {
 	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw) // the seeds are equal
 	both := slices.Concat(collect(t, behind.Epoch(t.Context(), 0))...)
 	equal(t, "different numbers behind a loader", distinct(both), 2*n)
-	var ranks []int
-	for rank := range 3 {
-		ranks = append(ranks, drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0)...)
+	opts := Options{Tail: DropTail}
+	deal := func(rank Rank) Stream[[]int] { return items.Shard(rank, DropTail) }
+	loaded := func(rank Rank) Stream[[][]int] {
+		opts.Rank = rank
+		return StreamOf(newLoader(t, nothing, opts))
 	}
-	equal(t, "different numbers of ranks", distinct(ranks), 3*(n+1))
+	first := func(_ context.Context, batch [][]int) ([]int, error) { return batch[0], nil }
+	names, shards := tenShards()
+	empty := func(context.Context, Record) ([]int, error) { return nil, nil }
+	for name, of := range map[string]func(rank Rank) Stream[[]int]{
+		"Shard":             deal,
+		"Shard and Take":    func(rank Rank) Stream[[]int] { return deal(rank).Take(5) },
+		"Shard and Shuffle": func(rank Rank) Stream[[]int] { return deal(rank).Shuffle(3, 1) },
+		"Shard and Mix":     func(rank Rank) Stream[[]int] { return Mix(MixOptions{}, deal(rank)).Take(5) },
+		"Shard of Shard": func(rank Rank) Stream[[]int] {
+			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2}, DropTail).Take(5)
+		},
+		"StreamOf":             func(rank Rank) Stream[[]int] { return Map(loaded(rank), 0, first) },
+		"StreamOf and Unbatch": func(rank Rank) Stream[[]int] { return Unbatch(loaded(rank)) },
+		"Tar": func(rank Rank) Stream[[]int] {
+			return Map(must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)})), 0, empty).Take(5)
+		},
+	} {
+		runRow(t, name, func(t *testing.T) {
+			var ranks []int
+			for rank := range 4 {
+				ranks = append(ranks, drawn(t.Context(), of(Rank{rank, 4}).Take(2), rank%2, 0)...)
+			}
+			equal(t, "different numbers of ranks", distinct(ranks), 4*2*3)
+		})
+	}
+	alone := drawn(t.Context(), items, 0, 0)
+	for rank := range 3 {
+		for k, number := range drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0) {
+			if pos := 3*(k/3) + rank; pos < n {
+				equal(t, fmt.Sprint("number of position ", pos, " on three ranks"), number, alone[3*pos+k%3])
+			}
+		}
+	}
 	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
 	random := source.Repeat(n)
 	mix := func(other ints) []int {
@@ -10579,6 +10969,7 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Rank: Rank{1, 2}})
 	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Unordered: true})
 	streamed := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 3, Sampler: sampler}))
+	ofRank := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 1<<63 + 1, Rank: Rank{1, 2}}))
 	return map[string]func(*Cursor) []string{
 		"FromSeq":                        shown(ten.Run),
 		"Indices":                        shown(Indices(sampler).Run),
@@ -10606,6 +10997,8 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		"loader":                         shown(loader.Run),
 		"loader, unordered":              shown(unordered.Run),
 		"loader as a stream":             shown(streamed.Run),
+		"of a rank, filtered":            shown(ofRank.Filter(func(b []int) bool { return b[0]%4 > 0 }).Run),
+		"of a rank, in turn":             shown(Mix(MixOptions{}, Unbatch(ofRank), other).Take(9).Run),
 		"nested, no Shuffle":             shown(Batch(nested, 3, List[int]).Prefetch(2).Run),
 		"Unbatch of a loader":            shown(Unbatch(streamed).Run),
 		"Unbatch of Unbatch":             shown(Unbatch(Batch(Unbatch(batched), 3, List[int])).Run),

@@ -663,6 +663,9 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //		…
 //	}
 
+// A producer yields the items that follow a cursor.
+type producer[T any] func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error
+
 // streamOf makes a stream of produce, which yields items until yield returns
 // false or the epoch has ended. If the sequence cannot be continued, produce
 // returns why. An item that is ready when ctx has ended is not yielded: the
@@ -674,11 +677,13 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // long again.
 //
 //go:noinline
-func streamOf[T any](
-	produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error,
-) Stream[T] {
+func streamOf[T any](produce producer[T]) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
+			produce := produce
+			if noteOf(ctx) == nil {
+				produce = owned(produce)
+			}
 			stopped := false
 			err := produce(ctx, from, func(item Item[T]) bool {
 				stopped = ctx.Err() != nil
@@ -772,7 +777,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 	panicIf(s == nil, "Stream.Filter: the stream is nil")
 	panicIf(keep == nil, "Stream.Filter: keep is nil")
-	return passOn(s, func(item *Item[T]) bool {
+	return passOn(s, "Filter", func(item *Item[T]) bool {
 		if item.Err != nil {
 			return true
 		}
@@ -821,7 +826,7 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s == nil, "Stream.OnError: the stream is nil")
 	panicIf(f == nil, "Stream.OnError: f is nil")
-	return passOn(s, func(item *Item[T]) bool {
+	return passOn(s, "OnError", func(item *Item[T]) bool {
 		if item.Err == nil {
 			return true
 		}
@@ -834,10 +839,11 @@ func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	})
 }
 
-// passOn makes a stage that yields the items of s for which keep returns true,
-// with their cursors. keep may change an item.
-func passOn[T any](s Stream[T], keep func(item *Item[T]) bool) Stream[T] {
+// passOn makes a stage of the given name that yields the items of s for which
+// keep returns true, with their cursors. keep may change an item.
+func passOn[T any](s Stream[T], name string, keep func(item *Item[T]) bool) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		ctx = leaveNote(ctx, &rankNote{stage: name, always: true})
 		for item, err := range s(ctx, from) {
 			if err != nil {
 				return err
@@ -864,7 +870,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Stream.Take: the stream is nil")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
-	return staged(name, oneSource, func(
+	return staged(&maker{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		pos := from.Pos
@@ -896,8 +902,8 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s == nil, "Stream.Repeat: the stream is nil")
 	times = max(times, 0)
 	name, endless := fmt.Sprintf("Repeat(%d)", times), times == 0
-	return joinEpochs(name, endless, times, func(epoch, n int) (Stream[T], Cursor) {
-		return s, Cursor{Epoch: epoch*max(times, 1) + n}
+	return joinEpochs(name, endless, times, []Stream[T]{s}, func(epoch, n int) int {
+		return epoch*max(times, 1) + n
 	})
 }
 
@@ -909,19 +915,18 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 		panicIf(s == nil, "Chain: stream %d is nil", i)
 	}
 	name := fmt.Sprintf("Chain(%d)", len(srcs))
-	return joinEpochs(name, false, len(srcs), func(epoch, n int) (Stream[T], Cursor) {
-		return srcs[n], Cursor{Epoch: epoch}
-	})
+	return joinEpochs(name, false, len(srcs), srcs, func(epoch, _ int) int { return epoch })
 }
 
-// joinEpochs puts count epochs of streams one after the other, or endless ones:
-// epochAt says which stream is number n of an epoch, and where the stream
-// starts. In the cursor, N is that number and Source the place in the stream.
+// joinEpochs puts count epochs of the sources one after the other, or endless
+// ones. The sources take turns: number n is source n, or n modulo their number,
+// in the epoch that epochOf returns. In the cursor, N is that number and Source
+// the place in the source.
 func joinEpochs[T any](
 	name string, endless bool, count int,
-	epochAt func(epoch, n int) (Stream[T], Cursor),
+	srcs []Stream[T], epochOf func(epoch, n int) int,
 ) Stream[T] {
-	return staged(name, oneSource, func(
+	return staged(&maker{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if state.N > 0 && state.N >= count && !endless {
@@ -931,14 +936,18 @@ func joinEpochs[T any](
 		if from.Epoch >= math.MaxInt/max(count, 1) {
 			return from.refuse("the epoch is too far for %s", name)
 		}
+		ctx = leaveNote(ctx, &rankNote{stage: name, joins: true})
+		if askSources(ctx, from.Epoch, srcs...) {
+			return nil
+		}
 		pos := from.Pos
 		for n := state.N; endless || n < count; n++ {
-			s, source := epochAt(from.Epoch, n)
+			source := Cursor{Epoch: epochOf(from.Epoch, n)}
 			if n == state.N && !from.atStart() {
 				source = state.Source
 			}
 			before := pos
-			for item, err := range s(ctx, source) {
+			for item, err := range srcs[n%len(srcs)](ctx, source) {
 				if err != nil {
 					return err
 				}
@@ -973,9 +982,12 @@ func joinEpochs[T any](
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")
-	return staged("Zip", 2, func(
+	return staged(&maker{by: "Zip"}, 2, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]],
 	) error {
+		if askSources(ctx, from.Epoch, a) && askSources(ctx, from.Epoch, b) {
+			return nil
+		}
 		pos := from.Pos
 		next, stop := iter.Pull2(b(ctx, state.Sources[1]))
 		defer stop()

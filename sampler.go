@@ -1007,9 +1007,10 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
-	return staged(name, oneSource, func(
+	return staged(&maker{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
+		ctx = leaveNote(ctx, &rankNote{stage: "Shuffle", rereads: true})
 		first := from.Pos - state.N // the first item that is read
 		outside := first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0
 		if outside || state.N == 0 && from.Pos > 0 {
@@ -1246,9 +1247,13 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 		opts.Weights = scaleWeights(opts.Weights)
 	}
-	return staged(name, len(srcs), func(
+	return staged(&maker{by: name}, len(srcs), func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
+		ctx = leaveNote(ctx, &rankNote{stage: "Mix", joins: true})
+		if askSources(ctx, from.Epoch, srcs...) {
+			return nil
+		}
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
 		defer m.stopReaders(cancel)
@@ -1538,9 +1543,11 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,
 		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	return staged("Shard by steps", oneSource, func(
+	return staged(&maker{"Shard by steps", rank}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
+		openDeal(ctx, rank, tail)
+		ctx = leaveNote(ctx, &rankNote{stage: "Shard"})
 		if state.N >= maxRanks {
 			return from.refuse("its state is damaged: n is %d, must be less than %d",
 				state.N, maxRanks)
@@ -1551,7 +1558,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		last := state.Source      // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
 			follow := max(0, width-rank.Index-1)
-			next := freshState{n: follow, ranks: rank.Count, source: last}
+			next := freshState{n: follow, source: last}
 			return yield(own, row+rank.Index+1, next)
 		}
 		for item, err := range s(ctx, state.Source) {

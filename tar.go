@@ -245,7 +245,12 @@ type tarState struct {
 	// reader that begins at Offset could not tell, because only the first bytes
 	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
+
+	index int // of the rank; not saved
 }
+
+// rankIndex is for rankOf.
+func (s *tarState) rankIndex() int { return s.index }
 
 // Tar returns the stream of the records in tar shards. A shard may be
 // uncompressed or compressed with gzip or bzip2; its first bytes tell, not its
@@ -334,7 +339,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			name := shards[shardAt(rank.nth(state.ShardNumber))]
 			for item, next := range readShard(ctx, name, &opts, state) {
 				pos++
-				next.By = by
+				next.By, next.index = by, rank.Index
 				item.Next = Cursor{from.Epoch, pos, &next}
 				if !yield(item) {
 					return nil

@@ -567,7 +567,8 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 }
 
 // mapSalt tells the seed of a Map from that of its source, and mapPart its
-// random numbers from those of a loader, whose seed may be the same.
+// random numbers from those of a loader, whose seed may be the same. Ranks that
+// count alike have the parts mapPart, mapPart - 1, ….
 const (
 	mapSalt = 0x6d6170
 	mapPart = math.MaxUint64 - 1
@@ -591,7 +592,8 @@ func apply[T, U any](
 		}
 	}()
 	defer rescue(&result.Err)
-	w.scope.setSpot(spot{uint64(next.Epoch), uint64(next.Pos), mapPart})
+	part := mapPart - uint64(rankOf(next))
+	w.scope.setSpot(spot{uint64(next.Epoch), uint64(next.Pos), part})
 	result.Value, result.Err = f(w.ctx, value)
 }
 
