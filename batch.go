@@ -226,7 +226,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	panicIf(src == nil, "Unbatch: the stream is nil")
-	return staged(&maker{by: "Unbatch"}, oneSource, func(
+	return staged(&stamp{by: "Unbatch"}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		ctx = leaveNote(ctx, &rankNote{stage: "Unbatch", always: true})

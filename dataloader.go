@@ -164,7 +164,8 @@ type Options struct {
 	// NewFunc's load and the sampler.
 	//
 	// Have a budget, as in ExampleOptions_onError: an epoch without batches is
-	// no error. Cursors do not contain what OnError counts.
+	// no error. Cursors do not contain what OnError counts. Under UnevenTail a
+	// rank may skip a batch that others have, so cursors belong to their rank.
 	//
 	// OnError runs just before the batch is handed over, in the goroutine that
 	// reads the loader. So the order of its calls does not depend on Workers,
@@ -640,13 +641,14 @@ type Cursor struct {
 	Pos int `json:"pos"`
 	// State describes the loader or stream that made the cursor; a different
 	// one refuses it. Workers and Prefetch are not part of the description. Nor
-	// are Rank and BatchSize, unless Unordered is set: with others the rest of
-	// the epoch comes in other batches, with the same random numbers. With
-	// NewFunc the random numbers belong to the batch, so they change with its
-	// size. The description has lengths, seeds and Options.DataVersion, but not
-	// the content of the data. A stream may also keep data of its own in State.
-	// At the start of an epoch State is nil. In a cursor decoded from JSON it
-	// is a json.RawMessage, which Load decodes.
+	// are Rank and BatchSize, unless Unordered is set or the ranks are out of
+	// step (see Stream.Shard): with others the rest of the epoch comes in other
+	// batches, with the same random numbers. With NewFunc the random numbers
+	// belong to the batch, so they change with its size. The description has
+	// lengths, seeds and Options.DataVersion, but not the content of the data.
+	// A stream may also keep data of its own in State. At the start of an epoch
+	// State is nil. In a cursor decoded from JSON it is a json.RawMessage,
+	// which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -1181,15 +1183,9 @@ type Timing struct {
 // StreamOf panics if l is nil.
 //
 // Any number of ranks, with any batch size, resumes the cursors of the stream,
-// as those of the loader. Behind Shuffle and Unbatch, which read items again,
-// only the same number of ranks with the same batch size does. Others would
-// read other items, and refuse the cursor, except between two batches of
-// Unbatch: nothing is read again there, and they go on exactly.
-//
-// Save one cursor for each rank if the ranks are not in step behind StreamOf:
-// if Unbatch follows and batches differ in length, because of a BatchSampler or
-// of samples that OnError has dropped, or if Filter or Stream.OnError drop
-// batches.
+// as those of the loader, unless the stages behind it put the ranks out of
+// step; Stream.Shard says which do. Behind Shuffle, which reads items again,
+// only the same number of ranks with the same batch size does.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
@@ -1235,15 +1231,15 @@ type stageState struct {
 // of a stage allocates one, so it is kept small, and items share what they have
 // in common. Its JSON is that of a stageState.
 type freshState struct {
-	maker  *maker
+	stamp  *stamp
 	n      int
 	source Cursor
 	again  *reread // the items that a resume reads again; nil for none
 	moved  *move   // the last move of one of several sources; nil if there is one source
 }
 
-// A maker is a stage, as all of its cursors describe it.
-type maker struct {
+// A stamp describes a stage, in all of its cursors.
+type stamp struct {
 	by   string
 	rank Rank // of Shard; otherwise zero
 }
@@ -1259,7 +1255,7 @@ func (f *freshState) rankIndex() int {
 	}
 	index := rankOf(last)
 	if s, ok := last.State.(*freshState); ok { // this stage counts anew what Shard has dealt
-		index = index*max(1, s.maker.rank.Count) + s.maker.rank.Index
+		index = index*max(1, s.stamp.rank.Count) + s.stamp.rank.Index
 	}
 	return index
 }
@@ -1296,7 +1292,7 @@ type move struct {
 // saved returns the state as it is saved. It makes the digest, and applies the
 // moves, which would take too long for each item.
 func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.maker.by, N: f.n, Ranks: f.maker.rank.Count, Source: f.source}
+	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source}
 	if f.again != nil {
 		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
@@ -1433,13 +1429,13 @@ func fingerprintOf(c Cursor) fingerprint {
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
 }
 
-// staged makes a stage with cursors by its maker. produce begins at the state of
-// the cursor. sources is the number of cursors in the state's Sources, or
-// oneSource.
+// staged makes a stage with cursors that have its stamp. produce begins at the
+// state of the cursor. sources is the number of cursors in the state's Sources,
+// or oneSource.
 //
 //go:noinline
 func staged[T any](
-	by *maker, sources int,
+	by *stamp, sources int,
 	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
 ) Stream[T] {
 	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
@@ -1448,7 +1444,7 @@ func staged[T any](
 			return err
 		}
 		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
-			next.maker = by
+			next.stamp = by
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
 	})
@@ -1469,8 +1465,8 @@ type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 // A deal does not know the stages behind it, nor they the deal. So these stages
 // leave notes in the context of their sources. A deal reads the notes when it
 // is opened, and tells the outermost stage if the ranks are out of step. From
-// then on the outermost stage puts the owner into its cursors. (If a stage reads
-// ahead, that may be a few items sooner than necessary.) At a resume the
+// then on the outermost stage puts the owner into its cursors. (If a stage
+// reads ahead, that may be a few items sooner than necessary.) At a resume the
 // outermost stage first asks all deals for their ranks, also those in sources
 // that have ended, which would not be opened again.
 

@@ -870,7 +870,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 	panicIf(s == nil, "Stream.Take: the stream is nil")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
-	return staged(&maker{by: name}, oneSource, func(
+	return staged(&stamp{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		pos := from.Pos
@@ -926,7 +926,7 @@ func joinEpochs[T any](
 	name string, endless bool, count int,
 	srcs []Stream[T], epochOf func(epoch, n int) int,
 ) Stream[T] {
-	return staged(&maker{by: name}, oneSource, func(
+	return staged(&stamp{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if state.N > 0 && state.N >= count && !endless {
@@ -982,7 +982,7 @@ func joinEpochs[T any](
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 	panicIf(a == nil, "Zip: the first stream is nil")
 	panicIf(b == nil, "Zip: the second stream is nil")
-	return staged(&maker{by: "Zip"}, 2, func(
+	return staged(&stamp{by: "Zip"}, 2, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]],
 	) error {
 		if askSources(ctx, from.Epoch, a) && askSources(ctx, from.Epoch, b) {

@@ -845,9 +845,10 @@ const (
 	DropTail
 	// UnevenTail gives the first ranks one sample more. Every sample comes
 	// exactly once, as an evaluation needs it. The same number of steps is not
-	// always the same place on all ranks then. So save one cursor for each rank
-	// if the loop goes over several epochs, or if Repeat, Chain, Mix, Batch,
-	// Shuffle or Unbatch follow Stream.Shard or StreamOf.
+	// always the same place on all ranks then. Stream.Shard says after which
+	// stages a cursor belongs to its rank. The start of an epoch fits all
+	// ranks, so save one cursor for each rank if the loop goes over several
+	// epochs.
 	UnevenTail
 )
 
@@ -1007,7 +1008,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
-	return staged(&maker{by: name}, oneSource, func(
+	return staged(&stamp{by: name}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		ctx = leaveNote(ctx, &rankNote{stage: "Shuffle", rereads: true})
@@ -1247,7 +1248,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 		opts.Weights = scaleWeights(opts.Weights)
 	}
-	return staged(&maker{by: name}, len(srcs), func(
+	return staged(&stamp{by: name}, len(srcs), func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		ctx = leaveNote(ctx, &rankNote{stage: "Mix", joins: true})
@@ -1501,21 +1502,21 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // start of the epoch. Shard panics if the rank or the tail makes no sense.
 //
 // Before Shard, put stages that drop or reorder items: Filter, Shuffle, and an
-// OnError that drops the same items on all ranks. After it, put one-for-one
-// stages and Batch. Then the cursor of any rank, taken after the same number of
-// steps, resumes every rank, and any number of ranks. There are three
-// exceptions:
+// OnError that drops the same items on all ranks. After Shard, ranks that have
+// taken the same number of steps are in step as long as only Map, Prefetch,
+// Batch, Take and Zip follow: the cursor of any rank resumes every rank, and
+// any number of ranks. Filter, OnError and Unbatch put the ranks out of step.
+// Under UnevenTail so do Batch, Repeat, Chain, Mix, and another Shard. Then a
+// cursor belongs to the rank that made it, and every other rank refuses it, so
+// save one for each rank. Shuffle, too, refuses that of another rank. The
+// cursor of the only rank fits any number of ranks, unless Shuffle or Unbatch
+// read items again. The same holds after StreamOf.
 //
-//   - After Shard, Filter and OnError leave the ranks different numbers of
-//     items.
-//   - With Shuffle or Unbatch after Shard, save one cursor for each rank.
-//     Shuffle refuses another rank's; Unbatch has nothing to compare between
-//     two batches, so it may accept one, and lose items.
-//   - With UnevenTail, more pipelines need one cursor for each rank; its
-//     comment names them.
+// Nobody notices a stage of your own that drops items, or that opens its source
+// in another context than its own.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
-// parts; see Mix. Their cursors, too, resume every rank.
+// parts; see Mix.
 //
 // All ranks must read the same items in the same order. If one of them reads
 // fewer, as when its connection breaks in the middle of a shard, it has other
@@ -1543,7 +1544,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,
 		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	return staged(&maker{"Shard by steps", rank}, oneSource, func(
+	return staged(&stamp{"Shard by steps", rank}, oneSource, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		openDeal(ctx, rank, tail)

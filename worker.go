@@ -520,9 +520,12 @@ func try(f func() error) (err error) {
 //   - Maps in a chain draw different numbers. A Map that is added behind
 //     another one changes the other one's numbers.
 //   - Maps side by side, as in Zip or Chain, draw the same numbers at the same
-//     position. So do two ranks, if a stage after Shard, such as Shuffle,
-//     counts anew. Let f use Rand(WithSeed(ctx, n)) there, with an n of its
-//     own.
+//     position. Let f use Rand(WithSeed(ctx, n)) there, with an n of its own.
+//   - Ranks draw different numbers. Straight after Stream.Shard, item k of the
+//     source has the same numbers on any number of ranks. In StreamOf, in Tar,
+//     and where a stage such as Shuffle counts anew what Shard has dealt, the
+//     positions of all ranks are alike, so the numbers depend on the rank, too;
+//     rank 0 draws those of the only rank.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
