@@ -12806,6 +12806,11 @@ func TestDecode(t *testing.T) {
 		{"jpg", jpegOf("\xc0", 11586), "error pixels"}, {"jpg", jpegOf("\xc0", 11585), "error unexpected EOF"},
 		{"jpg", jpegOf("\xc2", 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
 		{"jpg", jpegOf("\xc2", 6688), "error unexpected EOF"},
+		// A comment with the bytes of a marker, and bytes between the segments.
+		{"jpg", jpegOf("\xfe\x00\x04\xff\xc2\xff\xc0", 11585), "error unexpected EOF"},
+		{"jpg", jpegOf("\xfe\x00\x04\xff\xc2\xff\xc1", 11585), "error unexpected EOF"},
+		{"jpg", jpegOf("\xfe\x00\x04\xff\xc0\xff\xc2", 6689), "error 6689 × 6689 pixels"},
+		{"jpg", jpegOf("\x00\x07\xc0\xff\xd0\xff\xd7\xff\xff\xc2", 6689), "error 6689 × 6689 pixels"},
 		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1), "error 3 × 0 pixels, must have 1"},
 		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1), "error 0 × 2 pixels, must have 1"},
 		{"a.png", "no image", "error " + image.ErrFormat.Error()}, {"gif", "", "error " + image.ErrFormat.Error()},

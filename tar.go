@@ -1966,15 +1966,15 @@ func decode(name string, data []byte, limit int64) (any, error) {
 }
 
 // decodeImage decodes an image, unless its header claims more memory than a
-// file may take, at 8 bytes a pixel. A progressive JPEG, which has the marker
-// 0xff 0xc2, takes 4 bytes more for each of up to four components.
+// file may take, at 8 bytes a pixel. A progressive JPEG takes 4 bytes more for
+// each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	config, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
 	most := int64(defaultMaxRecord / 8)
-	if format == "jpeg" && bytes.Contains(data, []byte{0xff, 0xc2}) {
+	if format == "jpeg" && isProgressive(data) {
 		most = defaultMaxRecord / (8 + 4*4)
 	}
 	if pixels := int64(config.Width) * int64(config.Height); pixels < 1 || pixels > most {
@@ -1983,6 +1983,27 @@ func decodeImage(data []byte) (any, error) {
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
 	return img, err
+}
+
+// isProgressive reports whether the frame of a JPEG is progressive. It walks
+// from marker to marker as image/jpeg does, and not only searches, because a
+// comment or a color profile may contain the bytes of any marker. A bare marker
+// (0xff 0x00, which is skipped, and the restarts 0xd0 to 0xd7) has no length.
+func isProgressive(data []byte) bool {
+	for i := 2; i+4 <= len(data); {
+		marker := data[i+1]
+		switch {
+		case data[i] != 0xff || marker == 0xff: // a superfluous byte
+			i++
+		case marker == 0 || marker&0xf8 == 0xd0:
+			i += 2
+		case marker <= 0xc2: // of a frame; image/jpeg refuses lower ones
+			return marker == 0xc2
+		default:
+			i += 2 + int(binary.BigEndian.Uint16(data[i+2:]))
+		}
+	}
+	return false
 }
 
 // decodeJSON decodes JSON values, one after the other.
