@@ -5466,7 +5466,22 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 		}
 		return rows, err
 	}
-	return Unbatch(Batch(texts, 1000, divide).Prefetch(1))
+	rows := Unbatch(Batch(texts, 1000, divide).Prefetch(1))
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[Tensor[T]], error] {
+		return func(yield func(Item[Tensor[T]], error) bool) {
+			empty := from.Pos == 0
+			for item, err := range rows(ctx, from) {
+				empty = false
+				if !yield(item, err) {
+					return
+				}
+			}
+			if empty { // a loop over epochs would go on, and train nothing
+				err := fmt.Errorf("all texts of epoch %d do not fill a row", from.Epoch)
+				yield(Item[Tensor[T]]{}, err)
+			}
+		}
+	}
 }
 
 // Texts of different lengths are packed into rows of one length. A text that
@@ -5475,10 +5490,10 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 // token takes 25 to 30 times as long. The last tokens of each 1,000 texts, on
 // average half a row, are left out: carried over, they would have to be in the
 // cursor. So 1,000 texts should fill many rows; take more at once if they do
-// not. A resume tokenizes up to 1,000 texts again and goes on with the next
-// row. A text that cannot be tokenized fails its 1,000. OnError before
-// packTexts drops the text instead, but then a text that has failed only for a
-// moment may cost the cursor; see Stream.OnError.
+// not. An epoch without a row is an error. A resume tokenizes up to 1,000 texts
+// again and goes on with the next row. A text that cannot be tokenized fails
+// its 1,000. OnError before packTexts drops the text instead, but then a text
+// that has failed only for a moment may cost the cursor; see Stream.OnError.
 func ExampleUnbatch_packing() {
 	const length = 8
 	texts := []string{"To be", "or", "not to be", "that", "is", "the question", "Whether", "'tis"}
@@ -9519,6 +9534,25 @@ func TestPlaces(t *testing.T) {
 	}
 	fails := func(err error) ints { return counting(8, 3).OnError(func(*SampleError) error { return err }) }
 	because(t, errBad, because(t, fs.ErrExist, failure(t, Zip(fails(errBad), fails(fs.ErrExist))))) // a pair has both causes
+}
+
+// TestPackTexts checks that an epoch without a row is an error, and that texts
+// at the end of an epoch which do not fill a row are left out.
+func TestPackTexts(t *testing.T) {
+	of := func(texts, length int) Stream[Tensor[int]] {
+		return packTexts(Batch(counting(texts), 1, List[int]), length)
+	}
+	equal(t, "7 tokens", fmt.Sprint(failure(t, of(7, 8))),
+		"all texts of epoch 5 do not fill a row")
+	equal(t, "no texts", failure(t, of(0, 8)) != nil, true)
+	equal(t, "8 tokens", len(collect(t, of(8, 8).Epoch(t.Context(), 0))), 1)
+	at := Cursor{Epoch: 5}
+	for range of(1007, 8).Run(t.Context(), &at) {
+		if at.Pos == 125 { // the last row
+			break
+		}
+	}
+	equal(t, "after the last row", len(collect(t, of(1007, 8).Run(t.Context(), &at))), 0)
 }
 
 // failure is the first error in epoch 5 of a stream.
