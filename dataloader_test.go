@@ -10903,28 +10903,45 @@ func TestMixCost(t *testing.T) {
 
 // TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them
 // from the start, the count of each source differs from its share by less than
-// 5. A source that has ended is never drawn again, however different the
-// weights are.
+// 6. The worst that a search has found is 5.69. A source that has ended is
+// never drawn again, however different the weights are.
 func TestMixIsEven(t *testing.T) {
-	for round := range 20 {
-		weights, counts, ended, total := []float64{.02, 1, 3.3, .7}, make([]int, 4), make([]bool, 4), 0.
-		ended[0] = round%2 == 1
-		for i := range weights {
-			if weights[i] += float64(round) / 9; !ended[i] {
-				total += weights[i]
+	// distance returns how far a count gets from its share.
+	distance := func(weights []float64, ended []bool, seed uint64) (most float64) {
+		counts, total := make([]int, len(weights)), 0.
+		for i, w := range weights {
+			if !ended[i] {
+				total += w
 			}
 		}
-		opts := MixOptions{Weights: weights, Seed: uint64(round)}
-		m := newMixer(t.Context(), &opts, make([]ints, 4), 0, stageState{Sources: make([]Cursor, 4), Ended: ended})
+		sources := make([]ints, len(weights))
+		at := stageState{Sources: make([]Cursor, len(weights)), Ended: ended}
+		m := newMixer(t.Context(), &MixOptions{Weights: weights}, sources, 0, at)
+		m.seed = seed
 		for m.draws < 100_000 {
 			counts[m.chooseSource()]++
 			for i, n := range counts {
-				if off := float64(n) - float64(m.draws)*weights[i]/total; !ended[i] && math.Abs(off) >= 5 {
-					t.Fatalf("after %d draws by %v source %d is %.1f off its share", m.draws, weights, i, off)
+				if !ended[i] {
+					most = max(most, math.Abs(float64(n)-float64(m.draws)*weights[i]/total))
 				}
 			}
 		}
+		return most
 	}
+	for round := range 20 {
+		weights, ended := []float64{.02, 1, 3.3, .7}, make([]bool, 4)
+		ended[0] = round%2 == 1
+		for i := range weights {
+			weights[i] += float64(round) / 9
+		}
+		far := distance(weights, ended, hash(uint64(round)))
+		failIf(t, far >= 6, "by %v a source is %.2f off its share", weights, far)
+	}
+	// Every number of draws up to 4,000 was searched, and sums of Fibonacci
+	// numbers, which are the worst. The worst shares end at points of the
+	// sequence, here after 87,841 draws.
+	far := distance([]float64{.2763905365, .5527907177, .1708187458}, make([]bool, 3), 0)
+	failIf(t, far < 5.6 || far >= 6, "the worst source is %.2f off its share", far)
 	const most, least = 0x1p1023, math.SmallestNonzeroFloat64
 	three, want := slices.Repeat([]ints{Indices(Sequential(4))}, 3), slices.Repeat([]int{0, 1, 2, 3}, 3)
 	by := func(weights ...float64) []int {

@@ -1411,7 +1411,7 @@ func (m *mixer[T]) startReader(i int) {
 // draw n takes the source into whose share of [0, 1) the fractional part of
 // offset + n/φ falls, where φ is the golden ratio. Fractions approximate φ
 // worse than any other number, so these points are spread most evenly: over
-// 100,000 draws, the count of a source differs from its share by less than 5.
+// 100,000 draws, the count of a source differs from its share by less than 6.
 // With random draws it would differ by some hundred. Sources that are left out
 // have no share. In turn, a source that is stepped over counts as a draw.
 func (m *mixer[T]) chooseSource() int {
