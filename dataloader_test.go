@@ -9666,8 +9666,11 @@ func TestRefusedCursors(t *testing.T) {
 		{counting(22).Shuffle(40, 1), ends, "the source has changed: it has"},
 		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)), "it has 4 items up to pos 8 … the 6 up to pos 10"},
 		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
-		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)), "has changed … of mine … of mine"},
+		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)),
+			"has changed: Options.DataVersion of mine is another … or a stage behind it"},
 		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))), "has changed … of mine … of mine"},
+		{loader(named("v1")).Shuffle(2, 1), after(3, loader(named("")).Shuffle(2, 1)),
+			"has changed: Options.DataVersion of Random(20, seed 1) … leave a new DataVersion unset until the next epoch"},
 		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
 		{shuffled(4), after(11, shuffled(3)), "the source has changed"}, // both sizes divide 36
 		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(1, 2).Shuffle(2, 1)), "the source has changed"},
