@@ -444,10 +444,11 @@ func drawShortest(
 // because torch draws a seed for its workers from g first; DataLoader(data,
 // sampler=RandomSampler(data, generator=g)) has TorchRandom's.
 //
-// The table of an epoch takes 4 bytes a sample. Torch's seeds have 32 bits, and
-// epoch e of seed s is epoch 0 of seed s+e. Use Random unless you need torch's
-// numbers. TorchRandom panics if n is negative or not below 2^32/20, because
-// torch uses another method there.
+// The table of an epoch takes 4 bytes a sample, and a loader keeps the tables
+// of two epochs. Torch's seeds have 32 bits, and epoch e of seed s is epoch 0
+// of seed s+e. Use Random unless you need torch's numbers. TorchRandom panics
+// if n is negative or not below 2^32/20, because torch uses another method
+// there.
 func TorchRandom(n int, seed uint64) Sampler {
 	panicIf(n < 0 || n > maxTorch, "TorchRandom: n is %d, must be 0 to %d", n, maxTorch)
 	name := fmt.Sprintf("TorchRandom(%d, seed %d)", n, seed)
