@@ -439,7 +439,10 @@ type svg struct {
 
 const svgWidth = 760
 
-func (p *svg) add(format string, args ...any) { fmt.Fprintf(&p.body, format+"\n", args...) }
+func (p *svg) add(format string, args ...any) {
+	fmt.Fprintf(&p.body, format, args...)
+	p.body.WriteByte('\n')
+}
 
 // A lane is a row of a timeline: a name, a character for each 10 ms, and a
 // note. The character is a batch in base 12, or one of a few signs: - for a

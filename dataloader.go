@@ -230,7 +230,7 @@ func (o Options) withDefaults(n int) (_ Options, err error) {
 // from data, flags or files are errors.
 func panicIf(bad bool, format string, args ...any) {
 	if bad {
-		panic(fmt.Sprintf("dataloader: "+format, args...))
+		panic("dataloader: " + fmt.Sprintf(format, args...))
 	}
 }
 
@@ -780,8 +780,8 @@ func (c Cursor) fit(name string, by *string, state any) error {
 
 // refuse returns the error of a cursor that does not fit.
 func (c Cursor) refuse(format string, args ...any) error {
-	args = append([]any{ErrCursor, c.Epoch, c.Pos}, args...)
-	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: "+format, args...)
+	why := fmt.Sprintf(format, args...)
+	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: %s", ErrCursor, c.Epoch, c.Pos, why)
 }
 
 // An Item is a value and the cursor just after it. A failed item has an Err and
