@@ -652,13 +652,12 @@ type Cursor struct {
 	State any `json:"state,omitempty"`
 }
 
-// Every error that refuses a cursor wraps ErrCursor. Another loader or stream
-// has made the cursor, its source has changed, it is damaged, or it is JSON of
-// something else. A program can report the error and begin the epoch again. A
-// text that is not JSON is refused by json.Unmarshal, with an error of its own.
-// ErrCursor's text is just "cursor", because it stands in the middle of a
-// sentence.
-var ErrCursor = errors.New("cursor")
+// ErrCursor is wrapped by every error that refuses a cursor. Another loader or
+// stream has made the cursor, its source has changed, it is damaged, or it is
+// JSON of something else. A program can report the error and begin the epoch
+// again. A text that is not JSON is refused by json.Unmarshal, with an error of
+// its own.
+var ErrCursor = errors.New("refused cursor")
 
 // UnmarshalJSON decodes a cursor, but leaves its State raw, because only the
 // maker of the cursor knows its type. A missing epoch, a state without pos, and
@@ -675,17 +674,17 @@ func (c *Cursor) UnmarshalJSON(data []byte) error {
 	}
 	switch err := decodeStrictly(data, &f); {
 	case errors.As(err, new(*json.UnmarshalTypeError)), errors.As(err, new(*json.SyntaxError)):
-		return fmt.Errorf("dataloader: this JSON is no %w: %w", ErrCursor, err)
+		return fmt.Errorf("dataloader: %w: this is JSON of something else: %w", ErrCursor, err)
 	case err != nil:
-		return fmt.Errorf("dataloader: this JSON is no %w: %w; "+
+		return fmt.Errorf("dataloader: %w: this is JSON of something else: %w; "+
 			"keep the cursor in a field of its own, and do not embed it", ErrCursor, err)
 	case f == nil:
 		return nil
 	case f.Epoch == nil:
-		return fmt.Errorf("dataloader: a %w in JSON has no epoch; "+
+		return fmt.Errorf("dataloader: %w: its JSON has no epoch; "+
 			"the start of a run is the zero Cursor, or {\"epoch\": 0}", ErrCursor)
 	case f.Pos == nil && f.State != nil:
-		return fmt.Errorf("dataloader: a %w in JSON has a state and no pos: it is damaged",
+		return fmt.Errorf("dataloader: %w: its JSON has a state and no pos: it is damaged",
 			ErrCursor)
 	}
 	*c = Cursor{Epoch: *f.Epoch}
@@ -723,7 +722,7 @@ func (c Cursor) Load(state any) error {
 		err = json.Unmarshal(data, state)
 	}
 	if err != nil {
-		return fmt.Errorf("dataloader: the state of %w {epoch %d, pos %d} does not fit: %w",
+		return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: its state does not fit: %w",
 			ErrCursor, c.Epoch, c.Pos, err)
 	}
 	return nil

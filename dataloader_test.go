@@ -1006,7 +1006,7 @@ func ExampleErrCursor() {
 				continue
 			}
 			if errors.Is(err, ErrCursor) {
-				fmt.Printf("%.125s…\n", err)
+				fmt.Printf("%.81s…\n", err)
 				if refusals++; refusals == 2 {
 					at = Cursor{Epoch: max(0, at.Epoch)}
 				}
@@ -1019,8 +1019,8 @@ func ExampleErrCursor() {
 		}
 	}
 	// Output:
-	// dataloader: cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3) of ids v1), this is Indices(Sequential(3) of ids v2…
-	// dataloader: cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3) of ids v1), this is Indices(Sequential(3) of ids v2…
+	// dataloader: refused cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3)…
+	// dataloader: refused cursor {epoch 6, pos 2}: it was made by Indices(Sequential(3)…
 	// 0
 	// 1
 	// 2
@@ -1226,7 +1226,7 @@ func ExampleFunc_growing() {
 	epoch(c, -1)
 	// Output:
 	// 4 samples: [d c]
-	// dataloader: cursor {epoch 0, pos 2}: it was made by Random(4, seed 1), this is Random(6, seed 1)
+	// dataloader: refused cursor {epoch 0, pos 2}: it was made by Random(4, seed 1), this is Random(6, seed 1)
 	// 4 samples: [b a]
 	// 6 samples: [a d]
 	// 6 samples: [f c]
@@ -8642,7 +8642,10 @@ func TestCursorJSON(t *testing.T) {
 	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
 	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
 
-	const ownField, noEpoch = "dataloader: … keep the cursor in a field of its own", "dataloader: … no epoch"
+	const ownField = "dataloader: … keep the cursor in a field of its own"
+	const noEpoch = "dataloader: refused cursor: its JSON has no epoch"
+	const other = "dataloader: refused cursor: this is JSON of something else"
+	equal(t, "ErrCursor alone", ErrCursor.Error(), "refused cursor")
 	for text, want := range map[string]string{
 		`null`:                                 "",
 		`{}`:                                   noEpoch,
@@ -8650,8 +8653,10 @@ func TestCursorJSON(t *testing.T) {
 		`{"epoch":1,"state":{"by":"Take(5)"}}`: "dataloader: … a state and no pos",
 		`{"step":7}`:                           ownField,
 		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: ownField,
-		`[]`: "dataloader: this JSON is no cursor", `{"epoch":4,"pos":"x"}`: "dataloader: this JSON is no cursor",
-		`{"epoch":"3"}`: "dataloader: this JSON is no cursor", `{"epoch":1.5}`: "dataloader: this JSON is no cursor",
+		`[]`:                    other,
+		`{"epoch":4,"pos":"x"}`: other,
+		`{"epoch":"3"}`:         other,
+		`{"epoch":1.5}`:         other,
 	} {
 		runRow(t, text, func(t *testing.T) {
 			at := Cursor{Epoch: 5}
@@ -8667,7 +8672,7 @@ func TestCursorJSON(t *testing.T) {
 	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
 	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
 	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
-	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), "this JSON is no cursor")
+	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), "this is JSON of something else")
 	odd := Cursor{State: func() {}}
 	equal(t, "a cursor that cannot be saved", odd.String(), errorOf(json.Marshal(odd)).Error())
 	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}

@@ -531,7 +531,7 @@ func Resize(s Sampler, count int) Sampler {
 	name := fmt.Sprintf("Resize(%s, %d)", describe(s), count)
 	return sampler{count, name, func(epoch int) func(int) int {
 		if count > 0 && epoch >= math.MaxInt/count { // Order has no error result; see OrderFunc
-			panic(fmt.Errorf("Resize: the %w is too far: epoch %d of %d positions each",
+			panic(fmt.Errorf("Resize: %w: epoch %d of %d positions each is too far",
 				ErrCursor, epoch, count))
 		}
 		return func(pos int) int {
