@@ -47,6 +47,17 @@ package dataloader
 //	           TestRefusedCursors and savedStreams
 //	each       an Example, and its rows in README.md: "Which function do I
 //	           need", "Coming from PyTorch"
+//
+// What is changed keeps its name in cursors only if every saved cursor still
+// resumes with exactly the items that were left. If an order or a draw changes,
+// or what a cursor's fields mean:
+//
+//	its name   gets ", version 2", or the next number, as Shuffle's and Mix's
+//	           have
+//	old lines  of testdata/cursors.json with that name, also nested, stay. They
+//	           must be refused now: put "refused …" into their rest
+//	new lines  are added, as for a new stage; an order has new numbers in
+//	           TestGoldenOrders, too
 
 import (
 	"archive/tar"
@@ -6829,9 +6840,6 @@ func TestReadme(t *testing.T) {
 			checkCommand(t, names, strings.TrimSpace(command))
 		}
 	}
-	if words := len(strings.Fields(readme)); words > 2720 {
-		t.Errorf("%d words, want at most 2,720", words)
-	}
 	if testing.Short() {
 		return
 	}
@@ -7059,14 +7067,16 @@ func TestCacheWaiters(t *testing.T) {
 			return errorOf(data.Get(ctx, 7))
 		}
 		var other sync.WaitGroup
+		var others error // of its Get
 		start := time.Now()
-		other.Go(func() { equal(t, "the other", get(time.Minute), context.DeadlineExceeded) }) // the error of its Get
+		other.Go(func() { others = get(time.Minute) })
 		synctest.Wait()
 		equal(t, "impatient", get(time.Second), io.ErrNoProgress)
 		equal(t, "its time", time.Since(start), time.Second)
 		equal(t, "patient", must(data.Get(t.Context(), 7)), 7)
 		equal(t, "its time", time.Since(start), time.Hour+time.Minute)
 		other.Wait()
+		equal(t, "the other", others, context.DeadlineExceeded)
 	})
 }
 
@@ -7363,8 +7373,9 @@ func TestTorch(t *testing.T) {
 		RandomSplit []order[[][]int] `json:"random_split"`
 	}
 	must(0, json.Unmarshal(must(os.ReadFile("testdata/torch_orders.json")), &torch))
-	counts := []bool{len(torch.Randperm) > 0, len(torch.Distributed) > 0, len(torch.RandomSplit) > 0}
-	equal(t, "whether there are orders", counts, []bool{true, true, true})
+	equal(t, "whether there are permutations", len(torch.Randperm) > 0, true)
+	equal(t, "whether there are orders of ranks", len(torch.Distributed) > 0, true)
+	equal(t, "whether there are splits", len(torch.RandomSplit) > 0, true)
 	for _, c := range torch.Randperm {
 		runRow(t, fmt.Sprintf("randperm %+v", c), func(t *testing.T) {
 			equal(t, "order", positions(TorchRandom(c.N, c.Seed), 0), c.Out)
@@ -7839,8 +7850,9 @@ func TestGeneratorPerWorker(t *testing.T) {
 			theirs, ours = append(theirs, fourth[0]), append(ours, fourth[1])
 		})
 	}
-	differ := []bool{slices.Min(theirs) != slices.Max(theirs), slices.Min(ours) != slices.Max(ours)}
-	equal(t, "whether the numbers differ with a generator per worker, and with Rand", differ, []bool{true, false})
+	differ := func(numbers []int) bool { return slices.Min(numbers) != slices.Max(numbers) }
+	equal(t, "whether numbers differ with a generator per worker", differ(theirs), true)
+	equal(t, "whether numbers differ with Rand", differ(ours), false)
 	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
 }
 
@@ -8205,7 +8217,8 @@ func TestPanicPlace(t *testing.T) {
 					says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
 					saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
 					p := new(PanicError)
-					equal(t, "a panic, its cause", []bool{errors.As(err, &p), errors.Is(err, errBad)}, []bool{true, k == 0})
+					equal(t, "whether it is a panic", errors.As(err, &p), true)
+					equal(t, "whether its cause is found", errors.Is(err, errBad), k == 0)
 					saysAll(t, errors.New(string(p.Stack)), "TestPanicPlace")
 					equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
 				}
@@ -8837,7 +8850,8 @@ func TestFiles(t *testing.T) {
 	}
 	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
 		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
-		equal(t, pattern, []bool{errors.Is(err, fs.ErrPermission), err != nil}, []bool{denied, denied})
+		equal(t, pattern+": whether it fails", err != nil, denied)
+		equal(t, pattern+": whether it is denied", errors.Is(err, fs.ErrPermission), denied)
 	}
 	mixed := fstest.MapFS{"a/x/y/1": {}, "b/x": {}} // x is a folder, and a file
 	for _, pattern := range []string{"*/x/*/1", "*/x/y/*"} {
@@ -9719,8 +9733,8 @@ func TestRefusedCursors(t *testing.T) {
 					at := []Cursor{from, from, inMix(from, 1)}[k]
 					before, err := at, ending(s.Run(t.Context(), &at))
 					refusal{err, c.says}.check(t)
-					equal(t, "whether it is an ErrCursor, a SampleError",
-						[]bool{errors.Is(err, ErrCursor), isSampleError(err)}, []bool{true, false})
+					equal(t, "whether it is an ErrCursor", errors.Is(err, ErrCursor), true)
+					equal(t, "whether it is a SampleError", isSampleError(err), false)
 					equal(t, "whether it is long", len(err.Error()) > 340, false)
 					equal(t, "the cursor", at, before)
 				}
@@ -10569,8 +10583,8 @@ func TestStreamsThatDie(t *testing.T) {
 	}
 	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
 	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError
-	is := []bool{isSampleError(err), errors.As(err, new(*PanicError))}
-	equal(t, "whether it is a *SampleError, a *PanicError", is, []bool{false, true})
+	equal(t, "whether it is a *SampleError", isSampleError(err), false)
+	equal(t, "whether it is a *PanicError", errors.As(err, new(*PanicError)), true)
 }
 
 // TestPanicsOfTheLoop: a panic in the loop body is the caller's. So is the
