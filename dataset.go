@@ -39,8 +39,8 @@ import (
 //
 // A sample must stay valid until its batch is made. A Get that returns one
 // buffer again and again makes batches in which all samples are the last one.
-// To test a data set of your own, call checkDataset in a test file in this
-// folder.
+// To test a data set of your own, call checkDataset, a function in
+// dataloader_test.go, in a test file in this folder.
 //
 // PyTorch: torch.utils.data.Dataset, with Get for __getitem__.
 type Dataset[T any] interface {
@@ -594,8 +594,9 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //
 // A stream of your own is a function of this type. ExampleStream and
 // ExampleStream_stage show a source and a stage. To test your own, copy it into
-// a test file in this folder and call checkStream. It runs in a bubble of
-// testing/synctest, where a real connection hangs. These are the rules:
+// a test file in this folder and call checkStream of dataloader_test.go. It
+// runs in a bubble of testing/synctest, where a real connection hangs. These
+// are the rules:
 //
 //   - A cursor with Pos 0 and a nil State is the start of an epoch, and the
 //     stream begins there. Any other cursor must be one of its own: the stream

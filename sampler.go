@@ -827,8 +827,8 @@ func RankFromEnv() (Rank, error) {
 	return Rank{}, nil
 }
 
-// A Tail, or remainder policy, says what happens when an epoch cannot be dealt
-// out evenly. Ten samples on three ranks, in batches of two:
+// A Tail is a remainder policy: it says what happens when an epoch cannot be
+// dealt out evenly. Ten samples on three ranks, in batches of two:
 //
 //	            rank 0      rank 1      rank 2
 //	PadTail     0 3 | 6 9   1 4 | 7 0   2 5 | 8 1
