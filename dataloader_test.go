@@ -8335,7 +8335,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	var left time.Time
-	var begun, running int64
+	var begun, running int64 // the calls of Get when the loop is left
+	var late, after int64    // those that begin later, and those that run after the loop
 	var errs []error
 	var loop sync.WaitGroup
 	loop.Go(func() {
@@ -8343,10 +8344,7 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 			if r := recover(); r != nil && r != "of the loop body" {
 				panic(r)
 			}
-			took = time.Since(left)
-			want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
-			const text = "%d Gets run after the loop, %d began after it was left, leaving took %v"
-			equal(t, way, fmt.Sprintf(text, data.running.Load(), data.begun.Load()-begun, took), fmt.Sprintf(text, 0, 0, want))
+			took, late, after = time.Since(left), data.begun.Load()-begun, data.running.Load()
 		}()
 		n := -1
 		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
@@ -8371,6 +8369,10 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 		}
 	})
 	loop.Wait()
+	want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
+	equal(t, way+": Gets that run after the loop", after, 0)
+	equal(t, way+": Gets that began after it was left", late, 0)
+	equal(t, way+": the time to leave", took, want)
 	if stop == 0 {
 		equal(t, "calls of Get during the loop", int(running), workers)
 	}
