@@ -6936,6 +6936,41 @@ func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 	return names, source
 }
 
+// eachNode calls f with every node of every function in source.
+func eachNode(source map[string]string, f func(in *ast.FuncDecl, n ast.Node)) {
+	for name, text := range source {
+		for _, decl := range must(parser.ParseFile(token.NewFileSet(), name, text, 0)).Decls {
+			if in, ok := decl.(*ast.FuncDecl); ok {
+				ast.Inspect(in, func(n ast.Node) bool {
+					f(in, n)
+					return true
+				})
+			}
+		}
+	}
+}
+
+// TestFormats checks that a function with a format passes it on as it is.
+// Otherwise go vet, and with it go test, would not check the function's calls.
+func TestFormats(t *testing.T) {
+	_, source := declared(t)
+	given, passed := map[string]bool{}, map[string]bool{}
+	eachNode(source, func(in *ast.FuncDecl, n ast.Node) {
+		switch n := n.(type) {
+		case *ast.FuncType:
+			if strings.Contains(types.ExprString(n), "format string, args ...any)") {
+				given[in.Name.Name] = true
+			}
+		case *ast.CallExpr:
+			if strings.HasSuffix(types.ExprString(n), "(format, args...)") ||
+				strings.HasSuffix(types.ExprString(n), ", format, args...)") {
+				passed[in.Name.Name] = true
+			}
+		}
+	})
+	equal(t, "the functions that pass a format on", passed, given)
+}
+
 // TestLesson checks testdata/lesson.md: each Predict has a Run, a Read and a
 // Why, what a Read or a row of the way of a batch names is declared, each
 // command runs something, each line that a Break quotes stands in its function,
@@ -8233,6 +8268,35 @@ func TestPanicPlace(t *testing.T) {
 		"= dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
 	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
 		"= dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
+}
+
+// TestRescuers checks that placeOfPanic knows the names of the functions that
+// rescue: its search ends at them.
+func TestRescuers(t *testing.T) {
+	_, source := declared(t)
+	maps.DeleteFunc(source, func(name, _ string) bool { return strings.HasSuffix(name, "_test.go") })
+	var known []string
+	rescuing := map[string]bool{}
+	eachNode(source, func(in *ast.FuncDecl, n ast.Node) {
+		name := in.Name.Name
+		if in.Type.TypeParams != nil {
+			name += "[...]"
+		}
+		switch n := n.(type) {
+		case *ast.CompositeLit:
+			if name == "placeOfPanic" && types.ExprString(n.Type) == "[]string" {
+				for _, literal := range n.Elts {
+					known = append(known, must(strconv.Unquote(literal.(*ast.BasicLit).Value)))
+				}
+			}
+		case *ast.CallExpr:
+			called := types.ExprString(n.Fun)
+			if called == "rescue" || called == "placeOfPanic" && name != "rescue" {
+				rescuing[name] = true
+			}
+		}
+	})
+	equal(t, "the rescuers", sorted(known), slices.Sorted(maps.Keys(rescuing)))
 }
 
 // TestAllocations checks that with Recycle a batch of an epoch under way costs
