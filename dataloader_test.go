@@ -6,7 +6,7 @@ package dataloader
 //
 //	# Helpers
 //	    data sets, samplers and sequences under observation, and how results
-//	    are compared
+//	    are compared; for streams, and for shards
 //	# The Examples
 //	    what a reader wants to do, compiled and run; README.md lists the
 //	    recipes by what they are for
@@ -643,6 +643,702 @@ func undo(f *feistel, x uint64) uint64 {
 			return x
 		}
 	}
+}
+
+// alive collects garbage, and counts the values that are left.
+func alive[T any](all []weak.Pointer[T]) int {
+	runtime.GC()
+	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
+}
+
+// ## Helpers for streams
+
+// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
+// sequence. It counts how the sequence is read.
+type feed struct {
+	n      int
+	bad    []int                            // the items that fail
+	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
+	read   atomic.Int64                     // how many items were read
+	left   atomic.Int64                     // how many sequences have ended, or were left
+}
+
+func (s *feed) stream() ints {
+	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			defer s.left.Add(1)
+			for i := 0; ; i++ {
+				if s.before != nil {
+					s.before(ctx, i)
+				}
+				if i == s.n {
+					return
+				}
+				s.read.Add(1)
+				var err error
+				if slices.Contains(s.bad, i) {
+					err = fmt.Errorf("item %d is bad", i)
+				}
+				if !yield(100*epoch+i, err) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// counting is the stream of a source that nobody looks at.
+func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
+
+// letters is the stream of the letters of s.
+func letters(s string) Stream[string] {
+	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+}
+
+// quick returns v.
+func quick[T any](_ context.Context, v T) (T, error) { return v, nil }
+
+// head returns the first element of a batch.
+func head(_ context.Context, b []int) (int, error) { return b[0], nil }
+
+// double returns twice i, slowly, with some random noise. Every 17th number
+// fails, with a value beside the error.
+func double(ctx context.Context, i int) (int, error) {
+	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
+	if i%17 == 16 {
+		return i, errBad
+	}
+	return 2*i + 10000*Rand(ctx).IntN(3), nil
+}
+
+// one is a sequence of one pair.
+func one[T any](v T, err error) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) { yield(v, err) }
+}
+
+// ptr is a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }
+
+type ints = Stream[int]
+
+// cursors are the cursors of epoch 0 of a stream: the start, and the one after
+// each item.
+func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
+	t.Helper()
+	all := []Cursor{{}}
+	for _, item := range collect(t, s(t.Context(), Cursor{})) {
+		all = append(all, item.Next)
+	}
+	return all
+}
+
+// ending is the error of a sequence that begins and ends with it, or nil.
+func ending[T any](seq iter.Seq2[T, error]) (err error) {
+	pairs := 0
+	for _, err = range seq {
+		pairs++
+	}
+	if pairs != 1 {
+		return nil
+	}
+	return err
+}
+
+// stages are all stages, made of a stream and, if they join streams, of another
+// one. n varies their other arguments; there are n/4%4 workers. No stage leaves
+// out an item because i%4 is 1.
+var stages = []struct {
+	name string
+	of   func(s ints, n int, other func() ints) ints
+}{
+	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
+	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
+	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
+	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
+	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
+	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
+	{"Mix", func(s ints, n int, other func() ints) ints {
+		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
+		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
+	}},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
+	{"OnError", func(s ints, n int, _ func() ints) ints {
+		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
+	}},
+	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
+	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
+	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
+}
+
+// add returns the sum of a pair.
+func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
+
+// eachStage runs a test for the stream that each stage makes of s and n, in a
+// bubble of testing/synctest.
+func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
+	t.Helper()
+	for _, stage := range stages {
+		runRowInBubble(t, fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
+			test(t, stage.of(s, n, func() ints { return s.Shuffle(3, 3) }))
+		})
+	}
+}
+
+// checkDataset checks what a loader relies on: a sample is the same whenever it
+// is fetched, and stays as it is while others are fetched. Each sample is
+// fetched twice, first one after the other, then in another order from four
+// goroutines. All are kept meanwhile. The error names a sample that has changed
+// or differs. Rand draws the same numbers both times. If the data are large,
+// check a Subset. A sample must not contain itself.
+func checkDataset[T any](data Dataset[T]) error {
+	type fetched struct {
+		sample T
+		err    error
+		was    string // what it held when it was fetched
+	}
+	n := data.Len()
+	all := make([]fetched, 2*n)
+	for pass := range 2 {
+		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
+		var running sync.WaitGroup
+		for g := range goroutines {
+			running.Go(func() {
+				for pos := g; pos < n; pos += goroutines {
+					ctx := WithSeed(context.Background(), uint64(order(pos)))
+					var sample T
+					err := try(func() (err error) {
+						sample, err = data.Get(ctx, order(pos))
+						return err
+					})
+					all[pass*n+order(pos)] = fetched{sample, err, contents(sample, err)}
+				}
+			})
+		}
+		running.Wait()
+		for k, f := range all { // also before several goroutines would race for that memory
+			if f.was != "" && contents(f.sample, f.err) != f.was {
+				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
+			}
+		}
+	}
+	for i := range n {
+		if all[i].was != all[n+i].was {
+			return fmt.Errorf("sample %d differs when it is fetched again, in another order, or from several goroutines", i)
+		}
+	}
+	return nil
+}
+
+// contents is a digest of a sample, with all that is behind its pointers, and
+// of an error.
+func contents(sample any, err error) string {
+	h := sha256.New()
+	writeContents(h, reflect.ValueOf(sample))
+	fmt.Fprint(h, err)
+	return string(h.Sum(nil))
+}
+
+// writeContents writes what v holds. Functions and channels are left out.
+func writeContents(w io.Writer, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
+	case reflect.Pointer, reflect.Interface:
+		writeContents(w, v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			writeContents(w, v.Field(i))
+		}
+	case reflect.Slice, reflect.Array:
+		fmt.Fprintln(w, v.Len())
+		for i := range v.Len() {
+			writeContents(w, v.Index(i))
+		}
+	case reflect.Map:
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		for _, key := range keys {
+			fmt.Fprintln(w, key)
+			writeContents(w, v.MapIndex(key))
+		}
+	default:
+		fmt.Fprintln(w, v)
+	}
+}
+
+// checkStream puts an epoch of a stream through everything that a stream
+// promises, and returns the epoch's outcomes. A failed item has no value, and
+// is a position like any other. Positions grow. Every cursor resumes the
+// stream, and never changes. Two iterations at once do not meet. An ended
+// context is the last pair. Nothing leaves a goroutine.
+func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
+	t.Helper()
+	want = []string{}
+	inBubble(t, func(t *testing.T) {
+		at := Cursor{Epoch: epoch}
+		cursors, saved := []Cursor{at}, []string{at.String()}
+		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
+		defer stop()
+		for item, err := range s(t.Context(), at) {
+			failIf(t, err != nil, "after %d items: %v", len(want), err)
+			if item.Err != nil {
+				equal(t, "the value of a failed item", item.Value, *new(T))
+				item.Err = itemError(item.Next, item.Err)
+			}
+			failIf(t, item.Next.Epoch != epoch || item.Next.Pos <= at.Pos,
+				"item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
+			at = item.Next
+			cursors, saved = append(cursors, at), append(saved, at.String())
+			now := outcomes(one(item.Value, item.Err))
+			want = append(want, now...)
+			value, err, _ := another()
+			equal(t, "two at once", outcomes(one(value, err)), now)
+		}
+		_, _, more := another()
+		equal(t, "another item", more, false)
+		for k := 0; k < len(cursors); k += unlessShort(1, 3) {
+			checkResume(t, s, cursors[k], want[k:], saved[k:])
+			checkStop(t, s, epoch, k, want, false)
+			equal(t, "a cursor some time later", cursors[k].String(), saved[k])
+		}
+	})
+	return want
+}
+
+// checkResume resumes a stream at a cursor: in one run, in which another
+// program may have written the cursor anew, and in many runs, each left after
+// the same number of successes. A place has the saved cursor, whatever was
+// resumed before.
+func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []string) {
+	t.Helper()
+	rewrite := strings.NewReplacer("ö", `\u00f6`, `":`, `" : `)
+	for _, at := range []Cursor{from, fromJSON(t, rewrite.Replace(from.String()))} {
+		if got := outcomes(s.Run(t.Context(), &at)); !slices.Equal(got, want) || at != (Cursor{Epoch: from.Epoch + 1}) {
+			t.Fatalf("from %v, and then at %v:\n got %q\nwant %q", from, at, got, want)
+		}
+	}
+	got, each := []string{}, 1+len(want)%3
+	for at := from; at.Epoch == from.Epoch && len(got) <= len(want); at = throughJSON(t, at) {
+		n := 0
+		for value, err := range s.Run(t.Context(), &at) {
+			if got = append(got, outcomes(one(value, err))...); err != nil {
+				continue
+			}
+			equal(t, fmt.Sprintf("cursor %d from %v", len(got), from), at.String(), saved[min(len(got), len(want))])
+			if n++; n == each {
+				break
+			}
+		}
+	}
+	equal(t, fmt.Sprintf("from %v, left after each %d items and resumed", from, each), got, want)
+}
+
+// checkStop ends the context while the loop has item k, or before the first,
+// possibly because of a *SampleError. The ended context is the last pair, and
+// no *SampleError. What has not come comes after a resume. After the last item
+// the epoch is complete; if not exact, it may be stopped then too: FromSeq
+// cannot know whether its sequence has stopped early.
+func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
+	t.Helper()
+	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	at, n := Cursor{Epoch: epoch}, 0
+	if k == 0 {
+		cancel(stopped)
+	}
+	before := at
+	var end error
+	for value, err := range s.Run(ctx, &at) {
+		if err != nil {
+			equal(t, "the value beside an error", value, *new(T))
+			equal(t, "the cursor at an error", at, before)
+		}
+		before = at
+		if failed := (*SampleError)(nil); err != nil && !errors.As(err, &failed) {
+			end = err
+		} else if n++; n == k {
+			time.Sleep(time.Duration(k/2%2) * time.Second) // workers read all they may, or not
+			cancel(stopped)
+		}
+	}
+	complete := end == nil && at == (Cursor{Epoch: epoch + 1})
+	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) && (complete || exact) {
+		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end, at)
+	}
+	if end != nil { // the items that failed last come again
+		rest := outcomes(s.Run(t.Context(), &at))
+		equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
+	}
+}
+
+// of is the check of a stream, for a table of streams of different types.
+func of[T any](s Stream[T]) func(*testing.T, int) []string {
+	return func(t *testing.T, epoch int) []string { return checkStream(t, s, epoch) }
+}
+
+// failure is the first error in epoch 5 of a stream.
+func failure[T any](t *testing.T, s Stream[T]) (err error) {
+	for _, err = range s.Epoch(t.Context(), 5) {
+		if err != nil {
+			break
+		}
+	}
+	return err
+}
+
+// shown is a run of a loader or a stream, in words.
+func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*Cursor) []string {
+	return func(at *Cursor) []string { return outcomes(run(context.Background(), at)) }
+}
+
+// ## Helpers for shards
+
+// tarEntries returns an archive of entries: "name=content" is a file,
+// "name>target" a hard link, "name@target" a symbolic link, and a name by
+// itself a folder.
+func tarEntries(entries ...string) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := tar.Header{Typeflag: tar.TypeDir, Name: e, Mode: 0o444}
+		content := ""
+		if i := strings.IndexAny(e, "=>@"); i >= 0 {
+			h.Typeflag = map[byte]byte{'=': tar.TypeReg, '>': tar.TypeLink, '@': tar.TypeSymlink}[e[i]]
+			h.Name, h.Linkname = e[:i], e[i+1:]
+		}
+		if h.Typeflag == tar.TypeReg {
+			content, h.Linkname = h.Linkname, ""
+		}
+		h.Size = int64(len(content))
+		must(0, w.WriteHeader(&h))
+		must(io.WriteString(w, content))
+	}
+	must(0, w.Close())
+	return b.Bytes()
+}
+
+// digits returns a folder of testdata/digits.zip: "train", from 0/000.png to
+// 9/054.png, or "test", from 0/000.png to 9/024.png.
+func digits(folder string) fs.FS {
+	data := must(os.ReadFile("testdata/digits.zip"))
+	return must(fs.Sub(must(zip.NewReader(bytes.NewReader(data), int64(len(data)))), folder))
+}
+
+// scatterDigits writes the digits for training to shards, in random order,
+// since a shard is read from front to back. A record has the fields png and
+// cls.
+func scatterDigits(pattern string) []string {
+	shards, files := must(Expand(pattern)), must(Files(digits("train")))
+	entries, order := make([][]string, len(shards)), Random(files.Len(), 7).Order(0)
+	for pos := range files.Len() {
+		file, s := must(files.Get(context.Background(), order(pos))), pos%len(shards)
+		entries[s] = append(entries[s], fmt.Sprint(pos, ".cls=", path.Dir(file.Name)), fmt.Sprint(pos, ".png=", string(file.Data)))
+	}
+	for s, name := range shards {
+		must(0, os.WriteFile(name, tarEntries(entries[s]...), 0o666))
+	}
+	return shards
+}
+
+// withBytes returns data with other bytes at an offset.
+func withBytes(data []byte, at int, bytes string) []byte {
+	return slices.Concat(data[:at], []byte(bytes), data[min(at+len(bytes), len(data)):])
+}
+
+// withHeader returns data with other bytes at an offset in the header at
+// another, and its checksum corrected.
+func withHeader(data []byte, header, at int, bytes string) []byte {
+	data = withBytes(data, header+at, bytes)
+	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ", sumHeader(data[header:header+tarBlock])))
+}
+
+// tarHeader returns a header of any type, and its data in whole blocks.
+func tarHeader(kind, name, data string) []byte {
+	b := make([]byte, roundToBlocks(int64(tarBlock+len(data))))
+	size := fmt.Sprintf("%011o\x00", len(data))
+	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 257: posixMagic + "00", tarBlock: data} {
+		copy(b[at:], field)
+	}
+	return withHeader(b, 0, 156, kind)
+}
+
+// paxHeader returns an extended header of PAX records.
+func paxHeader(records ...string) []byte {
+	var text string
+	for _, r := range records {
+		n := len(r) + 3
+		for n != len(fmt.Sprintf("%d %s\n", n, r)) {
+			n++
+		}
+		text += fmt.Sprintf("%d %s\n", n, r)
+	}
+	return tarHeader("x", "PaxHeaders.0/a", text)
+}
+
+// otherHeaders are archives of the same entries with headers that say the same
+// in other ways: with PAX records, as Python writes them, and with long names
+// of GNU tar. An archive that archive/tar cannot read, or that has an end
+// marker only, is not changed.
+func otherHeaders(data []byte) (all [][]byte) {
+	for _, format := range []tar.Format{tar.FormatPAX, tar.FormatGNU} {
+		var b bytes.Buffer
+		r, w := tar.NewReader(bytes.NewReader(data)), tar.NewWriter(&b)
+		h, err := r.Next()
+		for ; err == nil; h, err = r.Next() {
+			if format == tar.FormatGNU {
+				b.Write(tarHeader("L", "././@LongLink", h.Name+"\x00"))
+			}
+			h.Format, h.ModTime, h.PAXRecords = format, time.Unix(1.7e9, 123456700), nil
+			must(0, w.WriteHeader(h))
+			must(io.Copy(w, r))
+			must(0, w.Flush())
+		}
+		if must(0, w.Close()); err == io.EOF && b.Len() > 1024 {
+			all = append(all, b.Bytes())
+		}
+	}
+	return all
+}
+
+// gzipped compresses data.
+func gzipped(data []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	must(w.Write(data))
+	must(0, w.Close())
+	return b.Bytes()
+}
+
+// isPacked reports whether data is compressed, with gzip, bzip2, xz or zstd.
+func isPacked(data []byte) bool {
+	return slices.Contains([]string{"\x1f\x8b", "BZ", "\xfd7", "\x28\xb5"}, string(data[:min(2, len(data))]))
+}
+
+// inMemory is an Opener of shards in memory.
+func inMemory(shards map[string][]byte) Opener {
+	return func(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
+		data, ok := shards[name]
+		if !ok {
+			return nil, fs.ErrNotExist
+		}
+		return io.NopCloser(bytes.NewReader(data[min(offset, int64(len(data))):])), nil
+	}
+}
+
+// opening is an Opener that returns the same reader for every shard.
+func opening(r io.Reader) Opener {
+	c, ok := r.(io.ReadCloser)
+	if !ok {
+		c = io.NopCloser(r)
+	}
+	return func(context.Context, string, int64) (io.ReadCloser, error) { return c, nil }
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// breaksAfter is a reader that yields data, and then what fail does.
+func breaksAfter(data []byte, fail func() error) io.Reader {
+	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
+}
+
+// A countingFile is a file in memory, which can seek. It counts the bytes that
+// are read.
+type countingFile struct {
+	*bytes.Reader
+	read   int
+	closed bool
+}
+
+func (f *countingFile) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	f.read += n
+	return n, err
+}
+
+func (f *countingFile) Close() error {
+	f.closed = true
+	return nil
+}
+
+// brief writes a record as "key{field:content …}".
+func brief(r Record) string {
+	var files []string
+	for _, f := range r.Files {
+		content := string(f.Data)
+		if len(content) > 40 {
+			content = fmt.Sprintf("%d bytes #%x", len(content), crc32.ChecksumIEEE(f.Data))
+		}
+		files = append(files, f.Name+":"+content)
+	}
+	return r.Key + "{" + strings.Join(files, " ") + "}"
+}
+
+// briefRecord is a record in brief, of a key and a field and its content in
+// turn.
+func briefRecord(key string, files ...string) string {
+	r := Record{Key: key}
+	for file := range slices.Chunk(files, 2) {
+		r.Files = append(r.Files, File{file[0], []byte(file[1])})
+	}
+	return brief(r)
+}
+
+// briefly is a stream of records in brief.
+func briefly(s Stream[Record]) Stream[string] {
+	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return brief(r), nil })
+}
+
+// tarOf is a stream of shards in memory, named 0, 1, …, in brief.
+func tarOf(opts TarOptions, shards ...[]byte) Stream[string] {
+	all, names := map[string][]byte{}, []string{"0", "1", "2"}[:len(shards)]
+	for i, data := range shards {
+		all[names[i]] = data
+	}
+	opts.Open = inMemory(all)
+	return briefly(must(Tar(names, opts)))
+}
+
+// tarFrom is a stream of shards that an Opener opens.
+func tarFrom(open Opener, shards ...string) Stream[Record] {
+	return must(Tar(shards, TarOptions{Open: open}))
+}
+
+// tarOutcomes reads the first epoch of shards through an Opener.
+func tarOutcomes(t testing.TB, open Opener, shards ...string) []string {
+	return readAll(t, briefly(tarFrom(open, shards...)))
+}
+
+// onDisk writes a shard into a folder of the test's.
+func onDisk(t testing.TB, name string, data []byte) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	must(0, os.WriteFile(name, data, 0o666))
+	return name
+}
+
+// readDataset reads all records of a data set in brief.
+func readDataset(t testing.TB, data Dataset[Record]) []string {
+	return readAll(t, briefly(Map(Indices(Sequential(data.Len())), 0, data.Get)))
+}
+
+// indexed reads all records of a shard by their index in brief, or is the error
+// of OpenTar. Errors have the words of tarOf.
+func indexed(t testing.TB, name string) (all []string) {
+	t.Helper()
+	if d, err := OpenTar(name); err != nil {
+		all = []string{"error " + err.Error()}
+	} else {
+		defer d.Close()
+		all = readDataset(t, d)
+	}
+	for i, got := range all {
+		all[i] = strings.NewReplacer("error Map: ", "error ", quote(name), quote("0")).Replace(got)
+	}
+	return all
+}
+
+// same compares outcomes with those that are wanted, between semicolons. Of an
+// error only what stands between dots is wanted, no secret, and nothing long.
+func same(t testing.TB, what string, got []string, want string) {
+	t.Helper()
+	all := strings.Split(want, "; ")
+	if want == "" {
+		all = nil
+	}
+	failIf(t, len(got) != len(all), "%s:\n got %q\nwant %q", what, got, all)
+	for i, g := range got {
+		says, failed := strings.CutPrefix(all[i], "error ")
+		if !failed || !strings.HasPrefix(g, "error") {
+			equal(t, what, g, all[i])
+			continue
+		}
+		saysAll(t, errors.New(g), strings.Split(says, " … ")...)
+		tells := strings.Contains(g, "secret") || strings.Contains(g, "sec%")
+		failIf(t, tells || len(g) > 2000, "%s tells a secret, or too much: %s", what, g)
+	}
+}
+
+// checkShard checks what every reader makes of a shard, and returns what Tar
+// yields, before the records of a shard after it, and what OpenTar yields. Tar
+// yields the same of the shard compressed, and from each cursor. Every error of
+// Tar is a TarError, and Rest is set if the cursor after it is that of the next
+// shard. archive/tar finds the same entries.
+func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex []string) {
+	t.Helper()
+	after := tarEntries("z.cls=4", "y.cls=5")
+	stream := tarOf(opts, data, after)
+	if streamed = readAll(t, stream); !testing.Short() {
+		equal(t, "streamed", checkStream(t, stream, 0), streamed)
+	}
+	for item := range stream(t.Context(), Cursor{}) {
+		rest := strings.Contains(string(must(json.Marshal(item.Next))), `"shard":1`)
+		if e := (*TarError)(nil); item.Err != nil && (!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
+			t.Errorf("no TarError, or Rest is not %t: %v", rest, item.Err)
+		}
+	}
+	rest := max(0, len(streamed)-2)
+	same(t, "the shard after it", streamed[rest:], "z{cls:4}; y{cls:5}")
+	if !isPacked(data) {
+		compareReaders(t, data)
+		equal(t, "compressed", readAll(t, tarOf(opts, gzipped(data), after)), streamed)
+	}
+	return streamed[:rest], indexed(t, onDisk(t, "x.tar", data))
+}
+
+// checkIndexed checks that OpenTar has the records of Tar, or refuses a shard
+// that is compressed or not read to its end.
+func checkIndexed(t testing.TB, data []byte, streamed, byIndex []string) {
+	t.Helper()
+	if isPacked(data) || strings.Contains(fmt.Sprint(streamed), "not read further") {
+		equal(t, "refused", len(byIndex) == 1 && strings.Contains(byIndex[0], "OpenTar: "), true)
+	} else {
+		equal(t, "by index", byIndex, streamed)
+	}
+}
+
+// makeShard makes what a line of testdata/shards.txt says.
+func makeShard(line string) (data []byte, opts TarOptions) {
+	steps := strings.Split(line, "|")
+	for i, step := range steps {
+		steps[i] = must(strconv.Unquote(`"` + strings.TrimSpace(step) + `"`))
+	}
+	sound := "a.txt=first a.cls=1 b.txt=" + strings.Repeat("second", 200) + " b.cls=2 c.txt=third c.cls=3"
+	large := "a.txt=" + strings.Repeat("x", 256<<10-3*tarBlock)
+	data = tarEntries(strings.Fields(strings.NewReplacer("sound", sound, "large", large).Replace(steps[0]))...)
+	for _, step := range steps[1:] {
+		words := append(strings.SplitN(step, " ", 4), "", "", "")
+		n, _ := strconv.Atoi(words[1])
+		at, _ := strconv.Atoi(words[2])
+		switch words[0] {
+		case "cut":
+			data = data[:n]
+		case "zeros":
+			data = append(data, make([]byte, n)...)
+		case "twice":
+			data = slices.Concat(data, data)
+		case "set":
+			data = withBytes(data, n, words[2])
+		case "header":
+			data = withHeader(data, n, at, words[3])
+		case "bytes":
+			data = []byte(step[len("bytes "):])
+		case "max":
+			opts.MaxRecord = int64(n)
+		}
+	}
+	return data, opts
+}
+
+// tenShards returns ten shards of two records each, 0a, 0b, 1a, …
+func tenShards() (names []string, shards map[string][]byte) {
+	shards = map[string][]byte{}
+	for i := range 10 {
+		names = append(names, fmt.Sprintf("%d.tar", i))
+		shards[names[i]] = tarEntries(fmt.Sprintf("%da.txt=", i), fmt.Sprintf("%db.txt=", i))
+	}
+	return names, shards
 }
 
 // # The Examples
@@ -8881,12 +9577,6 @@ func TestForgotten(t *testing.T) {
 	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
 }
 
-// alive collects garbage, and counts the values that are left.
-func alive[T any](all []weak.Pointer[T]) int {
-	runtime.GC()
-	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
-}
-
 // # The tests of the second reading
 
 // ## dataset.go: files and folders
@@ -8982,331 +9672,6 @@ func TestFilesOnDisk(t *testing.T) {
 	equal(t, "a broken link", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
 	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
 	equal(t, "a broken link that no pattern matches", must(folder("*/*")), labels)
-}
-
-// ## Streams: helpers
-
-// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
-// sequence. It counts how the sequence is read.
-type feed struct {
-	n      int
-	bad    []int                            // the items that fail
-	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
-	read   atomic.Int64                     // how many items were read
-	left   atomic.Int64                     // how many sequences have ended, or were left
-}
-
-func (s *feed) stream() ints {
-	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
-		return func(yield func(int, error) bool) {
-			defer s.left.Add(1)
-			for i := 0; ; i++ {
-				if s.before != nil {
-					s.before(ctx, i)
-				}
-				if i == s.n {
-					return
-				}
-				s.read.Add(1)
-				var err error
-				if slices.Contains(s.bad, i) {
-					err = fmt.Errorf("item %d is bad", i)
-				}
-				if !yield(100*epoch+i, err) {
-					return
-				}
-			}
-		}
-	})
-}
-
-// counting is the stream of a source that nobody looks at.
-func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
-
-// letters is the stream of the letters of s.
-func letters(s string) Stream[string] {
-	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
-}
-
-// quick returns v.
-func quick[T any](_ context.Context, v T) (T, error) { return v, nil }
-
-// head returns the first element of a batch.
-func head(_ context.Context, b []int) (int, error) { return b[0], nil }
-
-// double returns twice i, slowly, with some random noise. Every 17th number
-// fails, with a value beside the error.
-func double(ctx context.Context, i int) (int, error) {
-	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
-	if i%17 == 16 {
-		return i, errBad
-	}
-	return 2*i + 10000*Rand(ctx).IntN(3), nil
-}
-
-// one is a sequence of one pair.
-func one[T any](v T, err error) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) { yield(v, err) }
-}
-
-// ptr is a pointer to a copy of v.
-func ptr[T any](v T) *T { return &v }
-
-type ints = Stream[int]
-
-// cursors are the cursors of epoch 0 of a stream: the start, and the one after
-// each item.
-func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
-	t.Helper()
-	all := []Cursor{{}}
-	for _, item := range collect(t, s(t.Context(), Cursor{})) {
-		all = append(all, item.Next)
-	}
-	return all
-}
-
-// ending is the error of a sequence that begins and ends with it, or nil.
-func ending[T any](seq iter.Seq2[T, error]) (err error) {
-	pairs := 0
-	for _, err = range seq {
-		pairs++
-	}
-	if pairs != 1 {
-		return nil
-	}
-	return err
-}
-
-// stages are all stages, made of a stream and, if they join streams, of another
-// one. n varies their other arguments; there are n/4%4 workers. No stage leaves
-// out an item because i%4 is 1.
-var stages = []struct {
-	name string
-	of   func(s ints, n int, other func() ints) ints
-}{
-	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
-	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
-	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
-	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
-	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
-	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
-	{"Mix", func(s ints, n int, other func() ints) ints {
-		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
-		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
-	}},
-	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
-	{"OnError", func(s ints, n int, _ func() ints) ints {
-		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
-	}},
-	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
-	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
-	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
-}
-
-// add returns the sum of a pair.
-func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
-
-// eachStage runs a test for the stream that each stage makes of s and n, in a
-// bubble of testing/synctest.
-func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
-	t.Helper()
-	for _, stage := range stages {
-		runRowInBubble(t, fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
-			test(t, stage.of(s, n, func() ints { return s.Shuffle(3, 3) }))
-		})
-	}
-}
-
-// checkDataset checks what a loader relies on: a sample is the same whenever it
-// is fetched, and stays as it is while others are fetched. Each sample is
-// fetched twice, first one after the other, then in another order from four
-// goroutines. All are kept meanwhile. The error names a sample that has changed
-// or differs. Rand draws the same numbers both times. If the data are large,
-// check a Subset. A sample must not contain itself.
-func checkDataset[T any](data Dataset[T]) error {
-	type fetched struct {
-		sample T
-		err    error
-		was    string // what it held when it was fetched
-	}
-	n := data.Len()
-	all := make([]fetched, 2*n)
-	for pass := range 2 {
-		order, goroutines := []Sampler{Sequential(n), Random(n, 1)}[pass].Order(0), 1+3*pass
-		var running sync.WaitGroup
-		for g := range goroutines {
-			running.Go(func() {
-				for pos := g; pos < n; pos += goroutines {
-					ctx := WithSeed(context.Background(), uint64(order(pos)))
-					var sample T
-					err := try(func() (err error) {
-						sample, err = data.Get(ctx, order(pos))
-						return err
-					})
-					all[pass*n+order(pos)] = fetched{sample, err, contents(sample, err)}
-				}
-			})
-		}
-		running.Wait()
-		for k, f := range all { // also before several goroutines would race for that memory
-			if f.was != "" && contents(f.sample, f.err) != f.was {
-				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
-			}
-		}
-	}
-	for i := range n {
-		if all[i].was != all[n+i].was {
-			return fmt.Errorf("sample %d differs when it is fetched again, in another order, or from several goroutines", i)
-		}
-	}
-	return nil
-}
-
-// contents is a digest of a sample, with all that is behind its pointers, and
-// of an error.
-func contents(sample any, err error) string {
-	h := sha256.New()
-	writeContents(h, reflect.ValueOf(sample))
-	fmt.Fprint(h, err)
-	return string(h.Sum(nil))
-}
-
-// writeContents writes what v holds. Functions and channels are left out.
-func writeContents(w io.Writer, v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
-	case reflect.Pointer, reflect.Interface:
-		writeContents(w, v.Elem())
-	case reflect.Struct:
-		for i := range v.NumField() {
-			writeContents(w, v.Field(i))
-		}
-	case reflect.Slice, reflect.Array:
-		fmt.Fprintln(w, v.Len())
-		for i := range v.Len() {
-			writeContents(w, v.Index(i))
-		}
-	case reflect.Map:
-		keys := v.MapKeys()
-		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
-		for _, key := range keys {
-			fmt.Fprintln(w, key)
-			writeContents(w, v.MapIndex(key))
-		}
-	default:
-		fmt.Fprintln(w, v)
-	}
-}
-
-// checkStream puts an epoch of a stream through everything that a stream
-// promises, and returns the epoch's outcomes. A failed item has no value, and
-// is a position like any other. Positions grow. Every cursor resumes the
-// stream, and never changes. Two iterations at once do not meet. An ended
-// context is the last pair. Nothing leaves a goroutine.
-func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
-	t.Helper()
-	want = []string{}
-	inBubble(t, func(t *testing.T) {
-		at := Cursor{Epoch: epoch}
-		cursors, saved := []Cursor{at}, []string{at.String()}
-		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
-		defer stop()
-		for item, err := range s(t.Context(), at) {
-			failIf(t, err != nil, "after %d items: %v", len(want), err)
-			if item.Err != nil {
-				equal(t, "the value of a failed item", item.Value, *new(T))
-				item.Err = itemError(item.Next, item.Err)
-			}
-			failIf(t, item.Next.Epoch != epoch || item.Next.Pos <= at.Pos,
-				"item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
-			at = item.Next
-			cursors, saved = append(cursors, at), append(saved, at.String())
-			now := outcomes(one(item.Value, item.Err))
-			want = append(want, now...)
-			value, err, _ := another()
-			equal(t, "two at once", outcomes(one(value, err)), now)
-		}
-		_, _, more := another()
-		equal(t, "another item", more, false)
-		for k := 0; k < len(cursors); k += unlessShort(1, 3) {
-			checkResume(t, s, cursors[k], want[k:], saved[k:])
-			checkStop(t, s, epoch, k, want, false)
-			equal(t, "a cursor some time later", cursors[k].String(), saved[k])
-		}
-	})
-	return want
-}
-
-// checkResume resumes a stream at a cursor: in one run, in which another
-// program may have written the cursor anew, and in many runs, each left after
-// the same number of successes. A place has the saved cursor, whatever was
-// resumed before.
-func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []string) {
-	t.Helper()
-	rewrite := strings.NewReplacer("ö", `\u00f6`, `":`, `" : `)
-	for _, at := range []Cursor{from, fromJSON(t, rewrite.Replace(from.String()))} {
-		if got := outcomes(s.Run(t.Context(), &at)); !slices.Equal(got, want) || at != (Cursor{Epoch: from.Epoch + 1}) {
-			t.Fatalf("from %v, and then at %v:\n got %q\nwant %q", from, at, got, want)
-		}
-	}
-	got, each := []string{}, 1+len(want)%3
-	for at := from; at.Epoch == from.Epoch && len(got) <= len(want); at = throughJSON(t, at) {
-		n := 0
-		for value, err := range s.Run(t.Context(), &at) {
-			if got = append(got, outcomes(one(value, err))...); err != nil {
-				continue
-			}
-			equal(t, fmt.Sprintf("cursor %d from %v", len(got), from), at.String(), saved[min(len(got), len(want))])
-			if n++; n == each {
-				break
-			}
-		}
-	}
-	equal(t, fmt.Sprintf("from %v, left after each %d items and resumed", from, each), got, want)
-}
-
-// checkStop ends the context while the loop has item k, or before the first,
-// possibly because of a *SampleError. The ended context is the last pair, and
-// no *SampleError. What has not come comes after a resume. After the last item
-// the epoch is complete; if not exact, it may be stopped then too: FromSeq
-// cannot know whether its sequence has stopped early.
-func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
-	t.Helper()
-	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	at, n := Cursor{Epoch: epoch}, 0
-	if k == 0 {
-		cancel(stopped)
-	}
-	before := at
-	var end error
-	for value, err := range s.Run(ctx, &at) {
-		if err != nil {
-			equal(t, "the value beside an error", value, *new(T))
-			equal(t, "the cursor at an error", at, before)
-		}
-		before = at
-		if failed := (*SampleError)(nil); err != nil && !errors.As(err, &failed) {
-			end = err
-		} else if n++; n == k {
-			time.Sleep(time.Duration(k/2%2) * time.Second) // workers read all they may, or not
-			cancel(stopped)
-		}
-	}
-	complete := end == nil && at == (Cursor{Epoch: epoch + 1})
-	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) && (complete || exact) {
-		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end, at)
-	}
-	if end != nil { // the items that failed last come again
-		rest := outcomes(s.Run(t.Context(), &at))
-		equal(t, "what a stop has left", rest[max(0, len(rest)-len(want)+k):], want[k:])
-	}
-}
-
-// of is the check of a stream, for a table of streams of different types.
-func of[T any](s Stream[T]) func(*testing.T, int) []string {
-	return func(t *testing.T, epoch int) []string { return checkStream(t, s, epoch) }
 }
 
 // ## What every stream promises
@@ -9638,16 +10003,6 @@ func TestPackTexts(t *testing.T) {
 		}
 	}
 	equal(t, "after the last row", len(collect(t, of(1007, 8).Run(t.Context(), &at))), 0)
-}
-
-// failure is the first error in epoch 5 of a stream.
-func failure[T any](t *testing.T, s Stream[T]) (err error) {
-	for _, err = range s.Epoch(t.Context(), 5) {
-		if err != nil {
-			break
-		}
-	}
-	return err
 }
 
 // TestRefusedCursors: a cursor is refused with an ErrCursor if another loader
@@ -11152,352 +11507,7 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	}
 }
 
-// shown is a run of a loader or a stream, in words.
-func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*Cursor) []string {
-	return func(at *Cursor) []string { return outcomes(run(context.Background(), at)) }
-}
-
 // # The tests of tar shards
-
-// ## Shards: helpers
-
-// tarEntries returns an archive of entries: "name=content" is a file,
-// "name>target" a hard link, "name@target" a symbolic link, and a name by
-// itself a folder.
-func tarEntries(entries ...string) []byte {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, e := range entries {
-		h := tar.Header{Typeflag: tar.TypeDir, Name: e, Mode: 0o444}
-		content := ""
-		if i := strings.IndexAny(e, "=>@"); i >= 0 {
-			h.Typeflag = map[byte]byte{'=': tar.TypeReg, '>': tar.TypeLink, '@': tar.TypeSymlink}[e[i]]
-			h.Name, h.Linkname = e[:i], e[i+1:]
-		}
-		if h.Typeflag == tar.TypeReg {
-			content, h.Linkname = h.Linkname, ""
-		}
-		h.Size = int64(len(content))
-		must(0, w.WriteHeader(&h))
-		must(io.WriteString(w, content))
-	}
-	must(0, w.Close())
-	return b.Bytes()
-}
-
-// digits returns a folder of testdata/digits.zip: "train", from 0/000.png to
-// 9/054.png, or "test", from 0/000.png to 9/024.png.
-func digits(folder string) fs.FS {
-	data := must(os.ReadFile("testdata/digits.zip"))
-	return must(fs.Sub(must(zip.NewReader(bytes.NewReader(data), int64(len(data)))), folder))
-}
-
-// scatterDigits writes the digits for training to shards, in random order,
-// since a shard is read from front to back. A record has the fields png and
-// cls.
-func scatterDigits(pattern string) []string {
-	shards, files := must(Expand(pattern)), must(Files(digits("train")))
-	entries, order := make([][]string, len(shards)), Random(files.Len(), 7).Order(0)
-	for pos := range files.Len() {
-		file, s := must(files.Get(context.Background(), order(pos))), pos%len(shards)
-		entries[s] = append(entries[s], fmt.Sprint(pos, ".cls=", path.Dir(file.Name)), fmt.Sprint(pos, ".png=", string(file.Data)))
-	}
-	for s, name := range shards {
-		must(0, os.WriteFile(name, tarEntries(entries[s]...), 0o666))
-	}
-	return shards
-}
-
-// withBytes returns data with other bytes at an offset.
-func withBytes(data []byte, at int, bytes string) []byte {
-	return slices.Concat(data[:at], []byte(bytes), data[min(at+len(bytes), len(data)):])
-}
-
-// withHeader returns data with other bytes at an offset in the header at
-// another, and its checksum corrected.
-func withHeader(data []byte, header, at int, bytes string) []byte {
-	data = withBytes(data, header+at, bytes)
-	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ", sumHeader(data[header:header+tarBlock])))
-}
-
-// tarHeader returns a header of any type, and its data in whole blocks.
-func tarHeader(kind, name, data string) []byte {
-	b := make([]byte, roundToBlocks(int64(tarBlock+len(data))))
-	size := fmt.Sprintf("%011o\x00", len(data))
-	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 257: posixMagic + "00", tarBlock: data} {
-		copy(b[at:], field)
-	}
-	return withHeader(b, 0, 156, kind)
-}
-
-// paxHeader returns an extended header of PAX records.
-func paxHeader(records ...string) []byte {
-	var text string
-	for _, r := range records {
-		n := len(r) + 3
-		for n != len(fmt.Sprintf("%d %s\n", n, r)) {
-			n++
-		}
-		text += fmt.Sprintf("%d %s\n", n, r)
-	}
-	return tarHeader("x", "PaxHeaders.0/a", text)
-}
-
-// otherHeaders are archives of the same entries with headers that say the same
-// in other ways: with PAX records, as Python writes them, and with long names
-// of GNU tar. An archive that archive/tar cannot read, or that has an end
-// marker only, is not changed.
-func otherHeaders(data []byte) (all [][]byte) {
-	for _, format := range []tar.Format{tar.FormatPAX, tar.FormatGNU} {
-		var b bytes.Buffer
-		r, w := tar.NewReader(bytes.NewReader(data)), tar.NewWriter(&b)
-		h, err := r.Next()
-		for ; err == nil; h, err = r.Next() {
-			if format == tar.FormatGNU {
-				b.Write(tarHeader("L", "././@LongLink", h.Name+"\x00"))
-			}
-			h.Format, h.ModTime, h.PAXRecords = format, time.Unix(1.7e9, 123456700), nil
-			must(0, w.WriteHeader(h))
-			must(io.Copy(w, r))
-			must(0, w.Flush())
-		}
-		if must(0, w.Close()); err == io.EOF && b.Len() > 1024 {
-			all = append(all, b.Bytes())
-		}
-	}
-	return all
-}
-
-// gzipped compresses data.
-func gzipped(data []byte) []byte {
-	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	must(w.Write(data))
-	must(0, w.Close())
-	return b.Bytes()
-}
-
-// isPacked reports whether data is compressed, with gzip, bzip2, xz or zstd.
-func isPacked(data []byte) bool {
-	return slices.Contains([]string{"\x1f\x8b", "BZ", "\xfd7", "\x28\xb5"}, string(data[:min(2, len(data))]))
-}
-
-// inMemory is an Opener of shards in memory.
-func inMemory(shards map[string][]byte) Opener {
-	return func(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
-		data, ok := shards[name]
-		if !ok {
-			return nil, fs.ErrNotExist
-		}
-		return io.NopCloser(bytes.NewReader(data[min(offset, int64(len(data))):])), nil
-	}
-}
-
-// opening is an Opener that returns the same reader for every shard.
-func opening(r io.Reader) Opener {
-	c, ok := r.(io.ReadCloser)
-	if !ok {
-		c = io.NopCloser(r)
-	}
-	return func(context.Context, string, int64) (io.ReadCloser, error) { return c, nil }
-}
-
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-// breaksAfter is a reader that yields data, and then what fail does.
-func breaksAfter(data []byte, fail func() error) io.Reader {
-	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
-}
-
-// A countingFile is a file in memory, which can seek. It counts the bytes that
-// are read.
-type countingFile struct {
-	*bytes.Reader
-	read   int
-	closed bool
-}
-
-func (f *countingFile) Read(p []byte) (int, error) {
-	n, err := f.Reader.Read(p)
-	f.read += n
-	return n, err
-}
-
-func (f *countingFile) Close() error {
-	f.closed = true
-	return nil
-}
-
-// brief writes a record as "key{field:content …}".
-func brief(r Record) string {
-	var files []string
-	for _, f := range r.Files {
-		content := string(f.Data)
-		if len(content) > 40 {
-			content = fmt.Sprintf("%d bytes #%x", len(content), crc32.ChecksumIEEE(f.Data))
-		}
-		files = append(files, f.Name+":"+content)
-	}
-	return r.Key + "{" + strings.Join(files, " ") + "}"
-}
-
-// briefRecord is a record in brief, of a key and a field and its content in
-// turn.
-func briefRecord(key string, files ...string) string {
-	r := Record{Key: key}
-	for file := range slices.Chunk(files, 2) {
-		r.Files = append(r.Files, File{file[0], []byte(file[1])})
-	}
-	return brief(r)
-}
-
-// briefly is a stream of records in brief.
-func briefly(s Stream[Record]) Stream[string] {
-	return Map(s, 0, func(_ context.Context, r Record) (string, error) { return brief(r), nil })
-}
-
-// tarOf is a stream of shards in memory, named 0, 1, …, in brief.
-func tarOf(opts TarOptions, shards ...[]byte) Stream[string] {
-	all, names := map[string][]byte{}, []string{"0", "1", "2"}[:len(shards)]
-	for i, data := range shards {
-		all[names[i]] = data
-	}
-	opts.Open = inMemory(all)
-	return briefly(must(Tar(names, opts)))
-}
-
-// tarFrom is a stream of shards that an Opener opens.
-func tarFrom(open Opener, shards ...string) Stream[Record] {
-	return must(Tar(shards, TarOptions{Open: open}))
-}
-
-// tarOutcomes reads the first epoch of shards through an Opener.
-func tarOutcomes(t testing.TB, open Opener, shards ...string) []string {
-	return readAll(t, briefly(tarFrom(open, shards...)))
-}
-
-// onDisk writes a shard into a folder of the test's.
-func onDisk(t testing.TB, name string, data []byte) string {
-	t.Helper()
-	name = filepath.Join(t.TempDir(), name)
-	must(0, os.WriteFile(name, data, 0o666))
-	return name
-}
-
-// readDataset reads all records of a data set in brief.
-func readDataset(t testing.TB, data Dataset[Record]) []string {
-	return readAll(t, briefly(Map(Indices(Sequential(data.Len())), 0, data.Get)))
-}
-
-// indexed reads all records of a shard by their index in brief, or is the error
-// of OpenTar. Errors have the words of tarOf.
-func indexed(t testing.TB, name string) (all []string) {
-	t.Helper()
-	if d, err := OpenTar(name); err != nil {
-		all = []string{"error " + err.Error()}
-	} else {
-		defer d.Close()
-		all = readDataset(t, d)
-	}
-	for i, got := range all {
-		all[i] = strings.NewReplacer("error Map: ", "error ", quote(name), quote("0")).Replace(got)
-	}
-	return all
-}
-
-// same compares outcomes with those that are wanted, between semicolons. Of an
-// error only what stands between dots is wanted, no secret, and nothing long.
-func same(t testing.TB, what string, got []string, want string) {
-	t.Helper()
-	all := strings.Split(want, "; ")
-	if want == "" {
-		all = nil
-	}
-	failIf(t, len(got) != len(all), "%s:\n got %q\nwant %q", what, got, all)
-	for i, g := range got {
-		says, failed := strings.CutPrefix(all[i], "error ")
-		if !failed || !strings.HasPrefix(g, "error") {
-			equal(t, what, g, all[i])
-			continue
-		}
-		saysAll(t, errors.New(g), strings.Split(says, " … ")...)
-		tells := strings.Contains(g, "secret") || strings.Contains(g, "sec%")
-		failIf(t, tells || len(g) > 2000, "%s tells a secret, or too much: %s", what, g)
-	}
-}
-
-// checkShard checks what every reader makes of a shard, and returns what Tar
-// yields, before the records of a shard after it, and what OpenTar yields. Tar
-// yields the same of the shard compressed, and from each cursor. Every error of
-// Tar is a TarError, and Rest is set if the cursor after it is that of the next
-// shard. archive/tar finds the same entries.
-func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex []string) {
-	t.Helper()
-	after := tarEntries("z.cls=4", "y.cls=5")
-	stream := tarOf(opts, data, after)
-	if streamed = readAll(t, stream); !testing.Short() {
-		equal(t, "streamed", checkStream(t, stream, 0), streamed)
-	}
-	for item := range stream(t.Context(), Cursor{}) {
-		rest := strings.Contains(string(must(json.Marshal(item.Next))), `"shard":1`)
-		if e := (*TarError)(nil); item.Err != nil && (!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
-			t.Errorf("no TarError, or Rest is not %t: %v", rest, item.Err)
-		}
-	}
-	rest := max(0, len(streamed)-2)
-	same(t, "the shard after it", streamed[rest:], "z{cls:4}; y{cls:5}")
-	if !isPacked(data) {
-		compareReaders(t, data)
-		equal(t, "compressed", readAll(t, tarOf(opts, gzipped(data), after)), streamed)
-	}
-	return streamed[:rest], indexed(t, onDisk(t, "x.tar", data))
-}
-
-// checkIndexed checks that OpenTar has the records of Tar, or refuses a shard
-// that is compressed or not read to its end.
-func checkIndexed(t testing.TB, data []byte, streamed, byIndex []string) {
-	t.Helper()
-	if isPacked(data) || strings.Contains(fmt.Sprint(streamed), "not read further") {
-		equal(t, "refused", len(byIndex) == 1 && strings.Contains(byIndex[0], "OpenTar: "), true)
-	} else {
-		equal(t, "by index", byIndex, streamed)
-	}
-}
-
-// makeShard makes what a line of testdata/shards.txt says.
-func makeShard(line string) (data []byte, opts TarOptions) {
-	steps := strings.Split(line, "|")
-	for i, step := range steps {
-		steps[i] = must(strconv.Unquote(`"` + strings.TrimSpace(step) + `"`))
-	}
-	sound := "a.txt=first a.cls=1 b.txt=" + strings.Repeat("second", 200) + " b.cls=2 c.txt=third c.cls=3"
-	large := "a.txt=" + strings.Repeat("x", 256<<10-3*tarBlock)
-	data = tarEntries(strings.Fields(strings.NewReplacer("sound", sound, "large", large).Replace(steps[0]))...)
-	for _, step := range steps[1:] {
-		words := append(strings.SplitN(step, " ", 4), "", "", "")
-		n, _ := strconv.Atoi(words[1])
-		at, _ := strconv.Atoi(words[2])
-		switch words[0] {
-		case "cut":
-			data = data[:n]
-		case "zeros":
-			data = append(data, make([]byte, n)...)
-		case "twice":
-			data = slices.Concat(data, data)
-		case "set":
-			data = withBytes(data, n, words[2])
-		case "header":
-			data = withHeader(data, n, at, words[3])
-		case "bytes":
-			data = []byte(step[len("bytes "):])
-		case "max":
-			opts.MaxRecord = int64(n)
-		}
-	}
-	return data, opts
-}
 
 // ## The stream of records
 
@@ -11613,16 +11623,6 @@ func TestTarOptions(t *testing.T) {
 		{fails(TarOptions{Rank: Rank{2, 2}}, "a", "b"), "Tar: Rank is {Index: 2, Count: 2}"},
 		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
 	})
-}
-
-// tenShards returns ten shards of two records each, 0a, 0b, 1a, …
-func tenShards() (names []string, shards map[string][]byte) {
-	shards = map[string][]byte{}
-	for i := range 10 {
-		names = append(names, fmt.Sprintf("%d.tar", i))
-		shards[names[i]] = tarEntries(fmt.Sprintf("%da.txt=", i), fmt.Sprintf("%db.txt=", i))
-	}
-	return names, shards
 }
 
 // TestTarShards shows how shards are dealt out to ranks: in the order given or,
