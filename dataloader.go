@@ -248,7 +248,7 @@ func errorIf(bad bool, format string, args ...any) error {
 // because it keeps no position. PyTorch: DataLoader.
 type DataLoader[B any] struct {
 	plan
-	newBuilder func() builder[B] // returns the builder of a worker
+	newBuilder func() builder[B] // returns the builder of a maker
 
 	mu   sync.Mutex // guards free; never held while user code runs
 	free []B        // the batches given back by Recycle
@@ -311,19 +311,19 @@ func NewFunc[B any](
 	if load == nil {
 		return nil, errors.New("dataloader: NewFunc: load is nil")
 	}
-	build := func(w *worker, dst B) (B, error) {
-		defer trace.StartRegion(w.ctx, "load").End()
-		first := w.spots[0]
+	build := func(m *maker, dst B) (B, error) {
+		defer trace.StartRegion(m.ctx, "load").End()
+		first := m.spots[0]
 		// The spot of the batch, which no sample has.
-		w.scope.setSpot(spot{first.epoch, first.pos, math.MaxUint64})
-		w.loaded = append(w.loaded, w.indices...)
-		return load(w.ctx, dst, w.indices)
+		m.scope.setSpot(spot{first.epoch, first.pos, math.MaxUint64})
+		m.loaded = append(m.loaded, m.indices...)
+		return load(m.ctx, dst, m.indices)
 	}
 	return loaderOf(n, opts, func() builder[B] { return build })
 }
 
 // loaderOf makes the loader of n samples. newBuilder returns a builder for each
-// worker.
+// maker.
 func loaderOf[B any](
 	n int, opts Options, newBuilder func() builder[B],
 ) (*DataLoader[B], error) {
@@ -474,7 +474,8 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	}
 	t := task[B]{step: k}
 	if ctx.Err() == nil {
-		makeBatch(newWorker(ctx, -1, l.opts.Seed), p, &t, l.newBuilder())
+		m := &maker{worker: newWorker(ctx, -1, l.opts.Seed), pass: p}
+		makeBatch(m, &t, l.newBuilder())
 	}
 	if ctx.Err() != nil {
 		return *new(B), finalError(context.Cause(ctx))
@@ -574,9 +575,9 @@ func (it *iteration[B]) nextTask(slot int) bool {
 }
 
 // newWork returns the function with which a worker makes the batch in a slot.
-func (it *iteration[B]) newWork() func(w *worker, slot int) {
-	build := it.loader.newBuilder()
-	return func(w *worker, slot int) { makeBatch(w, it.pass, &it.slots[slot], build) }
+func (it *iteration[B]) newWork(w worker) func(slot int) {
+	m, build := &maker{worker: w, pass: it.pass}, it.loader.newBuilder()
+	return func(slot int) { makeBatch(m, &it.slots[slot], build) }
 }
 
 // deliver hands over the batch in a slot. It returns false if the loop ends:

@@ -8825,7 +8825,7 @@ func (w *world) run(over context.Context) {
 		slots[slot].Value = int(w.sent.Add(1)) - 1
 		return slots[slot].Value < w.all
 	}
-	work := func(worker *worker, slot int) {
+	work := func(worker worker, slot int) {
 		if slots[slot].Err != nil { // the end of the stream
 			return
 		}
@@ -8841,7 +8841,7 @@ func (w *world) run(over context.Context) {
 			runtime.Goexit()
 		}
 	}
-	e.newWork = func() func(*worker, int) { return work }
+	e.newWork = func(w worker) func(int) { return func(slot int) { work(w, slot) } }
 	body := func(slot int) bool {
 		if ctx.Err() != nil {
 			return false

@@ -22,7 +22,7 @@ import (
 //
 //	engine        which goroutine: queues between the loop and its workers, and
 //	              the order of what comes back
-//	worker, task  how: a worker takes a task, chooses indices, fetches samples
+//	maker, task   how: a maker takes a task, chooses indices, fetches samples
 //	              and collates them
 //	scope         what a context knows of the sample that is being loaded, for
 //	              Rand and Worker
@@ -94,11 +94,11 @@ type engine struct {
 	// also if it is asked again. It runs in the loop.
 	nextTask func(slot int) bool
 
-	// newWork returns the function that turns the task in a slot into its
-	// result. Each worker has one for itself, so the function may keep memory.
-	// It leaves a result in the slot even if user code panics or calls
+	// newWork returns the function with which a worker turns the task in a slot
+	// into its result. Each worker has one for itself, so the function may keep
+	// memory. It leaves a result in the slot even if user code panics or calls
 	// runtime.Goexit.
-	newWork func() func(w *worker, slot int)
+	newWork func(w worker) func(slot int)
 
 	// read is nil for loaders. For streams it runs in a goroutine of its own,
 	// between the loop and the queue tasks, and what the loop sends are permits
@@ -148,10 +148,10 @@ func (e *engine) run(ctx context.Context, yield func(slot int) bool) {
 // calls yield, because only yield can tell the loop why there are no more
 // results.
 func (e *engine) inline(ctx context.Context, yield func(slot int) bool) {
-	w, work := newWorker(ctx, -1, e.seed), e.newWork()
+	work := e.newWork(newWorker(ctx, -1, e.seed))
 	for e.nextTask(0) {
 		if ctx.Err() == nil {
-			work(w, 0)
+			work(0)
 		}
 		if !yield(0) {
 			return
@@ -209,11 +209,11 @@ func (e *engine) startWorker(
 			}
 		}()
 		ctx := labelled(ctx, "worker "+strconv.Itoa(number))
-		w, work := newWorker(ctx, number, e.seed), e.newWork()
+		work := e.newWork(newWorker(ctx, number, e.seed))
 		for slot = range tasks {
 			if ctx.Err() == nil {
 				working = true
-				work(w, slot)
+				work(slot)
 				working = false
 			}
 			results <- slot
@@ -229,14 +229,25 @@ func labelled(ctx context.Context, name string) context.Context {
 	return ctx
 }
 
-// A worker is what one goroutine has for itself: a context, and slices that it
-// reuses from batch to batch. The engine makes it. A Map uses only the first
-// two fields.
+// A worker is what one goroutine passes to user code: a context, and the scope
+// in it.
 type worker struct {
 	ctx   context.Context // with the scope, and the end of the loop
 	scope *scope
+}
 
-	pass      *pass          // for which the batch is made
+// newWorker makes a worker with the given number. -1 stands for the loop.
+func newWorker(ctx context.Context, number int, seed uint64) worker {
+	ctx, scope := withScope(ctx, number, seed, spot{})
+	return worker{ctx, scope}
+}
+
+// A maker makes batches in one worker, with slices that it reuses from batch to
+// batch.
+type maker struct {
+	worker
+	pass *pass // for which the batches are made
+
 	step      int            // of the batch
 	positions []int          // of the batch in the epoch
 	indices   []int          // of its samples, as the order has them
@@ -244,13 +255,6 @@ type worker struct {
 	index     int            // that of the sample for which user code runs, or -1
 	loaded    []int          // the indices of the samples that have not failed
 	failed    []*SampleError // the samples that could not be fetched, for OnError
-}
-
-// newWorker makes a worker with the given number. -1 stands for the loop.
-func newWorker(ctx context.Context, number int, seed uint64) *worker {
-	w := new(worker)
-	w.ctx, w.scope = withScope(ctx, number, seed, spot{})
-	return w
 }
 
 // A task is one batch on its way through the engine: first what to make, then
@@ -263,60 +267,60 @@ type task[B any] struct {
 	timing Timing         // its times are zero without Trace
 }
 
-// A builder makes the batch of the indices that a worker has chosen, in the
+// A builder makes the batch of the indices that a maker has chosen, in the
 // memory of dst. It is that of fetchAndCollate, or calls the load of NewFunc. A
-// builder is for one worker.
-type builder[B any] func(w *worker, dst B) (B, error)
+// builder is for one maker.
+type builder[B any] func(m *maker, dst B) (B, error)
 
 // makeBatch turns a task into its batch, or into the error of the batch.
-func makeBatch[B any](w *worker, p *pass, t *task[B], build builder[B]) {
-	t.timing.Worker, t.timing.Start = w.scope.worker, p.now()
-	w.pass, w.step, w.index = p, t.step, -1
-	w.loaded = w.loaded[:0]
-	w.failed = nil // a new slice: the task before has the old one
+func makeBatch[B any](m *maker, t *task[B], build builder[B]) {
+	t.timing.Worker, t.timing.Start = m.scope.worker, m.pass.now()
+	m.step, m.index = t.step, -1
+	m.loaded = m.loaded[:0]
+	m.failed = nil // a new slice: the task before has the old one
 	// If user code ends the goroutine, only deferred functions run, and this is
 	// the error.
 	t.err = errGoexit
 	defer func() {
 		if t.err != nil {
-			t.err = w.sampleError(t.err)
+			t.err = m.sampleError(t.err)
 		}
-		t.failed = w.failed
-		t.timing.Samples, t.timing.Done = len(w.loaded), p.now()
+		t.failed = m.failed
+		t.timing.Samples, t.timing.Done = len(m.loaded), m.pass.now()
 	}()
 	defer rescue(&t.err)
-	err := w.chooseIndices()
+	err := m.chooseIndices()
 	if err == nil {
-		t.batch, err = build(w, t.batch)
+		t.batch, err = build(m, t.batch)
 	}
 	t.err = err
 }
 
-// sampleError returns an error of the batch that w makes, or of the sample for
+// sampleError returns an error of the batch that m makes, or of the sample for
 // which user code was called.
-func (w *worker) sampleError(err error) *SampleError {
-	return w.pass.sampleError(w.step, w.index, err)
+func (m *maker) sampleError(err error) *SampleError {
+	return m.pass.sampleError(m.step, m.index, err)
 }
 
 // chooseIndices asks the order for the indices of the batch.
-func (w *worker) chooseIndices() error {
-	p := w.pass
+func (m *maker) chooseIndices() error {
+	p := m.pass
 	if trace.IsEnabled() {
-		trace.Logf(w.ctx, "batch", "epoch %d, batch %d", p.epoch, p.firstBatch+w.step)
+		trace.Logf(m.ctx, "batch", "epoch %d, batch %d", p.epoch, p.firstBatch+m.step)
 	}
-	w.indices, w.spots = w.indices[:0], w.spots[:0]
-	w.positions = p.deal.positions(w.positions[:0], w.step)
-	for _, pos := range w.positions {
+	m.indices, m.spots = m.indices[:0], m.spots[:0]
+	m.positions = p.deal.positions(m.positions[:0], m.step)
+	for _, pos := range m.positions {
 		inEpoch := pos % p.deal.n // PadTail begins again with the first positions
-		w.indices = p.indicesAt(w.indices, inEpoch)
-		for part, i := range w.indices[len(w.spots):] { // those of this position
+		m.indices = p.indicesAt(m.indices, inEpoch)
+		for part, i := range m.indices[len(m.spots):] { // those of this position
 			if i < 0 || i >= p.plan.samples {
 				return fmt.Errorf("the sampler: %w", refuseIndex(i, p.plan.samples))
 			}
-			w.spots = append(w.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
+			m.spots = append(m.spots, spot{uint64(p.epoch), uint64(pos), uint64(part)})
 		}
 	}
-	if len(w.indices) == 0 {
+	if len(m.indices) == 0 {
 		return errors.New("the sampler gave no index")
 	}
 	return nil
@@ -327,16 +331,16 @@ func (w *worker) chooseIndices() error {
 // left is not collated.
 func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) builder[B] {
 	var samples []T // from batch to batch
-	return func(w *worker, dst B) (batch B, err error) {
-		samples, err = fetch(w, data, samples[:0])
+	return func(m *maker, dst B) (batch B, err error) {
+		samples, err = fetch(m, data, samples[:0])
 		defer clear(samples) // the next batch needs only the memory
 		if err != nil || len(samples) == 0 {
 			return dst, err
 		}
-		defer trace.StartRegion(w.ctx, "collate").End()
+		defer trace.StartRegion(m.ctx, "collate").End()
 		batch, err = collate(dst, samples)
 		if err != nil {
-			first := w.loaded[:min(16, len(samples))]
+			first := m.loaded[:min(16, len(samples))]
 			err = fmt.Errorf("collating %d samples %v: %w", len(samples), first, err)
 		}
 		return batch, err
@@ -345,30 +349,30 @@ func fetchAndCollate[T, B any](data Dataset[T], collate Collate[T, B]) builder[B
 
 // fetch appends the samples of the batch. A sample that fails fails the batch,
 // or is put aside for OnError.
-func fetch[T any](w *worker, data Dataset[T], samples []T) ([]T, error) {
-	defer trace.StartRegion(w.ctx, "fetch").End()
-	for j, i := range w.indices {
-		if err := w.ctx.Err(); err != nil {
+func fetch[T any](m *maker, data Dataset[T], samples []T) ([]T, error) {
+	defer trace.StartRegion(m.ctx, "fetch").End()
+	for j, i := range m.indices {
+		if err := m.ctx.Err(); err != nil {
 			return samples, err
 		}
-		w.index = i
-		w.scope.setSpot(w.spots[j])
+		m.index = i
+		m.scope.setSpot(m.spots[j])
 		var sample T
 		err := try(func() (err error) {
-			sample, err = data.Get(w.ctx, i)
+			sample, err = data.Get(m.ctx, i)
 			return err
 		})
 		switch {
 		case err == nil:
 			samples = append(samples, sample)
-			w.loaded = append(w.loaded, i)
-		case w.pass.plan.opts.OnError != nil:
-			w.failed = append(w.failed, w.sampleError(err))
+			m.loaded = append(m.loaded, i)
+		case m.pass.plan.opts.OnError != nil:
+			m.failed = append(m.failed, m.sampleError(err))
 		default:
 			return samples, err
 		}
 	}
-	w.index = -1
+	m.index = -1
 	return samples, nil
 }
 
@@ -543,12 +547,13 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 			window := 8 * workers
 			items := make([]Item[T], window+1)   // by slot
 			results := make([]Item[U], window+1) // by slot
-			work := func(w *worker, slot int) { apply(w, f, &items[slot], &results[slot]) }
 			e := engine{
 				workers: workers,
 				window:  window,
 				seed:    seed,
-				newWork: func() func(*worker, int) { return work },
+				newWork: func(w worker) func(int) {
+					return func(slot int) { apply(w, f, &items[slot], &results[slot]) }
+				},
 			}
 			return readAhead(between, src, from, e, items, func(slot int) bool {
 				return yield(takeItem(&results[slot]))
@@ -580,7 +585,7 @@ const (
 // apply sets *result to f of *item, or to a failed item. *item keeps only its
 // Err.
 func apply[T, U any](
-	w *worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U],
+	w worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U],
 ) {
 	value, next := item.Value, item.Next
 	*result = Item[U]{Err: item.Err, Next: next}
