@@ -11290,6 +11290,66 @@ func TestShuffleDelays(t *testing.T) {
 	}
 }
 
+// TestCalendar compares a calendar with a map from due to a list, while the
+// number of items that wait grows and shrinks. A calendar is not larger than
+// the most items that have waited, its lists are short, an entry is reused, and
+// does not keep an item that has left.
+func TestCalendar(t *testing.T) {
+	type item = Pair[int, error]
+	var c calendar[int]
+	model, rng := map[int][]item{}, rand.New(rand.NewPCG(1, 1))
+	waiting, most, longest := 0, 0, 0
+	put := func(due, value int) {
+		x := item{value, fmt.Errorf("item %d", value)}
+		c.put(due, x)
+		model[due] = append(model[due], x)
+		waiting++
+		most = max(most, waiting)
+	}
+	takeAll := func(due int) {
+		for _, want := range model[due] {
+			got, ok := c.take(due)
+			failIf(t, !ok || got != want, "due %d: got %v, %t, want %v", due, got, ok, want)
+			waiting--
+		}
+		delete(model, due)
+		_, ok := c.take(due)
+		failIf(t, ok, "due %d: an item is left over", due)
+	}
+	for now := range 20_000 {
+		put(now+rng.IntN(10+now%9000), now)
+		takeAll(now)
+	}
+	for _, e := range c.days {
+		length := 0
+		for ; e != nil; e = e.next {
+			length++
+		}
+		longest = max(longest, length)
+	}
+	failIf(t, longest < 2 || longest > 12, "the longest list has %d entries", longest)
+	equal(t, "days", len(c.days), 1<<bits.Len(uint(most-1)))
+	equal(t, "dues", slices.Compact(c.dues()), slices.Sorted(maps.Keys(model)))
+	for due := range maps.Clone(model) { // in any order
+		takeAll(due)
+	}
+	free := 0
+	for e := c.free; e != nil; e = e.next {
+		free++
+		equal(t, "an entry that is free", *e, entry[int]{next: e.next})
+	}
+	equal(t, "entries that are free at the end", free, len(c.days))
+	allocs := testing.AllocsPerRun(100, func() {
+		for due := range free {
+			c.put(due, item{})
+		}
+		for due := range free {
+			c.take(due)
+		}
+	})
+	equal(t, "allocations, if entries are free", allocs, 0)
+}
+
 // TestMixStart: the sources of a Mix are opened at the same time, at the start
 // and at a resume, 64 of them at most, and none that has ended. The loop waits
 // only for the source that it draws. Its goroutine may be locked to its thread,
