@@ -235,31 +235,29 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 			if err != nil {
 				return err
 			}
-			n := len(batch.Value)
+			elements, length := batch.Value, len(batch.Value)
 			if batch.Err != nil {
-				n = state.Again // nothing is known about its length
+				length = state.Again // nothing is known about its length
 			}
-			if err := state.changed(from, n, batch.Next, batch.Err); err != nil {
+			if err := state.checkReread(from, length, batch.Next, batch.Err); err != nil {
 				return err
 			}
-			if batch.Err != nil {
-				// One failed item, also if elements of the batch came before
-				// the cursor.
-				state.N, batch.Value = 0, make([]T, 1)
+			if batch.Err != nil { // one failed item, whatever came before the cursor
+				state.N, elements = 0, []T{*new(T)}
 			}
-			again := &reread{len(batch.Value), batch.Next}
-			for n := state.N; n < len(batch.Value); n++ {
-				next := freshState{n: n + 1, source: state.Source, again: again}
-				if n+1 == len(batch.Value) {
+			again := &replay{len(elements), batch.Next}
+			for i := state.N; i < len(elements); i++ {
+				next := freshState{n: i + 1, source: state.Source, again: again}
+				if i+1 == len(elements) {
 					next = freshState{source: batch.Next}
 				}
 				pos++
-				if !yield(Item[T]{Value: batch.Value[n], Err: batch.Err}, pos, next) {
+				if !yield(Item[T]{Value: elements[i], Err: batch.Err}, pos, next) {
 					return nil
 				}
 			}
 			state = stageState{Source: batch.Next}
 		}
-		return state.changed(from, 0, state.Source, nil)
+		return state.checkReread(from, 0, state.Source, nil)
 	})
 }

@@ -366,12 +366,12 @@ func (p *plan) setOrder(n int, opts Options) error {
 	} else if o.OnError != nil && o.Tail == UnevenTail && o.Rank.Count > 1 {
 		p.state.Rank = &p.deal.rank // a rank may skip a batch that the others have
 	}
-	return p.check(needOf(order))
+	return p.checkOrder(needOf(order))
 }
 
-// check says why the order does not fit the samples, or why no rank has a
+// checkOrder says why the order does not fit the samples, or why no rank has a
 // batch.
-func (p *plan) check(needs need) error {
+func (p *plan) checkOrder(needs need) error {
 	n, o := p.samples, &p.opts
 	first := p.deal // of the rank that has the most batches
 	first.rank.Index = 0
@@ -570,7 +570,7 @@ func (it *iteration[B]) nextTask(slot int) bool {
 		return false
 	}
 	t.batch = it.loader.recycled()
-	t.timing.Sent = p.now()
+	t.timing.Sent = p.traceTime()
 	return true
 }
 
@@ -584,7 +584,7 @@ func (it *iteration[B]) newWork(w worker) func(slot int) {
 // the body has left it, or err says why.
 func (it *iteration[B]) deliver(slot int) bool {
 	t, p, l := &it.slots[slot], it.pass, it.loader
-	t.timing.Received = p.now()
+	t.timing.Received = p.traceTime()
 	if it.ctx.Err() != nil {
 		it.err = context.Cause(it.ctx)
 		return false
@@ -600,7 +600,7 @@ func (it *iteration[B]) deliver(slot int) bool {
 	} else { // all samples were dropped, and the batch is skipped
 		l.Recycle(t.batch)
 	}
-	p.last, p.returned = t.timing, p.now()
+	p.last, p.returned = t.timing, p.traceTime()
 	*t = task[B]{} // an empty slot must not keep the batch
 	return more
 }
@@ -885,23 +885,23 @@ func itemError(next Cursor, err error) *SampleError {
 // not skip its last error: it would begin the epoch again, for ever.
 func finalError(err error) error {
 	if found := (*SampleError)(nil); errors.As(err, &found) {
-		return final{err}
+		return unskippable{err}
 	}
 	return err
 }
 
-// A final is an error that wraps another one, in which errors.As finds
+// An unskippable is an error that wraps another one, in which errors.As finds
 // everything but a *SampleError.
-type final struct{ error }
+type unskippable struct{ error }
 
 // Is reports whether the wrapped error is target.
-func (f final) Is(target error) bool { return errors.Is(f.error, target) }
+func (u unskippable) Is(target error) bool { return errors.Is(u.error, target) }
 
 // As sets *target to an error in the wrapped one, unless target is a
 // **SampleError.
-func (f final) As(target any) bool {
+func (u unskippable) As(target any) bool {
 	_, hidden := target.(**SampleError)
-	return !hidden && errors.As(f.error, target)
+	return !hidden && errors.As(u.error, target)
 }
 
 // A loaderState is the State in a loader's cursors. A loader with another By,
@@ -979,8 +979,8 @@ func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 		steps:      d.steps(),
 		done:       append([]span{{}}, s.Done...),
 	}
-	rest.returned = rest.now()
-	err := rest.check(from, &s)
+	rest.returned = rest.traceTime()
+	err := rest.checkCursor(from, &s)
 	if err != nil {
 		return nil, err
 	}
@@ -994,9 +994,9 @@ func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	return rest, nil
 }
 
-// check says why the cursor at which the pass begins does not fit, although its
-// order does.
-func (p *pass) check(from Cursor, s *loaderState) error {
+// checkCursor says why the cursor at which the pass begins does not fit,
+// although its order does.
+func (p *pass) checkCursor(from Cursor, s *loaderState) error {
 	// A cursor made out of order fits only its own batch size.
 	outOfOrder := s.Rank != nil && s.Size > 0 && (s.Ranks == 0 || len(s.Done) > 0)
 	switch o := &p.plan.opts; {
@@ -1027,8 +1027,8 @@ func (p *pass) check(from Cursor, s *loaderState) error {
 	return nil
 }
 
-// now returns the time if Trace is set, and zero otherwise.
-func (p *pass) now() (now time.Time) {
+// traceTime returns the time if Trace is set, and zero otherwise.
+func (p *pass) traceTime() (now time.Time) {
 	if p.plan.opts.Trace != nil {
 		now = time.Now()
 	}
@@ -1234,7 +1234,7 @@ type freshState struct {
 	stamp  *stamp
 	n      int
 	source Cursor
-	again  *reread // the items that a resume reads again; nil for none
+	again  *replay // the items that a resume reads again; nil for none
 	moved  *move   // the last move of one of several sources; nil if there is one source
 }
 
@@ -1270,9 +1270,9 @@ func rankOf(c Cursor) int {
 	return 0
 }
 
-// A reread is the items that a resume reads again: their number, and the
+// A replay is the items that a resume reads again: their number, and the
 // source's cursor after the last one.
-type reread struct {
+type replay struct {
 	count int
 	last  Cursor
 }
@@ -1346,15 +1346,15 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 	return s, nil
 }
 
-// changed says that a source has changed, if the items that a stage has read
-// again are not those that it had read before the cursor. There are n now, and
-// after them the source stands at last. If N is 0, nothing is read again, and
-// changed returns nil.
+// checkReread says that a source has changed, if the items that a stage has
+// read again are not those that it had read before the cursor. There are n now,
+// and after them the source stands at last. If N is 0, nothing is read again,
+// and checkReread returns nil.
 //
 // If an item that is read again has failed, perhaps only for a moment, its
 // error is returned, and the cursor is not refused: a program that began the
 // epoch again would repeat what was yielded.
-func (s *stageState) changed(from Cursor, n int, last Cursor, failed error) error {
+func (s *stageState) checkReread(from Cursor, n int, last Cursor, failed error) error {
 	if s.N == 0 {
 		return nil
 	}

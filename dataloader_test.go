@@ -33,7 +33,7 @@ package dataloader
 //	           TestRefusedCursors, TestReadAhead, TestResumes and
 //	           TestStreamsThatDie, if it has a state, reads ahead, reads again
 //	           or calls a function. If it reads again, it calls
-//	           stageState.changed. Five lists name the stages: the comments at
+//	           stageState.checkReread. Five lists name the stages: the comments at
 //	           Stream, at Run (those that cannot know the last item), above
 //	           streamOf (the two kinds), at stageState (what N counts), and
 //	           the lesson's section Streams

@@ -755,15 +755,14 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 				return nil
 			}
 		}
-		if ctx.Err() != nil { // seq may have stopped early
-			return context.Cause(ctx)
-		}
 		endsThere := pos == failedAt && state.N == 0
 		tooEarly := pos < from.Pos
-		if endsThere || tooEarly && failed != nil { // seq may have ended because of the failure
+		switch {
+		case ctx.Err() != nil: // seq may have stopped early
+			return context.Cause(ctx)
+		case endsThere, tooEarly && failed != nil: // seq may have ended because of the failure
 			return wrapReread(failed)
-		}
-		if tooEarly {
+		case tooEarly:
 			return from.refuse("the sequence has only %d items", pos)
 		}
 		return nil

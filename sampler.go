@@ -1045,7 +1045,7 @@ type shuffler[T any] struct {
 	kept  []Cursor // the source's cursors before the items begin, begin+step, …
 
 	// These are for the items that a resume reads again; see
-	// stageState.changed.
+	// stageState.checkReread.
 	failed  error // of the first item that failed
 	changed error // why these items are not those that left before from
 }
@@ -1089,7 +1089,7 @@ func (s *shuffler[T]) yieldDue(due int) bool {
 		s.begin += s.step
 		s.kept = slices.Delete(s.kept, 0, 1)
 	}
-	var again *reread // shared by the items that are due now
+	var again *replay // shared by the items that are due now
 	for {
 		item, ok := s.waiting.take(due)
 		if !ok {
@@ -1106,7 +1106,7 @@ func (s *shuffler[T]) yieldDue(due int) bool {
 			continue
 		}
 		if again == nil {
-			again = &reread{s.read - s.begin, s.last}
+			again = &replay{s.read - s.begin, s.last}
 		}
 		next := freshState{n: s.pos - s.begin, source: s.kept[0], again: again}
 		if !s.yield(Item[T]{Value: item.First, Err: item.Second}, s.pos, next) {
@@ -1119,7 +1119,7 @@ func (s *shuffler[T]) yieldDue(due int) bool {
 // not what the cursor says.
 func (s *shuffler[T]) compareSource() error {
 	first := s.from.Pos - s.state.N
-	return s.state.changed(s.from, s.read-first, s.last, s.failed)
+	return s.state.checkReread(s.from, s.read-first, s.last, s.failed)
 }
 
 // dueOf says when item i leaves a Shuffle: when item i+d(i) has been read. The

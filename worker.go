@@ -274,7 +274,7 @@ type builder[B any] func(m *maker, dst B) (B, error)
 
 // makeBatch turns a task into its batch, or into the error of the batch.
 func makeBatch[B any](m *maker, t *task[B], build builder[B]) {
-	t.timing.Worker, t.timing.Start = m.scope.worker, m.pass.now()
+	t.timing.Worker, t.timing.Start = m.scope.worker, m.pass.traceTime()
 	m.step, m.index = t.step, -1
 	m.loaded = m.loaded[:0]
 	m.failed = nil // a new slice: the task before has the old one
@@ -286,7 +286,7 @@ func makeBatch[B any](m *maker, t *task[B], build builder[B]) {
 			t.err = m.sampleError(t.err)
 		}
 		t.failed = m.failed
-		t.timing.Samples, t.timing.Done = len(m.loaded), m.pass.now()
+		t.timing.Samples, t.timing.Done = len(m.loaded), m.pass.traceTime()
 	}()
 	defer rescue(&t.err)
 	err := m.chooseIndices()
