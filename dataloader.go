@@ -1558,38 +1558,48 @@ type ownedState struct {
 	State any    `json:"state"` // of the stage
 }
 
-// owned returns produce, which is that of a stage, for the case that the stage
-// is the outermost.
-func owned[T any](produce producer[T]) producer[T] {
-	return func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		ask := func() *rankNote {
-			n := &rankNote{asks: true}
-			ctx, cancel := context.WithCancel(leaveNote(ctx, n))
-			cancel()
-			produce(ctx, Cursor{Epoch: from.Epoch}, func(Item[T]) bool { return false })
-			return n
+// An outermost is one loop of the outermost stage.
+type outermost struct {
+	ctx   context.Context
+	open  func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
+	note  rankNote
+	owner string // "" as long as the cursors fit all ranks
+}
+
+// begin begins the loop at a cursor. It returns the context and the cursor with
+// which the stage is opened, or says that another rank owns the cursor.
+func (o *outermost) begin(from Cursor) (context.Context, Cursor, error) {
+	var state json.RawMessage
+	saved := ownedState{State: &state}
+	data, _ := json.Marshal(from.State)
+	if decodeStrictly(data, &saved) == nil && saved.Owner != "" {
+		here := o.ask(from.Epoch)
+		if here.owner != saved.Owner {
+			return nil, from, from.refuseOwner(saved.Owner, here.owner, here.parting)
 		}
-		var state json.RawMessage
-		saved := ownedState{State: &state}
-		data, _ := json.Marshal(from.State)
-		asked := decodeStrictly(data, &saved) == nil && saved.Owner != ""
-		if asked {
-			here := ask()
-			if here.owner != saved.Owner {
-				return from.refuseOwner(saved.Owner, here.owner, here.parting)
-			}
-			from.State = state
-		}
-		owner, top := saved.Owner, new(rankNote)
-		return produce(leaveNote(ctx, top), from, func(item Item[T]) bool {
-			if !asked && top.parted.Load() {
-				owner, asked = ask().owner, true
-			}
-			if owner != "" {
-				item.Next.State = &ownedState{owner, item.Next.State}
-			}
-			return yield(item)
-		})
+		o.owner, from.State = saved.Owner, state
+	}
+	return leaveNote(o.ctx, &o.note), from, nil
+}
+
+// ask asks the deals for their ranks. All stages open their sources for that,
+// with a context that has ended, so that nothing is read.
+func (o *outermost) ask(epoch int) *rankNote {
+	n := &rankNote{asks: true}
+	ctx, cancel := context.WithCancel(leaveNote(o.ctx, n))
+	cancel()
+	o.open(ctx, Cursor{Epoch: epoch})
+	return n
+}
+
+// sign puts the owner into the cursor of an item.
+func (o *outermost) sign(next *Cursor) {
+	if o.owner == "" && o.note.parted.Load() {
+		o.note.parted.Store(false)
+		o.owner = o.ask(next.Epoch).owner
+	}
+	if o.owner != "" {
+		next.State = &ownedState{o.owner, next.State}
 	}
 }
 

@@ -664,9 +664,6 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //		…
 //	}
 
-// A producer yields the items that follow a cursor.
-type producer[T any] func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error
-
 // streamOf makes a stream of produce, which yields items until yield returns
 // false or the epoch has ended. If the sequence cannot be continued, produce
 // returns why. An item that is ready when ctx has ended is not yielded: the
@@ -678,18 +675,33 @@ type producer[T any] func(ctx context.Context, from Cursor, yield func(Item[T]) 
 // long again.
 //
 //go:noinline
-func streamOf[T any](produce producer[T]) Stream[T] {
+func streamOf[T any](
+	produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error,
+) Stream[T] {
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
-			produce := produce
+			inner, at, err := ctx, from, error(nil)
+			var top *outermost // nil if another stage is
 			if noteOf(ctx) == nil {
-				produce = owned(produce)
+				open := func(ctx context.Context, from Cursor) {
+					produce(ctx, from, func(Item[T]) bool { return false })
+				}
+				top = &outermost{ctx: ctx, open: open}
+				inner, at, err = top.begin(from)
 			}
 			stopped := false
-			err := produce(ctx, from, func(item Item[T]) bool {
-				stopped = ctx.Err() != nil
-				return !stopped && yield(item, nil)
-			})
+			if err == nil {
+				err = produce(inner, at, func(item Item[T]) bool {
+					stopped = ctx.Err() != nil
+					if stopped {
+						return false
+					}
+					if top != nil {
+						top.sign(&item.Next)
+					}
+					return yield(item, nil)
+				})
+			}
 			if stopped {
 				err = context.Cause(ctx)
 			}
