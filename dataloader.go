@@ -1364,13 +1364,10 @@ func (s *stageState) checkReread(from Cursor, n int, last Cursor, failed error) 
 		return nil
 	case failed != nil:
 		return wrapReread(failed)
-	case n == s.Again && now.Pos == s.After.Pos && now.By == s.After.By:
-		return from.refuse("the source has changed: Options.DataVersion of %s is another, "+
-			"or its batch size or ranks, or a stage behind it; leave a new DataVersion unset "+
-			"until the next epoch, and otherwise use the same data and options", now.By)
 	}
-	return from.refuse("the source has changed: it has %d items up to pos %d of %s now, "+
-		"which are not the %d up to pos %d of %s that it had; use the same data and options",
+	return from.refuse("the source has changed, or only its Options.DataVersion "+
+		"(leave a new one unset until the next epoch): it has %d items up to pos %d of %s now, "+
+		"and had %d up to pos %d of %s",
 		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
 }
 
