@@ -780,8 +780,8 @@ func (c Cursor) fit(name string, by *string, state any) error {
 
 // refuse returns the error of a cursor that does not fit.
 func (c Cursor) refuse(format string, args ...any) error {
-	why := fmt.Sprintf(format, args...)
-	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: %s", ErrCursor, c.Epoch, c.Pos, why)
+	return fmt.Errorf("dataloader: %w {epoch %d, pos %d}: %s",
+		ErrCursor, c.Epoch, c.Pos, fmt.Sprintf(format, args...))
 }
 
 // An Item is a value and the cursor just after it. A failed item has an Err and

@@ -100,9 +100,7 @@ func splitName(name string) (key, field string, ok bool) {
 	if dot <= 0 || meta {
 		return "", "", false
 	}
-	key = name[:base+dot]
-	field = lowerField(name[base+dot+1:])
-	return key, field, true
+	return name[:base+dot], lowerField(name[base+dot+1:]), true
 }
 
 // lowerField returns a field in lower case. A field that is not UTF-8 stays as
@@ -946,10 +944,7 @@ func (r *tarReader) drainShard() error {
 // isZero reports whether all bytes are zero: the first is, and each other byte
 // equals the one before it.
 func isZero(b []byte) bool {
-	if len(b) == 0 {
-		return true
-	}
-	return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
+	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
 
 // parseHeaders parses the headers of a regular file at the beginning of b. n
@@ -1493,7 +1488,8 @@ func redactError(err error) error {
 			return err
 		}
 	}
-	if err == io.EOF || err == io.ErrUnexpectedEOF || err == errStalled {
+	switch err {
+	case io.EOF, io.ErrUnexpectedEOF, errStalled:
 		return err
 	}
 	// If a proxy refuses to connect, the error is its status.
@@ -1958,9 +1954,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		inner := strings.TrimSuffix(name, "gz")
-		inner = strings.TrimSuffix(inner, ".")
-		return decode(inner, data, limit-int64(len(data)))
+		// What is left of the name has no ".gz"; a name may be just "gz".
+		return decode(name[:max(0, len(name)-3)], data, limit-int64(len(data)))
 	}
 	return data, nil
 }
@@ -1973,10 +1968,11 @@ func decodeImage(data []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	most := int64(defaultMaxRecord / 8)
+	perPixel := int64(8)
 	if format == "jpeg" && isProgressive(data) {
-		most = defaultMaxRecord / (8 + 4*4)
+		perPixel += 4 * 4
 	}
+	most := defaultMaxRecord / perPixel
 	if pixels := int64(config.Width) * int64(config.Height); pixels < 1 || pixels > most {
 		return nil, fmt.Errorf("the image has %d × %d pixels, must have 1 to %d",
 			config.Width, config.Height, most)
@@ -1987,16 +1983,15 @@ func decodeImage(data []byte) (any, error) {
 
 // isProgressive reports whether the frame of a JPEG is progressive. It walks
 // from marker to marker as image/jpeg does, and not only searches, because a
-// comment or a color profile may contain the bytes of any marker. A bare marker
-// (0xff 0x00, which is skipped, and the restarts 0xd0 to 0xd7) has no length.
+// comment or a color profile may contain the bytes of any marker. Superfluous
+// bytes are skipped, and so are 0xff 0x00 and the restarts, 0xd0 to 0xd7, which
+// have no length.
 func isProgressive(data []byte) bool {
 	for i := 2; i+4 <= len(data); {
 		marker := data[i+1]
 		switch {
-		case data[i] != 0xff || marker == 0xff: // a superfluous byte
+		case data[i] != 0xff || marker == 0 || marker == 0xff || marker&0xf8 == 0xd0:
 			i++
-		case marker == 0 || marker&0xf8 == 0xd0:
-			i += 2
 		case marker <= 0xc2: // of a frame; image/jpeg refuses lower ones
 			return marker == 0xc2
 		default:
