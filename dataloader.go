@@ -250,10 +250,12 @@ type DataLoader[B any] struct {
 	plan
 	newBuilder func() builder[B] // returns the builder of a maker
 
-	mu   sync.Mutex // guards free; never held while user code runs
-	free []B        // the batches given back by Recycle
-	// At most maxFree batches are kept: one for each batch in flight, one for
-	// the body, one recycled late.
+	mu    sync.Mutex // guards the fields below; never held while user code runs
+	free  []B        // the batches given back by Recycle
+	calls int        // of Batch that have not returned
+	// At most maxFree batches are kept: one for each batch in flight, or for
+	// each call of Batch if there have been more at once, one for the body, one
+	// recycled late.
 	maxFree int
 }
 
@@ -462,7 +464,16 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 // Batch loads batch k of an epoch, 0 <= k < Len(), in the calling goroutine:
 // the batch that a loop over the epoch yields at its turn k. Step s of a
 // training is Batch(ctx, s/Len(), s%Len()). Loops that are running are not
-// disturbed. Batch asks Options.OnError, and does not call Options.Trace.
+// disturbed, but Batch takes memory that was given back: Recycle the batch, if
+// the loop counts on it. Batch asks Options.OnError, and does not call
+// Options.Trace.
+//
+// Batch may be called in several goroutines at once, as a server does. In all
+// of them Worker returns -1, so what serves one goroutine at a time, such as a
+// decoder, is kept in a sync.Pool, not by the worker's number. Calls for one
+// epoch share its order. Of even epochs, as of odd ones, only the order of the
+// last is kept. So if two clients are in epochs 0 and 2, and the order has a
+// table, nearly every call makes one anew: have a loader for each.
 func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	if k >= l.Len() || k < 0 || epoch < 0 {
 		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: "+
@@ -474,6 +485,9 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	}
 	t := task[B]{step: k}
 	if ctx.Err() == nil {
+		l.countCalls(1)
+		defer l.countCalls(-1)
+		t.batch = l.recycled()
 		m := &maker{worker: newWorker(ctx, -1, l.opts.Seed), pass: p}
 		makeBatch(m, &t, l.newBuilder())
 	}
@@ -482,9 +496,18 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 	}
 	settle(p, &t)
 	if t.err == nil && t.timing.Samples == 0 {
-		t.err = p.sampleError(k, -1, errors.New("all samples were dropped"))
+		l.Recycle(t.batch)
+		return *new(B), p.sampleError(k, -1, errors.New("all samples were dropped"))
 	}
 	return t.batch, t.err
+}
+
+// countCalls adds n to the number of calls of Batch that have not returned.
+func (l *DataLoader[B]) countCalls(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls += n
+	l.maxFree = max(l.maxFree, l.calls+2)
 }
 
 // Recycle gives back the memory of a batch that this loader has made, for a
@@ -495,9 +518,10 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 // A loop that recycles each batch in its body needs the memory of Workers ×
 // Prefetch + 1 batches: the window in flight, and the one in the body. A loop
 // that recycles a batch only after it has the next one needs memory for one
-// batch more. The loader keeps at most that number, Workers × Prefetch + 2. The
-// garbage collector gets the rest, the memory of batches that fail, and that of
-// batches in flight when a loop is left.
+// batch more. The loader keeps at most that number, Workers × Prefetch + 2, or
+// two more than there have been calls of Batch at once. The garbage collector
+// gets the rest, the memory of batches that fail, and that of batches in flight
+// when a loop is left.
 func (l *DataLoader[B]) Recycle(b B) {
 	l.mustExist()
 	l.mu.Lock()

@@ -8375,6 +8375,32 @@ func TestOrderFunc(t *testing.T) {
 	equal(t, "calls", calls, 3)
 }
 
+// TestOrderIsMadeOnce checks that calls at once make the order of an epoch
+// once. The first one makes it when the others have begun, and they wait.
+func TestOrderIsMadeOnce(t *testing.T) {
+	const calls = 8
+	var begun, made atomic.Int64
+	loader := newLoader(t, numbers(calls), Options{Sampler: OrderFunc(calls, func(int) []int {
+		made.Add(1)
+		for begun.Load() < calls {
+			runtime.Gosched()
+		}
+		for range 1000 { // the others come as far as here, if they do not wait
+			runtime.Gosched()
+		}
+		return upTo(calls)
+	})})
+	var running sync.WaitGroup
+	for k := range calls {
+		running.Go(func() {
+			begun.Add(1)
+			must(loader.Batch(context.Background(), 0, k))
+		})
+	}
+	running.Wait()
+	equal(t, "orders that are made", made.Load(), 1)
+}
+
 // TestResize checks that a resized sampler walks on through the epochs of the
 // one inside.
 func TestResize(t *testing.T) {
@@ -8735,6 +8761,43 @@ func TestRecycle(t *testing.T) {
 		loader.Recycle(batch)
 	}
 	equal(t, "places of batches between empty ones", len(memory), 1)
+}
+
+// TestBatchRecycles checks that calls of Batch build in memory that was given
+// back, and that as much is kept as they need at once, and two more.
+func TestBatchRecycles(t *testing.T) {
+	var fresh atomic.Int64 // calls that got no memory
+	var atOnce sync.WaitGroup
+	loader := must(NewFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
+		if cap(dst) == 0 {
+			fresh.Add(1)
+		}
+		atOnce.Done()
+		atOnce.Wait()
+		return append(dst[:0], 1), nil
+	}, Options{}))
+	for _, round := range []struct{ calls, fresh int }{{5, 5}, {5, 0}, {8, 1}} {
+		fresh.Store(0)
+		atOnce.Add(round.calls)
+		batches := make(chan []int, round.calls)
+		for k := range round.calls {
+			go func() { batches <- must(loader.Batch(context.Background(), 0, k)) }()
+		}
+		for range round.calls {
+			loader.Recycle(<-batches)
+		}
+		for range 3 { // no more than 5 and 2 are kept
+			loader.Recycle(make([]int, 1))
+		}
+		equal(t, fmt.Sprint(round.calls, " calls: without memory"), int(fresh.Load()), round.fresh)
+	}
+	dropping := newLoader(t, failing(2, 0), Options{OnError: dropBad})
+	dropping.Recycle([]int{7, 8})
+	for range 2 {
+		batch, err := dropping.Batch(t.Context(), 0, 0)
+		failIf(t, batch != nil || err == nil, "a batch without samples: %v, %v", batch, err)
+	}
+	equal(t, "memory that is left", cap(must(dropping.Batch(t.Context(), 0, 1))), 2)
 }
 
 // ## worker.go: two versions that fail, time, order, and every way to stop

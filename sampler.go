@@ -553,16 +553,24 @@ func describe(s interface{ Len() int }) string {
 // last odd one, because making an order may take time proportional to its
 // length. Two are kept because an epoch of Resize may span two epochs of its
 // sampler, and then asks for both in turn. The function is safe for concurrent
-// use. It panics if the order of an epoch is nil.
+// use: one caller makes an order, and whoever else needs it waits. It panics if
+// the order of an epoch is nil.
 func keepTwo[F func(pos int) int | func(k int) []int](orderOf func(epoch int) F) func(epoch int) F {
 	type entry struct {
 		epoch int
 		order F
 	}
 	var kept [2]atomic.Pointer[entry]
+	var making sync.Mutex
 	return func(epoch int) F {
 		last := &kept[epoch&1]
 		e := last.Load()
+		if e != nil && e.epoch == epoch {
+			return e.order
+		}
+		making.Lock()
+		defer making.Unlock()
+		e = last.Load() // another caller may have made it meanwhile
 		if e == nil || e.epoch != epoch {
 			e = &entry{epoch, orderOf(epoch)}
 			if e.order == nil {
