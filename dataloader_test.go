@@ -2027,7 +2027,7 @@ func ExampleDataLoader_Run_interrupted() {
 // made.
 //
 // The data side is decode, shift, open and the loop in train: change these.
-// predict and learn stand for your model.
+// digitModel stands for your model.
 func Example_training() {
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink,
 	// and the digit that it shows.
@@ -2084,44 +2084,8 @@ func Example_training() {
 
 	test := open("test")
 
-	// The model is a softmax regression: a weight for each digit and pixel.
-	type model [10][16 * 16]float64
-
-	// predict returns the probability of each digit.
-	predict := func(m *model, pixels []float32) (p [10]float64) {
-		sum := 0.0
-		for d := range p {
-			for j, x := range pixels {
-				p[d] += m[d][j] * float64(x)
-			}
-			p[d] = math.Exp(p[d])
-			sum += p[d]
-		}
-		for d := range p {
-			p[d] /= sum
-		}
-		return p
-	}
-
-	// learn takes a step down the gradient of the cross-entropy for each image
-	// of a batch, and returns the sum of the losses.
-	learn := func(m *model, images Tensor[float32], labels []int) (loss float64) {
-		for i, label := range labels {
-			pixels := images.Data[i*16*16 : (i+1)*16*16]
-			p := predict(m, pixels)
-			loss -= math.Log(p[label])
-			p[label]--
-			for d := range p {
-				for j, x := range pixels {
-					m[d][j] -= 0.01 * p[d] * float64(x)
-				}
-			}
-		}
-		return loss
-	}
-
 	// recognized counts the test images that a model recognizes.
-	recognized := func(m *model) (n int) {
+	recognized := func(m *digitModel) (n int) {
 		loader, err := New(test, CollatePair(Stack[float32], List[int]), Options{
 			BatchSize: 32, Workers: 2, Tail: UnevenTail, // each image once, on any number of ranks
 		})
@@ -2133,7 +2097,7 @@ func Example_training() {
 				log.Fatal(err)
 			}
 			for i, label := range batch.Second {
-				p := predict(m, batch.First.Data[i*16*16:(i+1)*16*16])
+				p := m.predict(batch.First.Data[i*16*16 : (i+1)*16*16])
 				if p[label] == slices.Max(p[:]) {
 					n++
 				}
@@ -2145,7 +2109,7 @@ func Example_training() {
 
 	// A checkpoint is all that train must know of what was trained before.
 	type checkpoint struct {
-		Model      model
+		Model      digitModel
 		At         Cursor
 		Loss       [30]float64 // of each epoch, the sum over the images
 		Recognized [30]int     // after each epoch
@@ -2171,7 +2135,7 @@ func Example_training() {
 				if err != nil {
 					log.Fatal(err)
 				}
-				c.Loss[epoch] += learn(&c.Model, batch.First, batch.Second)
+				c.Loss[epoch] += c.Model.learn(batch.First, batch.Second)
 				loader.Recycle(batch)
 				if batches--; batches == 0 {
 					break
@@ -2237,7 +2201,7 @@ func Example_training() {
 				lines[y] += blocks[int(upper+0.5)][int(lower+0.5)]
 			}
 		}
-		p := predict(&after.Model, d.First.Data)
+		p := after.Model.predict(d.First.Data)
 		says := slices.Index(p[:], slices.Max(p[:]))
 		text := fmt.Sprintf("%d, %.0f %% sure", says, 100*p[says])
 		if says != d.Second {
@@ -2249,6 +2213,42 @@ func Example_training() {
 	// Output:
 	// the same weights as without the interruption: true
 	// more than 9 of 10 test images recognized: true
+}
+
+// A digitModel is a softmax regression: a weight for each digit and pixel.
+type digitModel [10][16 * 16]float64
+
+// predict returns the probability of each digit.
+func (m *digitModel) predict(pixels []float32) (p [10]float64) {
+	sum := 0.0
+	for d := range p {
+		for j, x := range pixels {
+			p[d] += m[d][j] * float64(x)
+		}
+		p[d] = math.Exp(p[d])
+		sum += p[d]
+	}
+	for d := range p {
+		p[d] /= sum
+	}
+	return p
+}
+
+// learn takes a step down the gradient of the cross-entropy for each image of a
+// batch, and returns the sum of the losses.
+func (m *digitModel) learn(images Tensor[float32], labels []int) (loss float64) {
+	for i, label := range labels {
+		pixels := images.Data[i*16*16 : (i+1)*16*16]
+		p := m.predict(pixels)
+		loss -= math.Log(p[label])
+		p[label]--
+		for d := range p {
+			for j, x := range pixels {
+				m[d][j] -= 0.01 * p[d] * float64(x)
+			}
+		}
+	}
+	return loss
 }
 
 // ## dataset.go: what the samples are
@@ -5247,6 +5247,451 @@ func ExampleStream_slowStage() {
 	// batches: 25 items
 }
 
+// ## Recipes: batches for other machines
+//
+// A server makes the batches, and trainings elsewhere get them by HTTP, in Go
+// (ExampleNewFunc_served) or in Python (testdata/served.py). Batch k of an
+// epoch is a pure function, so servers keep nothing that an answer depends on:
+// any number of equal servers may stand behind a load balancer, and one that
+// dies costs a request that is made again.
+
+// A server of batches, for ExampleNewFunc_served and for PyTorch
+// (testdata/served.py). A batch is the body of a response: encode makes arrays
+// of the samples, in NumPy's format, which every language reads. SIGTERM ends
+// the server, when it has answered the requests under way. Put in your own
+// data, encode, options and version. Change the version whenever a sample would
+// be decoded otherwise, or a batch encoded: clients of this version then get
+// errors instead of other data. Go's version and the machine's are in it
+// because image/jpeg and floating-point sums may differ between them.
+//
+// Without workers nothing runs between two requests, so a server that dies,
+// also by kill -9, loses nothing. A Get that hangs and does not watch its
+// context keeps its place: see ExampleFunc_hang. There is no authentication and
+// no TLS: listen on localhost, or behind a proxy that has them.
+func ExampleDataLoader_Batch_served() {
+	data := Func(100, func(ctx context.Context, i int) (int64, error) {
+		if i == 99 {
+			return 0, errors.New("a truncated file")
+		}
+		return int64(i), nil
+	})
+	encode := func(dst []byte, samples []int64) ([]byte, error) {
+		pixels := make([]float32, 3*len(samples))
+		dst, err1 := appendArray(dst[:0], []int{len(samples), 3}, pixels)
+		dst, err2 := appendArray(dst, []int{len(samples)}, samples)
+		return dst, errors.Join(err1, err2)
+	}
+	opts := Options{BatchSize: 32, Shuffle: true, Seed: 1, DataVersion: "2026-11-24"}
+	version := fmt.Sprint("1 ", runtime.Version(), " ", runtime.GOARCH)
+	handler, err := serveBatches(data, encode, opts, version, runtime.GOMAXPROCS(0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // in a program a port of your own
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ended := make(chan error) // a program calls serveUntil, and ends
+	go func() { ended <- serveUntil(ctx, listener, handler) }()
+
+	for _, path := range []string{"ready", "batch/1", "batch/2", "batch/7", "batch/x"} {
+		resp, err := http.Get(fmt.Sprintf("http://%s/%s", listener.Addr(), path))
+		if err != nil {
+			log.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			log.Fatal(err)
+		}
+		resp.Body.Close()
+		fmt.Printf("%s: %d, %d bytes: %.50q\n", path, resp.StatusCode, len(body), body)
+	}
+	stop() // stands for the signal
+	fmt.Println(<-ended)
+	// Output:
+	// ready: 200, 1 bytes: "4"
+	// batch/1: 200, 896 bytes: "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False,"
+	// batch/2: 500, 57 bytes: "dataloader: epoch 0, batch 2, sample 99: a truncat"
+	// batch/7: 200, 288 bytes: "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False,"
+	// batch/x: 400, 28 bytes: "a step is a number from 0 on"
+	// <nil>
+}
+
+// serveBatches returns the handler of a server: the steps of a training at
+// /batch/{step}, made of data by encode, and, at /ready, the number of steps in
+// an epoch. At most atOnce batches are in memory, in the making or on their
+// way. More than one for each CPU helps if loads wait for a disk or a network.
+//
+// Every response has a tag: a hash of all that a batch depends on. A sampler of
+// your own needs a String method that describes it. A request with another tag
+// in If-Match is refused (412). Other answers are 400 if step is not a number
+// from 0 on, 404 if there are no samples, and 500 with the error's text if the
+// batch failed.
+//
+// OnError and Unordered are refused. Which samples OnError drops depends on
+// which server had how many errors, so that a batch would depend on the server,
+// and a batch that has lost all its samples fails for ever.
+func serveBatches[T any](
+	data Dataset[T], encode Collate[T, []byte], opts Options, version string, atOnce int,
+) (http.Handler, error) {
+	if opts.OnError != nil || opts.Unordered {
+		return nil, errors.New("a server has neither OnError nor Unordered")
+	}
+	loader, err := New(data, encode, opts)
+	if err != nil {
+		return nil, err
+	}
+	tag := fmt.Sprintf(`"%x"`, sha256.Sum256(fmt.Appendf(nil, "%d %t %v %v %q %d %d %t %v %d %q",
+		data.Len(), opts.Shuffle, opts.Sampler, opts.BatchSampler, opts.DataVersion, opts.Seed,
+		opts.BatchSize, opts.DropLast, opts.Rank, opts.Tail, version)))
+
+	// answer has a minute to send a response. The server's WriteTimeout would
+	// count waiting and loading, too, and the deadline of the response before
+	// would stay.
+	answer := func(w http.ResponseWriter, status int, body []byte) error {
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute))
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.Header().Set("ETag", tag)
+		w.WriteHeader(status)
+		_, err := w.Write(body)
+		return err
+	}
+	places := make(chan struct{}, atOnce)
+	batch := func(ctx context.Context, w http.ResponseWriter, step int) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		case <-ctx.Done(): // the client has gone away
+			return
+		}
+		batch, err := loader.Batch(ctx, step/loader.Len(), step%loader.Len())
+		if err != nil {
+			answer(w, http.StatusInternalServerError, []byte(err.Error()))
+			return
+		}
+		// The memory of a response that was cut short goes to the garbage
+		// collector, because HTTP/2 may still use it.
+		if answer(w, http.StatusOK, batch) == nil {
+			loader.Recycle(batch)
+		}
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, http.StatusOK, []byte(strconv.Itoa(loader.Len())))
+	})
+	mux.HandleFunc("GET /batch/{step}", func(w http.ResponseWriter, r *http.Request) {
+		step, err := strconv.Atoi(r.PathValue("step"))
+		switch {
+		case err != nil || step < 0:
+			answer(w, http.StatusBadRequest, []byte("a step is a number from 0 on"))
+		case loader.Len() == 0:
+			answer(w, http.StatusNotFound, []byte("there are no samples"))
+		default:
+			batch(r.Context(), w, step)
+		}
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if match := r.Header.Get("If-Match"); match != "" && match != tag {
+			answer(w, http.StatusPreconditionFailed, []byte("another order, or another version"))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}), nil
+}
+
+// serveUntil serves until ctx has ended. The requests under way then have 20
+// seconds.
+func serveUntil(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	limit, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	err := server.Shutdown(limit)
+	server.Close() // what is left is cut, and its client asks another server
+	return err
+}
+
+// appendArray appends an array of the given shape, whose elements stand in
+// parts, in NumPy's format: a header, and the elements from a multiple of 64
+// bytes on. E is a type of fixed size, so int64, not int. binary.Append writes
+// little-endian on every machine.
+func appendArray[E any](dst []byte, shape []int, parts ...[]E) (_ []byte, err error) {
+	count := 0
+	for _, part := range parts {
+		count += len(part)
+	}
+	want := 1
+	for _, n := range shape {
+		want *= n
+	}
+	if count != want {
+		return dst, fmt.Errorf("the shape %d does not fit %d elements", shape, count)
+	}
+	header := arrayHeader[E](shape)
+	begin := len(dst) + 10
+	end := (begin + len(header) + 1 + 63) / 64 * 64 // of the header
+	dst = append(dst, "\x93NUMPY\x01\x00"...)
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(end-begin))
+	dst = fmt.Appendf(dst, "%-*s\n", end-begin-1, header)
+	for _, part := range parts {
+		if dst, err = binary.Append(dst, binary.LittleEndian, part); err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
+// arrayHeader describes an array as NumPy does. NumPy's letter of a type is the
+// first of Go's name of it.
+func arrayHeader[E any](shape []int) string {
+	axes := ""
+	for _, n := range shape {
+		axes += strconv.Itoa(n) + ","
+	}
+	e := reflect.TypeFor[E]()
+	return fmt.Sprintf("{'descr': '<%.1s%d', 'fortran_order': False, 'shape': (%s), }",
+		e.Kind(), e.Size(), axes)
+}
+
+// cutArray cuts the first array off body, into the memory of dst.
+func cutArray[E any](dst Tensor[E], body []byte) (_ Tensor[E], rest []byte, err error) {
+	bad := func() (Tensor[E], []byte, error) {
+		return dst, body, fmt.Errorf("no array of %v: %.100q", reflect.TypeFor[E](), body)
+	}
+	if len(body) < 10 {
+		return bad()
+	}
+	end := 10 + int(binary.LittleEndian.Uint16(body[8:]))
+	if len(body) < end {
+		return bad()
+	}
+	header := string(body[10:end])
+	_, axes, _ := strings.Cut(header, "'shape': (")
+	axes, _, _ = strings.Cut(axes, ",)")
+	dst.Shape = dst.Shape[:0]
+	count := 1
+	for axis := range strings.SplitSeq(axes, ",") {
+		n, err := strconv.Atoi(axis)
+		if err != nil || n < 0 || n > len(body) || count*n > len(body) {
+			return bad()
+		}
+		dst.Shape = append(dst.Shape, n)
+		count *= n
+	}
+	if !strings.HasPrefix(header, arrayHeader[E](dst.Shape)) {
+		return bad()
+	}
+	dst.Data = slices.Grow(dst.Data[:0], count)[:count]
+	n, err := binary.Decode(body[end:], binary.LittleEndian, dst.Data)
+	return dst, body[end+n:], err
+}
+
+// A training whose batches come from servers, of which any number may stand
+// behind one address. A sample of the loader is a step of the training, so the
+// checkpoint is the step, with the servers' tag, and At resumes. Several ranks
+// get the steps in turn: on rank 1 of 4 its own step 10 is the servers' step
+// 41. Put in your own decode and train.
+//
+// A batch that the servers cannot make is a SampleError, which a loop may skip.
+// Everything else that no attempt mends ends the loop, such as servers of
+// another order: a loop that skips would skip all batches.
+func ExampleNewFunc_served() {
+	data := Func(20, func(ctx context.Context, i int) (int64, error) {
+		if i == 13 {
+			return 0, errors.New("a truncated file")
+		}
+		return int64(i), nil
+	})
+	encode := func(dst []byte, samples []int64) ([]byte, error) {
+		return appendArray(dst[:0], []int{len(samples)}, samples)
+	}
+	opts := Options{BatchSize: 4, Shuffle: true, Seed: 1}
+	handler, err := serveBatches(data, encode, opts, "1", 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := httptest.NewServer(handler) // in a program elsewhere, or many
+	defer server.Close()
+
+	decode := func(dst Tensor[int64], body []byte) (Tensor[int64], error) {
+		batch, _, err := cutArray(dst, body) // a second array follows in the rest
+		return batch, err
+	}
+	type checkpoint struct {
+		Sum  int64 // the weights
+		Step int
+		Tag  string
+	}
+	// train resumes a checkpoint, and goes on until step last.
+	train := func(c checkpoint, last int) checkpoint {
+		ctx, stop := context.WithCancelCause(context.Background())
+		defer stop(nil)
+		client := newBatchClient(server.URL, c.Tag, 4, stop)
+		client.pause = time.Millisecond // only here
+		loader, err := servedBatches(ctx, client, decode, Options{Workers: 4})
+		if err != nil {
+			log.Fatal(err)
+		}
+		c.Tag = client.tag
+		at := loader.At(0, c.Step)
+		for batch, err := range loader.Run(ctx, &at) {
+			switch {
+			case errors.As(err, new(*SampleError)):
+				fmt.Println("skipped: step", c.Step, errors.Is(err, errServed))
+			case err != nil:
+				log.Fatal(err)
+			default:
+				for _, x := range batch.Data {
+					c.Sum += x
+				}
+				fmt.Println("step", c.Step, batch.Data)
+				loader.Recycle(batch)
+			}
+			if c.Step++; c.Step == last {
+				break
+			}
+		}
+		return c
+	}
+	half := train(checkpoint{}, 3)
+	rest := train(half, 6)
+	fmt.Println("sum", rest.Sum)
+	// Output:
+	// step 0 [5 15 1 17]
+	// step 1 [19 7 10 11]
+	// step 2 [4 9 0 2]
+	// skipped: step 3 true
+	// step 4 [18 6 12 8]
+	// step 5 [18 1 9 8]
+	// sum 180
+}
+
+// A batchClient gets batches from the servers behind an address.
+type batchClient struct {
+	url   string
+	tag   string                  // that the servers must have
+	steps int                     // in an epoch, known since servedBatches
+	stop  context.CancelCauseFunc // ends the loop that waits for batches
+
+	http  *http.Client
+	pause time.Duration // before the second attempt at a request; then twice, three times this
+}
+
+var (
+	errRefused = errors.New("the server refuses")               // also if asked again
+	errServed  = errors.New("the server cannot make the batch") // the only error to skip
+)
+
+// newBatchClient returns a client that makes up to workers requests at once. If
+// tag is empty, that of the first server to answer is taken. stop is that of
+// the loop's context.
+func newBatchClient(
+	url, tag string, workers int, stop context.CancelCauseFunc,
+) *batchClient {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = workers // the default closes all but two after each request
+	transport.DisableCompression = true
+	return &batchClient{url, tag, 0, stop, &http.Client{Transport: transport}, time.Second}
+}
+
+// servedBatches returns a loader of the batches of a client's servers, whose
+// steps are its samples. Of opts set only Workers, Prefetch and Rank. The
+// number of steps is larger than any training needs: the cursors contain it, so
+// it must never change.
+func servedBatches[B any](
+	ctx context.Context, c *batchClient, decode func(dst B, body []byte) (B, error), opts Options,
+) (*DataLoader[B], error) {
+	bodies := sync.Pool{New: func() any { return new(bytes.Buffer) }}
+	var ready bytes.Buffer
+	err := c.get(ctx, "/ready", &ready)
+	if err != nil {
+		return nil, err
+	}
+	if c.steps, err = strconv.Atoi(ready.String()); err != nil {
+		return nil, err
+	}
+	load := func(ctx context.Context, dst B, steps []int) (B, error) {
+		body := bodies.Get().(*bytes.Buffer)
+		defer bodies.Put(body)
+		err := c.get(ctx, fmt.Sprint("/batch/", steps[0]), body)
+		if err == nil {
+			dst, err = decode(dst, body.Bytes())
+		}
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errServed) {
+			c.stop(err)
+		}
+		return dst, err
+	}
+	return NewFunc(1_000_000_000, load, opts)
+}
+
+// get makes up to ten attempts at a request, with pauses of 1 to 9 seconds: 45
+// in all, in which a server can start anew. After a failure it takes another
+// connection, which may lead to another server.
+func (c *batchClient) get(ctx context.Context, path string, body *bytes.Buffer) (err error) {
+	for attempt := range 10 {
+		select {
+		case <-time.After(c.pause * time.Duration(attempt)):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		err = c.try(ctx, path, body)
+		if err == nil || errors.Is(err, errRefused) || errors.Is(err, errServed) && attempt == 2 {
+			return err
+		}
+		c.http.CloseIdleConnections()
+	}
+	return err
+}
+
+// try makes a request, which may take a minute: waiting, loading and reading. A
+// response without the tag is not from a server, but from something before it.
+// A response that was cut short is an error of ReadFrom, as it has a length.
+func (c *batchClient) try(ctx context.Context, path string, body *bytes.Buffer) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, "GET", c.url+path, nil)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
+	if c.tag != "" {
+		request.Header.Set("If-Match", c.tag)
+	}
+	resp, err := c.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body.Reset()
+	if _, err := body.ReadFrom(resp.Body); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	tag := resp.Header.Get("ETag")
+	if c.tag == "" && resp.StatusCode == http.StatusOK { // of ready, before any batch
+		c.tag = tag
+	}
+	text := fmt.Sprintf("%s: %s: %.1000s", path, resp.Status, body)
+	switch {
+	case resp.StatusCode/100 == 4:
+		return fmt.Errorf("%w: %s", errRefused, text)
+	case tag == "" || tag != c.tag:
+		return errors.New("no server of batches: " + text)
+	case resp.StatusCode == http.StatusInternalServerError:
+		return fmt.Errorf("%w: %s", errServed, text)
+	case resp.StatusCode != http.StatusOK:
+		return errors.New(text)
+	}
+	return nil
+}
+
 // ## tar.go: shards
 
 // Tar reads the records of shards. A truncated shard yields its whole records
@@ -7712,8 +8157,8 @@ func TestMain(m *testing.M) {
 
 // fromTheWeb matches the tests and Examples that need a web server on this
 // machine.
-const fromTheWeb = "^Test(Web.*|Secrets|OpenShard)$|^Example(OpenShard_bearerToken|Func_remoteRecords|" +
-	"Opener_cacheOnDisk|Opener_signedURLs)$"
+const fromTheWeb = "^Test(Web.*|Secrets|OpenShard|ServedPython)$|^Example(OpenShard_bearerToken|Func_remoteRecords|" +
+	"Opener_cacheOnDisk|Opener_signedURLs|DataLoader_Batch_served|NewFunc_served)$"
 
 // TestReadme builds and runs every program of README.md in a module with a copy
 // of this package. What README.md links to, what its commands name, and every
@@ -9848,6 +10293,606 @@ func TestForgotten(t *testing.T) {
 	type large [100 << 10]byte
 	first := func(dst large, _ []int) (large, error) { return dst, nil }
 	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
+}
+
+// ## Batches that are served
+
+// A fleet is a balancer of servers of batches, by pipes instead of sockets, for
+// bubbles. A connection leads to the next server that lives.
+type fleet struct {
+	mu      sync.Mutex
+	servers []*pipeServer // nil if it was killed
+	dialled int
+	closing bool // whether each request has a new connection
+}
+
+// A pipeServer is a server, and the listener of its pipes.
+type pipeServer struct {
+	http.Server
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (s *pipeServer) Accept() (net.Conn, error) {
+	select {
+	case conn := <-s.conns:
+		return conn, nil
+	case <-s.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *pipeServer) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
+
+func (s *pipeServer) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// start starts server number i.
+func (f *fleet) start(i int, handler http.Handler) {
+	s := &pipeServer{Server: http.Server{Handler: handler}, conns: make(chan net.Conn), closed: make(chan struct{})}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.servers = append(f.servers, make([]*pipeServer, max(0, i+1-len(f.servers)))...)
+	f.servers[i] = s
+	go s.Serve(s)
+}
+
+// kill ends server i and its connections, as kill -9 does.
+func (f *fleet) kill(i int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.servers[i] != nil {
+		f.servers[i].Server.Close()
+		f.servers[i] = nil
+	}
+}
+
+// dial connects to a server.
+func (f *fleet) dial(context.Context, string, string) (net.Conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for range f.servers {
+		f.dialled++
+		if s := f.servers[f.dialled%len(f.servers)]; s != nil {
+			client, server := net.Pipe()
+			s.conns <- server
+			return client, nil
+		}
+	}
+	return nil, syscall.ECONNREFUSED
+}
+
+// transport is a client's way to the fleet.
+func (f *fleet) transport(workers int) *http.Transport {
+	return &http.Transport{DialContext: f.dial, MaxIdleConnsPerHost: workers, DisableKeepAlives: f.closing}
+}
+
+// startFleet starts servers with these handlers, until the test ends.
+func startFleet(t *testing.T, handlers ...http.Handler) *fleet {
+	f := new(fleet)
+	for i, handler := range handlers {
+		f.start(i, handler)
+	}
+	t.Cleanup(func() {
+		for i := range f.servers {
+			f.kill(i)
+		}
+	})
+	return f
+}
+
+// encodeInts is the encode of a server of integers.
+func encodeInts(dst []byte, samples []int) ([]byte, error) {
+	list := make([]int64, len(samples))
+	for i, x := range samples {
+		list[i] = int64(x)
+	}
+	return appendArray(dst[:0], []int{len(list)}, list)
+}
+
+// decodeInts is the decode of its client.
+func decodeInts(dst Tensor[int64], body []byte) (Tensor[int64], error) {
+	batch, rest, err := cutArray(dst, body)
+	return batch, cmp.Or(err, errorIf(len(rest) > 0, "%d bytes are left", len(rest)))
+}
+
+// served runs the loop of a training from a step on until another, and returns
+// what it gets.
+func (f *fleet) served(t *testing.T, tag string, from, to int, opts Options) (all []string, client *batchClient) {
+	ctx, stop := context.WithCancelCause(t.Context())
+	defer stop(nil)
+	client = newBatchClient("http://fleet/path", tag, opts.Workers, stop)
+	transport := f.transport(opts.Workers)
+	client.http.Transport = transport
+	defer transport.CloseIdleConnections()
+	loader, err := servedBatches(ctx, client, decodeInts, opts)
+	if err != nil {
+		return []string{"error"}, client
+	}
+	at := loader.At(0, from)
+	for batch, err := range loader.Run(ctx, &at) {
+		switch {
+		case isSampleError(err):
+			equal(t, "an error that may be skipped", errors.Is(err, errServed), true)
+			all = append(all, "skipped")
+		case err != nil:
+			return append(all, "error"), client
+		default:
+			all = append(all, fmt.Sprint(batch.Data))
+			loader.Recycle(batch)
+		}
+		if from++; from == to {
+			break
+		}
+	}
+	return all, client
+}
+
+// serveInts is the handler of a server of integers.
+func serveInts(data Dataset[int], opts Options) http.Handler {
+	return http.StripPrefix("/path", must(serveBatches(data, encodeInts, opts, "1", 2)))
+}
+
+// TestServed asks fleets in which something goes wrong for the first 12 steps.
+// They come as from the loader itself, as soon as can be; or the loop ends; or
+// it gets what it may skip.
+func TestServed(t *testing.T) {
+	opts := Options{BatchSize: 2, Shuffle: true, Seed: 1}
+	want := []string{}
+	for epoch := range 3 {
+		for batch := range newLoader(t, numbers(7), opts).Epoch(t.Context(), epoch) {
+			want = append(want, fmt.Sprint(batch))
+		}
+	}
+	skipping := func(bad ...int) []string {
+		list := slices.Clone(want)
+		for _, step := range bad {
+			list[step] = "skipped"
+		}
+		return list
+	}
+	var sound http.Handler // made anew in each bubble
+	// once returns a server that answers the first request for a path
+	// otherwise.
+	once := func(path string, first http.HandlerFunc) http.Handler {
+		var asked atomic.Bool
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/path"+path && !asked.Swap(true) {
+				first(w, r)
+			} else {
+				sound.ServeHTTP(w, r)
+			}
+		})
+	}
+	cutAfter := func(n int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) { sound.ServeHTTP(&breaking{w, n}, r) }
+	}
+	hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	says := func(status int, tag string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("ETag", tag)
+			http.Error(w, "a proxy", status)
+		}
+	}
+	type fault struct {
+		name  string
+		takes time.Duration // -1 if it does not matter
+		want  []string
+		serve func() []http.Handler
+	}
+	one := func(name string, takes time.Duration, want []string, serve func() http.Handler) fault {
+		return fault{name, takes, want, func() []http.Handler { return []http.Handler{serve()} }}
+	}
+	first := func(name string, takes time.Duration, path string, answer http.HandlerFunc) fault {
+		return one(name, takes, want, func() http.Handler { return once(path, answer) })
+	}
+	slow := func(i int) time.Duration { return time.Duration(i%3) * time.Second }
+	for _, c := range []fault{
+		one("one server", 0, want, func() http.Handler { return sound }),
+		{"two servers", 0, want, func() []http.Handler { return []http.Handler{sound, sound} }},
+		one("slow samples", -1, want, func() http.Handler { return serveInts(&probe{n: 7, takes: slow}, opts) }),
+		first("cut before an array", time.Second, "/batch/5", cutAfter(0)),
+		first("cut in an array", time.Second, "/batch/5", cutAfter(130)),
+		first("cut in the first", time.Second, "/batch/0", cutAfter(143)),
+		first("a request that hangs", time.Minute+time.Second, "/batch/5", hang),
+		first("a server that is not ready", time.Second, "/ready", says(503, `"x"`)),
+		first("a proxy without a server", time.Second, "/batch/5", says(502, "")),
+		first("a proxy that fails itself", time.Second, "/batch/5", says(500, "")),
+		first("a page of somebody else", time.Second, "/batch/5", says(200, `"x"`)),
+		one("a batch that fails for ever", -1, skipping(1, 5, 8), func() http.Handler { return serveInts(failing(7, 3), opts) }),
+		{"no server", 45 * time.Second, []string{"error"}, func() []http.Handler { return nil }},
+		one("a server that always hangs", 645*time.Second, []string{"error"}, func() http.Handler { return http.HandlerFunc(hang) }),
+		one("a server that is none", 0, []string{"error"}, http.NotFoundHandler),
+	} {
+		runRowInBubble(t, c.name, func(t *testing.T) {
+			sound = serveInts(numbers(7), opts)
+			fleet, start := startFleet(t, c.serve()...), time.Now()
+			got, _ := fleet.served(t, "", 0, len(want), Options{Workers: 3})
+			equal(t, "steps", got, c.want)
+			failIf(t, c.takes >= 0 && time.Since(start) != c.takes, "it takes %v, want %v", time.Since(start), c.takes)
+		})
+	}
+}
+
+// TestServedTags checks that servers have the same tag only if they have the
+// same batches, and that a client whose servers are replaced by others ends its
+// loop at once.
+func TestServedTags(t *testing.T) {
+	tagOf := func(n int, opts Options, version string) string {
+		w := httptest.NewRecorder()
+		handler := must(serveBatches(numbers(n), encodeInts, opts, version, 1))
+		handler.ServeHTTP(w, httptest.NewRequest("GET", "/ready", nil))
+		return w.Header().Get("ETag")
+	}
+	opts := Options{BatchSize: 2, Seed: 1, DataVersion: "a"}
+	tag := tagOf(10, opts, "1")
+	tags := map[string]int{tag: -1, tagOf(9, opts, "1"): -2, tagOf(10, opts, "2"): -3}
+	changes := []func(o *Options){
+		func(o *Options) { o.BatchSize = 5 },
+		func(o *Options) { o.Seed = 2 },
+		func(o *Options) { o.DataVersion = "b" },
+		func(o *Options) { o.DropLast = true },
+		func(o *Options) { o.Shuffle = true },
+		func(o *Options) { o.Sampler = Random(10, 2) },
+		func(o *Options) { o.Sampler = Random(10, 3) },
+		func(o *Options) { o.BatchSize, o.BatchSampler = 0, Batches(Random(10, 2), 2, false) },
+		func(o *Options) { o.Rank = Rank{0, 2} },
+		func(o *Options) { o.Rank = Rank{1, 2} },
+		func(o *Options) { o.Tail = UnevenTail },
+	}
+	for i, change := range changes {
+		o := opts
+		change(&o)
+		tags[tagOf(10, o, "1")] = i
+	}
+	equal(t, "different tags", len(tags), 3+len(changes))
+	opts.Workers, opts.Prefetch = 2, 3
+	equal(t, "the tag with workers", tagOf(10, opts, "1"), tag)
+	for _, o := range []Options{{OnError: dropBad}, {Unordered: true, Workers: 2}} {
+		saysAll(t, errorOf(serveBatches(numbers(10), encodeInts, o, "1", 1)), "neither OnError nor Unordered")
+	}
+	inBubble(t, func(t *testing.T) {
+		start := time.Now()
+		fleet := startFleet(t, serveInts(numbers(10), Options{}))
+		got, client := fleet.served(t, "", 0, 3, Options{})
+		fleet.kill(0)
+		fleet.start(0, serveInts(numbers(10), Options{Seed: 1}))
+		resumed, _ := fleet.served(t, client.tag, 3, 6, Options{})
+		fleet.start(1, serveInts(numbers(10), Options{}))
+		fleet.closing = true
+		mixed, _ := fleet.served(t, "", 3, 6, Options{Workers: 3})
+		equal(t, "the last step from servers of two orders", mixed[len(mixed)-1], "error")
+		equal(t, "steps", append(got, resumed...), []string{"[0]", "[1]", "[2]", "error"})
+		equal(t, "time", time.Since(start), 0)
+	})
+}
+
+// TestServedRanks checks that ranks get the steps in turn.
+func TestServedRanks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		fleet := startFleet(t, serveInts(numbers(100), Options{}))
+		for rank := range 3 {
+			got, _ := fleet.served(t, "", 10, 12, Options{Workers: 2, Rank: Rank{rank, 3}})
+			equal(t, "steps", got, []string{fmt.Sprintf("[%d]", 30+rank), fmt.Sprintf("[%d]", 33+rank)})
+		}
+	})
+}
+
+// TestServeBatches asks a server itself, by one connection after the other.
+func TestServeBatches(t *testing.T) {
+	// ask writes a request to a new connection, and returns the response.
+	ask := func(f *fleet, path string) (net.Conn, *http.Response) {
+		conn := must(f.dial(t.Context(), "", ""))
+		must(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path))
+		return conn, must(http.ReadResponse(bufio.NewReader(conn), nil))
+	}
+	status := func(f *fleet, path string) int {
+		conn, resp := ask(f, path)
+		must(io.Copy(io.Discard, resp.Body))
+		conn.Close()
+		return resp.StatusCode
+	}
+	var fresh atomic.Int64 // batches that were built in no memory
+	encode := func(dst []byte, samples []int) ([]byte, error) {
+		if dst == nil {
+			fresh.Add(1)
+		}
+		return append(dst[:0], make([]byte, 100_000)...), nil
+	}
+	row := func(name string, data Dataset[int], atOnce int, test func(t *testing.T, f *fleet)) {
+		runRowInBubble(t, name, func(t *testing.T) {
+			fresh.Store(0)
+			test(t, startFleet(t, must(serveBatches(data, encode, Options{}, "1", atOnce))))
+		})
+	}
+	row("statuses", failing(3, 2), 1, func(t *testing.T, f *fleet) {
+		for path, want := range map[string]int{
+			"/ready": 200, "/batch/0": 200, "/batch/4": 200, "/batch/2": 500, "/batch/5": 500,
+			"/batch/-1": 400, "/batch/x": 400, "/batch/1.0": 400, "/batch/99999999999999999999": 400,
+			"/batch/": 404, "/": 404, fmt.Sprint("/batch/", math.MaxInt-1): 200,
+		} {
+			equal(t, path, status(f, path), want)
+		}
+	})
+	row("no samples", numbers(0), 1, func(t *testing.T, f *fleet) {
+		equal(t, "ready", status(f, "/ready"), 200)
+		equal(t, "batch", status(f, "/batch/0"), 404)
+	})
+	// A minute after the load the deaf client has lost its place, and memory.
+	slow := func(int) time.Duration { return 30 * time.Second }
+	row("a client that reads nothing", &probe{n: 9, takes: slow}, 1, func(t *testing.T, f *fleet) {
+		start := time.Now()
+		deaf, _ := ask(f, "/batch/0")
+		equal(t, "another", status(f, "/batch/1"), 200)
+		equal(t, "time", time.Since(start), 120*time.Second)
+		_, err := io.Copy(io.Discard, deaf)
+		equal(t, "the connection's end", err, nil)
+		equal(t, "one more", status(f, "/batch/2"), 200)
+		equal(t, "batches in new memory", fresh.Load(), 2)
+	})
+	row("a client that goes away", &probe{n: 9, takes: slow}, 1, func(t *testing.T, f *fleet) {
+		start := time.Now()
+		for path := range strings.FieldsSeq("/batch/0 /batch/1 /batch/2") { // one loads, two wait
+			conn := must(f.dial(t.Context(), "", ""))
+			must(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path))
+			synctest.Wait()
+			conn.Close()
+		}
+		equal(t, "another", status(f, "/batch/3"), 200)
+		equal(t, "time", time.Since(start), 30*time.Second)
+	})
+	row("two at once", &probe{n: 9, takes: slow}, 2, func(t *testing.T, f *fleet) {
+		start := time.Now()
+		var all sync.WaitGroup
+		for k := range 6 {
+			all.Go(func() { equal(t, "status", status(f, fmt.Sprint("/batch/", k)), 200) })
+		}
+		all.Wait()
+		equal(t, "time", time.Since(start), 90*time.Second)
+		failIf(t, fresh.Load() > 2, "%d batches in new memory, want at most 2", fresh.Load())
+	})
+	row("a connection with pauses", numbers(9), 1, func(t *testing.T, f *fleet) {
+		client := http.Client{Transport: f.transport(1)}
+		defer client.CloseIdleConnections()
+		for _, path := range []string{"ready", "batch/0", "batch/x", "batch/1", "ready"} {
+			resp := must(client.Get("http://fleet/" + path))
+			_, err := io.Copy(io.Discard, resp.Body)
+			equal(t, path, err, nil)
+			resp.Body.Close()
+			time.Sleep(2 * time.Minute) // longer than a response has
+		}
+		equal(t, "connections", f.dialled, 1)
+	})
+}
+
+// TestServeUntil checks that a server that is told to end answers the requests
+// under way, if they end within 20 seconds, and takes no others.
+func TestServeUntil(t *testing.T) {
+	for _, takes := range []time.Duration{10 * time.Second, time.Hour} {
+		inBubble(t, func(t *testing.T) {
+			data := &probe{n: 9, takes: func(int) time.Duration { return takes }}
+			s := &pipeServer{conns: make(chan net.Conn), closed: make(chan struct{})}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- serveUntil(ctx, s, serveInts(data, Options{})) }()
+			conn, server := net.Pipe()
+			s.conns <- server
+			must(io.WriteString(conn, "GET /path/batch/1 HTTP/1.1\r\nHost: a\r\n\r\n"))
+			synctest.Wait()
+			stop()
+			start := time.Now()
+			_, failed := http.ReadResponse(bufio.NewReader(conn), nil)
+			equal(t, "whether the request fails", failed != nil, takes > 20*time.Second)
+			conn.Close()
+			equal(t, "whether the end is one", errors.Is(<-ended, context.DeadlineExceeded), failed != nil)
+			failIf(t, time.Since(start) > 21*time.Second, "it takes %v", time.Since(start))
+			_, open := <-s.closed
+			equal(t, "whether the listener is open", open, false)
+		})
+	}
+}
+
+// TestServedTraining trains the model of Example_training on digits that are
+// served: by one server without interruption, and by two behind a balancer. Of
+// these one is killed between two batches, both are killed within a batch, and
+// one starts again; and the training itself is killed, twice, and resumes from
+// its checkpoint with other workers. The weights are the same, and those of a
+// training that loads the digits itself.
+func TestServedTraining(t *testing.T) {
+	archive := digits("train")
+	files, _, err := Folder(archive, "*/*.png")
+	equal(t, "digits", err, nil)
+	type digit = Pair[Tensor[float32], int]
+	var decoded Slice[digit]
+	for i := range files.Len() {
+		file := must(files.Get(t.Context(), i))
+		pixels := make([]float32, 16*16)
+		for j, p := range must(png.Decode(must(archive.Open(file.First)))).(*image.Gray).Pix {
+			pixels[j] = float32(p) / 255
+		}
+		decoded = append(decoded, digit{Tensor[float32]{pixels, []int{16, 16}}, file.Second})
+	}
+	shifted := Transform(decoded, func(ctx context.Context, d digit) (digit, error) {
+		k := Rand(ctx).IntN(3)
+		d.First.Data = slices.Concat(d.First.Data[k:], d.First.Data[:k])
+		return d, nil
+	})
+	encode := func(dst []byte, samples []digit) ([]byte, error) {
+		pixels, labels := [][]float32{}, []int64{}
+		for _, s := range samples {
+			pixels = append(pixels, s.First.Data)
+			labels = append(labels, int64(s.Second))
+		}
+		dst, err1 := appendArray(dst[:0], []int{len(samples), 16, 16}, pixels...)
+		dst, err2 := appendArray(dst, []int{len(samples)}, labels)
+		return dst, errors.Join(err1, err2)
+	}
+	type batch = Pair[Tensor[float32], Tensor[int64]]
+	decode := func(dst batch, body []byte) (_ batch, err error) {
+		if dst.First, body, err = cutArray(dst.First, body); err == nil {
+			dst.Second, _, err = cutArray(dst.Second, body)
+		}
+		return dst, err
+	}
+	opts := Options{BatchSize: 32, Shuffle: true, Seed: 1}
+	const last = 4 * 18 // epochs of 18 steps
+	type checkpoint struct {
+		Model digitModel
+		Step  int
+		Tag   string
+	}
+	// train resumes a checkpoint in a bubble and returns the next one, at a
+	// step that something happens at, or at the end. before is called before
+	// each step.
+	train := func(t *testing.T, f *fleet, saved []byte, workers, until int, before func(step int)) []byte {
+		var c checkpoint
+		equal(t, "checkpoint", json.Unmarshal(saved, &c), nil)
+		ctx, stop := context.WithCancelCause(t.Context())
+		defer stop(nil)
+		client := newBatchClient("http://fleet", c.Tag, workers, stop)
+		transport := f.transport(workers)
+		client.http.Transport = transport
+		defer transport.CloseIdleConnections()
+		loader := must(servedBatches(ctx, client, decode, Options{Workers: workers}))
+		equal(t, "steps in an epoch", client.steps, 18)
+		c.Tag = client.tag
+		at := loader.At(0, c.Step)
+		for batch, err := range loader.Run(ctx, &at) {
+			failIf(t, err != nil, "step %d: %v", c.Step, err)
+			labels := []int{}
+			for _, label := range batch.Second.Data {
+				labels = append(labels, int(label))
+			}
+			c.Model.learn(batch.First, labels)
+			loader.Recycle(batch)
+			if c.Step++; c.Step == until {
+				break
+			}
+			before(c.Step)
+		}
+		return must(json.Marshal(c))
+	}
+	var whole, again []byte
+	inBubble(t, func(t *testing.T) {
+		server := must(serveBatches(shifted, encode, opts, "1", 2))
+		whole = train(t, startFleet(t, server), []byte("{}"), 2, last, func(int) {})
+	})
+	inBubble(t, func(t *testing.T) {
+		var f *fleet
+		var within atomic.Int64 // requests for step 30, in which both servers are killed
+		var serve func() http.Handler
+		serve = func() http.Handler {
+			server := must(serveBatches(shifted, encode, opts, "1", 2))
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasSuffix(r.URL.Path, "/30") && within.Add(1) == 1 {
+					w = &dying{w, func() { f.kill(0); f.kill(1) }}
+					time.AfterFunc(20*time.Second, func() { f.start(0, serve()) })
+				}
+				server.ServeHTTP(w, r)
+			})
+		}
+		f = startFleet(t, serve(), serve())
+		again = train(t, f, []byte("{}"), 3, 9, func(int) {})
+		again = train(t, f, again, 0, 50, func(step int) {
+			if step == 20 {
+				f.kill(1)
+				f.start(1, serve())
+			}
+		})
+		again = train(t, f, again, 4, last, func(int) {})
+		equal(t, "requests in which servers were killed", within.Load() > 1, true)
+	})
+	var own digitModel
+	loader := must(New(shifted, CollatePair(Stack[float32], List[int]), opts))
+	for step := range last {
+		batch := must(loader.Batch(t.Context(), step/18, step%18))
+		own.learn(batch.First, batch.Second)
+	}
+	equal(t, "whether the weights are the same", bytes.Equal(again, whole), true)
+	var c checkpoint
+	equal(t, "checkpoint", json.Unmarshal(whole, &c), nil)
+	equal(t, "whether they are the loader's", c.Model == own, true)
+	equal(t, "steps", c.Step, last)
+}
+
+// A dying answer writes half of what it is given, and then its server dies.
+type dying struct {
+	http.ResponseWriter
+	die func()
+}
+
+func (d *dying) Write(p []byte) (int, error) {
+	d.ResponseWriter.Write(p[:len(p)/2])
+	d.ResponseWriter.(http.Flusher).Flush()
+	d.die()
+	return 0, net.ErrClosed
+}
+
+var python = flag.String("python", "", "an interpreter that has NumPy, for TestServedPython")
+
+// TestServedPython runs testdata/served.py, with torch if it is installed, on a
+// server that answers every step once in vain: with a response that is cut, an
+// error, or a connection that ends.
+func TestServedPython(t *testing.T) {
+	if *python == "" {
+		t.Skip("it needs an interpreter that has NumPy, as -python names it; .ci/run does")
+	}
+	data := Func(50, func(_ context.Context, i int) (uint8, error) { return uint8(i), nil })
+	encode := func(dst []byte, samples []uint8) ([]byte, error) {
+		n := len(samples)
+		dst, err1 := appendArray(dst[:0], []int{n}, samples) // an odd length: the next array has to be aligned
+		dst, err2 := appendArray(dst, []int{n, 2, 3}, make([]float32, 6*n-1), []float32{float32(samples[0])})
+		dst, err3 := appendArray(dst, []int{0, n}, []int64{})
+		return dst, errors.Join(err1, err2, err3)
+	}
+	sound := must(serveBatches(data, encode, Options{BatchSize: 7, Shuffle: true}, "1", 2))
+	var asked sync.Map
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		step, _ := strconv.Atoi(path.Base(r.URL.Path))
+		count, _ := asked.LoadOrStore(step, new(atomic.Int64))
+		switch again := count.(*atomic.Int64).Add(1)%2 == 0; {
+		case again || path.Base(r.URL.Path) == "ready":
+		case step%3 == 0:
+			w = &breaking{w, 150}
+		case step%3 == 1:
+			w.Header().Set("ETag", r.Header.Get("If-Match"))
+			http.Error(w, "once", http.StatusInternalServerError)
+			return
+		default:
+			panic(http.ErrAbortHandler)
+		}
+		http.StripPrefix("/path", sound).ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	want := map[string]string{}
+	loader := must(New(data, List[uint8], Options{BatchSize: 7, Shuffle: true}))
+	for step := 3; step < 13; step++ {
+		batch := must(loader.Batch(t.Context(), step/8, step%8))
+		n := len(batch)
+		floats := make([]byte, 24*n)
+		binary.LittleEndian.PutUint32(floats[24*n-4:], math.Float32bits(float32(batch[0])))
+		want[fmt.Sprint(step)] = fmt.Sprintf("uint8 (%d,) %08x float32 (%d, 2, 3) %08x int64 (0, %d) 00000000",
+			n, crc32.ChecksumIEEE(batch), n, crc32.ChecksumIEEE(floats), n)
+	}
+	cmd := exec.Command(*python, "testdata/served.py", server.URL+"/path", "3", "13", "0.001")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	failIf(t, err != nil, "%v: %v\n%s", cmd, err, &stderr)
+	ways := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		equal(t, line, words[2], want[words[1]])
+		ways[words[0]] = append(ways[words[0]], words[1])
+	}
+	for way, steps := range ways {
+		t.Log("by", way)
+		equal(t, "steps", steps, strings.Fields("3 4 5 6 7 8 9 10 11 12"))
+	}
+	equal(t, "by threads", ways["threads"] != nil, true)
 }
 
 // # The tests of the second reading
