@@ -183,6 +183,11 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 // length may be negative, and their sum must be data.Len(). The same seed gives
 // the same split: that of torch's random_split with a generator of this seed,
 // element for element.
+//
+// Of another number of samples Split makes another split: when the data grow,
+// most samples of the old test set are in the new training set. Split also
+// parts samples that belong together, such as images of one patient.
+// ExampleSubset_byKey does neither. Split before you repeat or weight samples.
 func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
