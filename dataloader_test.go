@@ -1839,9 +1839,12 @@ func Example_checkpoint() {
 // batches. The checkpoint changes after a whole step only, cursor and weights
 // together, so a run that is interrupted within a step loads its batches again.
 // Batches that are left at the end of an epoch make a smaller step: no step
-// spans two epochs. The gradient is divided by the number of samples, because
-// the last batch may be smaller. On several ranks, sum gradients and samples
-// over the ranks first.
+// spans two epochs. The gradient is divided by the number of samples, not of
+// batches, because the last batch may be smaller. If the loss has a term for
+// each token, divide by the number of tokens that have one, because texts
+// differ in length. On several ranks, sum gradients and numbers over the ranks
+// first, and if the framework takes the mean over ranks, multiply by their
+// number.
 func Example_gradientAccumulation() {
 	const accumulate = 2 // batches in a step
 	data := Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}
@@ -1891,6 +1894,191 @@ func Example_gradientAccumulation() {
 	// interrupted after 3 batches; the checkpoint is at 4
 	// a step of 4 samples makes the weight -9
 	// a step of 1 samples makes the weight -18
+}
+
+// An evaluation counts each sample once, on any number of ranks: UnevenTail
+// neither repeats nor leaves out samples. Sums and numbers are added up over
+// batches and ranks, and divided at the end: a mean of the batches' means gives
+// samples of small batches more weight. A rank may have fewer batches than
+// others, or none, so ranks must not exchange anything within the loop. Divide
+// a loss of tokens by the number of tokens.
+func Example_evaluation() {
+	losses := Slice[float64]{1, 1, 1, 1, 1, 1, 1, 1, 8} // stands for samples and a model
+	const ranks = 2
+	// evaluate is what a rank does. means is what not to do.
+	evaluate := func(rank int, tail Tail) (sum float64, count int, means []float64) {
+		loader, err := New(losses, List[float64], Options{
+			BatchSize: 4, Rank: Rank{Index: rank, Count: ranks}, Tail: tail,
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err) // otherwise the mean is of fewer samples
+			}
+			before := sum
+			for _, loss := range batch {
+				sum += loss
+			}
+			count += len(batch)
+			means = append(means, (sum-before)/float64(len(batch)))
+		}
+		return sum, count, means
+	}
+	for _, tail := range []Tail{UnevenTail, PadTail} {
+		sum, count := 0.0, 0
+		var means []float64
+		for rank := range ranks { // for which an all-reduce stands in a training
+			s, n, m := evaluate(rank, tail)
+			sum += s
+			count += n
+			means = append(means, m...)
+		}
+		mean := sum / float64(count)
+		fmt.Printf("the mean of %d samples: %.2f; of the batches: %.2f\n", count, mean, means)
+	}
+	// Output:
+	// the mean of 9 samples: 1.78; of the batches: [1.00 8.00 1.00]
+	// the mean of 10 samples: 1.70; of the batches: [1.00 8.00 1.00 1.00]
+}
+
+// The batch size and the length of the sequences change at given places of the
+// training: another loader goes on with the same cursor, at any step, because
+// the order is one of samples. A sample is a window of the longest sequence,
+// which load divides into rows, so the order does not depend on the length. The
+// stage follows from the cursor, so a resume needs nothing else; here each step
+// is a process of its own. A place counts the samples of all ranks.
+func ExampleDataLoader_Run_schedule() {
+	const text = "abcdefghijklmnopqrstuvwxyz012345"
+	const longest = 8
+	const n = len(text) / longest // windows
+	stages := []struct{ from, batchSize, length int }{{0, 1, 2}, {2, 2, 4}, {6, 2, 8}}
+	stageOf := func(at Cursor) (k int) {
+		for k+1 < len(stages) && at.Epoch*n+at.Pos >= stages[k+1].from {
+			k++
+		}
+		return k
+	}
+	train := func(at *Cursor, steps int) {
+		for at.Epoch < 3 {
+			k := stageOf(*at)
+			load := func(_ context.Context, rows []string, indices []int) ([]string, error) {
+				rows = rows[:0]
+				for _, i := range indices {
+					window := text[i*longest : (i+1)*longest]
+					for j := 0; j < longest; j += stages[k].length {
+						rows = append(rows, window[j:j+stages[k].length])
+					}
+				}
+				return rows, nil
+			}
+			loader, err := NewFunc(n, load, Options{
+				BatchSize: stages[k].batchSize, Shuffle: true, Seed: 1, Workers: 2,
+			})
+			if err != nil {
+				log.Fatal(err)
+			}
+			for rows, err := range loader.Run(context.Background(), at) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				fmt.Println("epoch", at.Epoch, rows)
+				if steps--; steps == 0 {
+					return
+				}
+				if stageOf(*at) != k {
+					break
+				}
+			}
+		}
+	}
+	var at Cursor
+	for at.Epoch < 3 {
+		train(&at, 1)
+		saved, err1 := json.Marshal(at)
+		at = Cursor{}
+		err2 := json.Unmarshal(saved, &at)
+		if err := errors.Join(err1, err2); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// epoch 0 [yz 01 23 45]
+	// epoch 0 [qr st uv wx]
+	// epoch 0 [ijkl mnop abcd efgh]
+	// epoch 1 [abcd efgh ijkl mnop]
+	// epoch 1 [qrstuvwx yz012345]
+	// epoch 2 [ijklmnop qrstuvwx]
+	// epoch 2 [yz012345 abcdefgh]
+}
+
+// Weights that follow the loss: a loader for each round of the training, which
+// is an epoch here. The checkpoint has the weights of the round that has begun,
+// what was measured in it, and the cursor, which only a loader with the same
+// weights accepts. So a training that is interrupted within a round makes the
+// same weights as one that is not. On several ranks gather what was measured
+// from all of them before a checkpoint, and save it once. For the weights of
+// data sets let mixture of ExampleSampler_mixture choose by them.
+func ExampleWeighted_byLoss() {
+	const n, rounds = 8, 4
+	data := Func(n, func(_ context.Context, i int) (int, error) { return i, nil })
+	type checkpoint struct {
+		Weights, Losses [n]float64 // of the round of At; of the last time that a sample was seen
+		At              Cursor
+	}
+	train := func(saved []byte, steps int) []byte {
+		var c checkpoint
+		if err := json.Unmarshal(saved, &c); err != nil {
+			log.Fatal(err)
+		}
+		for c.At.Epoch < rounds && steps != 0 {
+			if c.At.State == nil { // the round has not begun
+				for i, loss := range c.Losses {
+					c.Weights[i] = 0.1 + loss // each sample has a chance
+				}
+			}
+			sampler, err := Weighted(c.Weights[:], 3*n, true, 1)
+			if err != nil {
+				log.Fatal(err)
+			}
+			loader, err := New(data, List[int], Options{BatchSize: 4, Sampler: sampler, Workers: 2})
+			if err != nil {
+				log.Fatal(err)
+			}
+			for batch, err := range loader.Run(context.Background(), &c.At) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				for _, i := range batch {
+					c.Losses[i] = float64(i) / 8 // stands for the training
+				}
+				if steps--; steps == 0 {
+					break
+				}
+			}
+		}
+		saved, err := json.Marshal(c)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return saved
+	}
+	whole := train([]byte("{}"), -1)
+	part := []byte("{}")
+	for range rounds * 6 {
+		part = train(part, 1) // a process for each step
+	}
+	same := bytes.Equal(train(part, -1), whole)
+	fmt.Println("the same after an interruption at every step:", same)
+	var c checkpoint
+	if err := json.Unmarshal(whole, &c); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("weights", c.Weights)
+	// Output:
+	// the same after an interruption at every step: true
+	// weights [0.1 0.225 0.35 0.475 0.6 0.725 0.85 0.975]
 }
 
 // Data that grow between epochs: each epoch has a loader of its own, for the
@@ -2665,6 +2853,130 @@ func ExampleBatches() {
 	// rank 1 ["dog 7" "dog 9" "cat 2" "cat 5"]
 }
 
+// A oneKind is a batch sampler whose batches are of one kind each.
+type oneKind struct {
+	kinds [][]int // the indices of each kind
+	size  int     // of a batch; the last of a kind may be smaller
+	seed  uint64
+}
+
+func (o oneKind) batches(kind int) BatchSampler {
+	return Batches(Random(len(o.kinds[kind]), o.seed+1+uint64(kind)), o.size, false)
+}
+
+func (o oneKind) Len() (n int) {
+	for kind := range o.kinds {
+		n += o.batches(kind).Len()
+	}
+	return n
+}
+
+func (o oneKind) String() string {
+	sum := crc32.ChecksumIEEE(fmt.Append(nil, o.kinds))
+	return fmt.Sprintf("oneKind(#%x, size %d, seed %d)", sum, o.size, o.seed)
+}
+
+func (o oneKind) Batches(epoch int) func(k int) []int {
+	var all [][2]int // a kind, and the number of a batch of it
+	var batches []func(k int) []int
+	for kind := range o.kinds {
+		for k := range o.batches(kind).Len() {
+			all = append(all, [2]int{kind, k})
+		}
+		batches = append(batches, o.batches(kind).Batches(epoch))
+	}
+	order := Random(len(all), o.seed).Order(epoch)
+	return func(k int) (indices []int) {
+		b := all[order(k)]
+		for _, pos := range batches[b[0]](b[1]) {
+			indices = append(indices, o.kinds[b[0]][pos])
+		}
+		return indices
+	}
+}
+
+// Batches of one kind: all samples of a batch have the same source, or the same
+// shape, which Stack needs. Batches of all kinds come in random order, and each
+// sample once an epoch, those of rare kinds, too. Put in what tells the kinds
+// apart. The order resumes at any batch, on any number of ranks. In a step two
+// ranks may have different kinds. Copy the type oneKind, too, which stands
+// before this Example.
+func ExampleBatches_oneKind() {
+	images := strings.Fields("wide tall wide wide tall wide square wide tall") // or their shapes
+	byName := map[string][]int{}
+	for i, kind := range images {
+		byName[kind] = append(byName[kind], i)
+	}
+	sampler := oneKind{size: 2, seed: 1}
+	for _, kind := range slices.Sorted(maps.Keys(byName)) { // in the same order in each process
+		sampler.kinds = append(sampler.kinds, byName[kind])
+	}
+	for _, opts := range []Options{
+		{BatchSize: 2, Shuffle: true},
+		{BatchSampler: sampler},
+	} {
+		loader, err := New(Slice[string](images), List[string], opts)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Print(batch)
+		}
+		fmt.Println()
+	}
+	// Output:
+	// [wide wide][wide tall][tall wide][square tall][wide]
+	// [wide wide][tall][wide wide][wide][tall tall][square]
+}
+
+// A repeated is a sampler that draws each sample of another one several times
+// in a row.
+type repeated struct {
+	Sampler
+	times int
+}
+
+func (r repeated) Len() int       { return r.Sampler.Len() * r.times }
+func (r repeated) String() string { return fmt.Sprint(r.Sampler, ", each ", r.times, " times") }
+
+func (r repeated) Order(epoch int) func(pos int) int {
+	order := r.Sampler.Order(epoch)
+	return func(pos int) int { return order(pos / r.times) }
+}
+
+// Each sample several times in a batch, as repeated augmentation and groups of
+// answers to one question need it. Rand differs from position to position, so
+// each time has other random numbers. A BatchSampler deals out whole batches,
+// so a group stays on one rank; Options.Sampler would deal it out to several.
+// Copy the type repeated, too, which stands before this Example.
+func ExampleSampler_repeated() {
+	data := Func(4, func(ctx context.Context, i int) (string, error) {
+		return fmt.Sprintf("%c%d", 'a'+i, Rand(ctx).IntN(100)), nil // augment
+	})
+	const times, groups = 3, 2 // samples in a group, groups in a batch
+	sampler := repeated{Random(data.Len(), 1), times}
+	for rank := range 2 {
+		loader, err := New(data, List[string], Options{
+			BatchSampler: Batches(sampler, times*groups, false), Rank: Rank{Index: rank, Count: 2},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println("rank", rank, batch)
+		}
+	}
+	// Output:
+	// rank 0 [d39 d46 d3 c35 c72 c55]
+	// rank 1 [b40 b73 b89 a39 a39 a83]
+}
+
 // Buckets makes batches of sequences of similar length, for Pad to fill. A
 // padded batch here takes at most 12 runes.
 func ExampleBuckets() {
@@ -2772,33 +3084,219 @@ func ExampleBuckets_ranks() {
 	// [[24 28 32] [15 18 21] [62 64 70] [97 102 108] [7 11 13] [85 88 95] [74 78 83] [42 49 56] [4 5 6] [37 9 24]]
 }
 
-// RankFromEnv reads the rank that torchrun, mpirun, srun or a Kubernetes
-// indexed Job sets in the environment. Rank 0's cursor resumes all ranks if
-// they step together; without an all-reduce save each rank's cursor, and resume
-// all from the smallest.
-func ExampleRankFromEnv() {
-	os.Setenv("RANK", "1") // as torchrun does
-	os.Setenv("WORLD_SIZE", "4")
-	defer os.Unsetenv("RANK")
-	defer os.Unsetenv("WORLD_SIZE")
-	// In case srun has started this test: WORLD_SIZE must not be below it.
-	os.Unsetenv("SLURM_STEP_NUM_TASKS")
-	rank, err := RankFromEnv()
-	if err != nil {
+// An evenWork is a batch sampler that deals each batch of another one out to
+// ranks, so that the batches of a step cost nearly the same.
+type evenWork struct {
+	BatchSampler           // of batches for all ranks together
+	cost         []float64 // of each sample
+	ranks        int
+}
+
+func (e evenWork) Len() int       { return e.BatchSampler.Len() * e.ranks }
+func (e evenWork) String() string { return fmt.Sprint(e.BatchSampler, " on ", e.ranks, " ranks") }
+
+func (e evenWork) Batches(epoch int) func(k int) []int {
+	step := e.BatchSampler.Batches(epoch)
+	return func(k int) []int {
+		indices := slices.Clone(step(k / e.ranks))
+		dearest := func(a, b int) int { return cmp.Compare(e.cost[b], e.cost[a]) }
+		slices.SortStableFunc(indices, dearest)
+		batches, costs := make([][]int, e.ranks), make([]float64, e.ranks)
+		most := (len(indices) + e.ranks - 1) / e.ranks
+		for _, i := range indices {
+			to := -1 // the cheapest batch with room
+			for r, batch := range batches {
+				if len(batch) < most && (to < 0 || costs[r] < costs[to]) {
+					to = r
+				}
+			}
+			batches[to] = append(batches[to], i)
+			costs[to] += e.cost[i]
+		}
+		return batches[k%e.ranks]
+	}
+}
+
+// In each step all ranks wait for the one with the most work. The samples of a
+// step stay those of a random order, here, and are dealt out to the ranks by
+// cost: the dearest first, each to the cheapest rank that has room. All ranks
+// have equally many samples, so a mean over ranks stays right. A text of L
+// tokens costs a transformer L + L²/c; measure c. What is left is mostly the
+// longest text alone. Without the limit of samples a step takes up to 3 % less,
+// and the method of Karmarkar and Karp gains 0.3 % more in 25 times as long.
+// For texts that are padded see ExampleBuckets_ranks. Batches of the global
+// order should be full, hence true. The cursor resumes the same number of
+// ranks. Copy the type evenWork, too, which stands before this Example.
+func ExampleBatches_evenWork() {
+	const ranks, size, n = 8, 16, 4096
+	cost := make([]float64, n)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range cost {
+		length := math.Exp(6 + rng.NormFloat64()) // 660 tokens on average, and few are long
+		cost[i] = length + length*length/4096
+	}
+	texts := Slice[float64](cost) // stands for the texts
+	random := Random(n, 1)
+	for _, opts := range []Options{
+		{Sampler: random, BatchSize: size},
+		{BatchSampler: evenWork{Batches(random, ranks*size, true), cost, ranks}},
+	} {
+		const steps = n / ranks / size
+		var slowest, sum [steps]float64
+		for rank := range ranks {
+			opts.Rank = Rank{Index: rank, Count: ranks}
+			loader, err := New(texts, List[float64], opts)
+			if err != nil {
+				log.Fatal(err)
+			}
+			step := 0
+			for batch, err := range loader.Epoch(context.Background(), 0) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				takes := 0.0
+				for _, cost := range batch {
+					takes += cost
+				}
+				slowest[step] = max(slowest[step], takes)
+				sum[step] += takes / ranks
+				step++
+			}
+		}
+		ratio := 0.0
+		for step := range steps {
+			ratio += slowest[step] / sum[step] / steps
+		}
+		fmt.Printf("the slowest rank takes %.2f times the mean\n", ratio)
+	}
+	// Output:
+	// the slowest rank takes 1.89 times the mean
+	// the slowest rank takes 1.21 times the mean
+}
+
+// Frameworks that compile a graph for each shape of a batch need few shapes:
+// GoMLX by default has room for 32 and then fails, others compile for minutes.
+// Pad alone makes nearly as many as there are batches, and Buckets one for each
+// number of rows and width. Here lengths are rounded up to a power of two for
+// Buckets, so that a bucket has one width, and a Collate around Pad fills each
+// batch up to that width and to as many rows as the budget allows. Rows without
+// a text have the length 0: mask them, and divide by what is not masked. Steps
+// of half or a quarter of a power of two make more shapes, with less padding.
+func ExamplePad_fewShapes() {
+	const budget, pad = 1 << 14, 0 // tokens in a batch
+	roundUp := func(length int) int { return max(16, 1<<bits.Len(uint(length-1))) }
+	fill := func(dst Ragged[int32], texts [][]int32) (Ragged[int32], error) {
+		width := 0
+		for _, text := range texts {
+			width = max(width, roundUp(len(text)))
+		}
+		rows := make([][]int32, budget/width)
+		copy(rows, texts)
+		rows[0] = slices.Repeat([]int32{pad}, width) // Pad pads to the longest
+		b, err := Pad(int32(pad))(dst, rows)
+		if err == nil {
+			b.Lengths[0] = copy(b.Data, texts[0])
+		}
+		return b, err
+	}
+
+	const n = 20_000
+	lengths, rounded := make([]int, n), make([]int, n)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range lengths {
+		lengths[i] = min(8192, 1+int(math.Exp(5+rng.NormFloat64())))
+		rounded[i] = roundUp(lengths[i])
+	}
+	texts := Func(n, func(_ context.Context, i int) ([]int32, error) {
+		return make([]int32, lengths[i]), nil
+	})
+	buckets, err1 := Buckets(lengths, budget, 1)
+	few, err2 := Buckets(rounded, budget, 1)
+	if err := errors.Join(err1, err2); err != nil {
 		log.Fatal(err)
 	}
-	data := Slice[string]{"a", "b", "c", "d", "e", "f", "g", "h"}
-	loader, err := New(data, List[string], Options{BatchSize: 2, Rank: rank})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
+	show := func(name string, opts Options, collate Collate[[]int32, Ragged[int32]]) {
+		loader, err := New(texts, collate, opts)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("rank", rank.Index, "of", rank.Count, batch)
+		shapes := map[[2]int]bool{}
+		batches, tokens, places, last := 0, 0, 0, ""
+		for b, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			shapes[[2]int(b.Shape)] = true
+			if len(shapes) == 33 && last == "" {
+				last = fmt.Sprint(", the 33rd in batch ", batches)
+			}
+			batches++
+			places += len(b.Data)
+			for _, length := range b.Lengths {
+				tokens += length
+			}
+			loader.Recycle(b)
+		}
+		fmt.Printf("%s: %d batches, %d %% full, of %d shapes%s\n",
+			name, batches, 100*tokens/places, len(shapes), last)
 	}
-	// Output: rank 1 of 4 [b f]
+	show("Batches of 32", Options{BatchSize: 32, Shuffle: true}, Pad(int32(pad)))
+	show("Buckets", Options{BatchSampler: buckets}, Pad(int32(pad)))
+	show("Buckets of rounded lengths", Options{BatchSampler: few}, fill)
+	// Output:
+	// Batches of 32: 625 batches, 18 % full, of 528 shapes, the 33rd in batch 32
+	// Buckets: 359 batches, 94 % full, of 194 shapes, the 33rd in batch 40
+	// Buckets of rounded lengths: 436 batches, 68 % full, of 10 shapes
+}
+
+// RankFromEnv reads the rank that torchrun, mpirun, srun or a Kubernetes
+// indexed Job sets in the environment. Rank 0's cursor resumes all ranks if
+// they step together; without an all-reduce save each rank's cursor, and resume
+// all from the smallest. Without a launcher Count is 0, by which nothing can be
+// divided. Consecutive processes that share a replica of the model must load
+// the same batches, so they are one rank here.
+func ExampleRankFromEnv() {
+	// In case srun has started this test: WORLD_SIZE must not be below it.
+	os.Unsetenv("SLURM_STEP_NUM_TASKS")
+	defer os.Unsetenv("RANK")
+	defer os.Unsetenv("WORLD_SIZE")
+
+	data := Slice[string]{"a", "b", "c", "d", "e", "f", "g", "h"}
+	const global = 4 // the samples in a step of all ranks
+	train := func(perReplica int) {
+		rank, err := RankFromEnv()
+		if err != nil {
+			log.Fatal(err)
+		}
+		processes := max(1, rank.Count)
+		if processes%perReplica != 0 {
+			log.Fatalf("%d processes make no replicas of %d", processes, perReplica)
+		}
+		fmt.Print("process ", rank.Index)
+		rank = Rank{Index: rank.Index / perReplica, Count: processes / perReplica}
+		fmt.Print(" is rank ", rank.Index, " of ", rank.Count, ":")
+		loader, err := New(data, List[string], Options{BatchSize: global / rank.Count, Rank: rank})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Print(" ", batch)
+		}
+		fmt.Println()
+	}
+	for index := range 4 { // four processes, two of which share a replica
+		os.Setenv("RANK", fmt.Sprint(index)) // as torchrun does
+		os.Setenv("WORLD_SIZE", "4")
+		train(2)
+	}
+	// Output:
+	// process 0 is rank 0 of 2: [a c] [e g]
+	// process 1 is rank 0 of 2: [a c] [e g]
+	// process 2 is rank 1 of 2: [b d] [f h]
+	// process 3 is rank 1 of 2: [b d] [f h]
 }
 
 // Tail says how four ranks share an epoch of ten samples. PadTail repeats the
@@ -3899,7 +4397,10 @@ func ExampleMix() {
 // shall start over until a ends, mix a and b.Repeat(0) with StopAtFirst.
 // Weights of 3 and 1 spread the items of b. Strictly three items of a and then
 // one of b are Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join
-// appends the second half of a pair to the first.
+// appends the second half of a pair to the first. Weights count items: of short
+// and long documents in equal numbers hardly a token is from the short ones.
+// For shares of tokens divide each weight by the mean length, or pack each
+// source into rows and mix the rows.
 func ExampleMixOptions() {
 	letters := func(text string) Stream[string] {
 		letter := func(_ context.Context, i int) (string, error) { return text[i : i+1], nil }
@@ -3916,11 +4417,31 @@ func ExampleMixOptions() {
 		}
 		fmt.Println()
 	}
+
+	const short, long = 400, 4000 // tokens
+	documents := func(length int) Stream[int] {
+		always := func(context.Context, int) (int, error) { return length, nil }
+		return Map(Indices(Sequential(1)).Repeat(0), 0, always)
+	}
+	for _, weights := range [][]float64{{1, 1}, {1. / short, 1. / long}} {
+		mix := Mix(MixOptions{Weights: weights}, documents(short), documents(long)).Take(1100)
+		tokens := map[int]int{}
+		for length, err := range mix.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			tokens[length] += length
+		}
+		share := 100 * float64(tokens[short]) / float64(tokens[short]+tokens[long])
+		fmt.Printf("weights %v: %.0f %% of the tokens are of short documents\n", weights, share)
+	}
 	// Output:
 	// abXcdefYZ
 	// abXcdefY
 	// abXcdefYabZcdef
 	// abXcdefYabZcdefXabYcZdeX
+	// weights [1 1]: 9 % of the tokens are of short documents
+	// weights [0.0025 0.00025]: 50 % of the tokens are of short documents
 }
 
 // Weights of a mixture that change in the course of an epoch: OrderFunc returns
@@ -4000,7 +4521,9 @@ func (m mixture) Order(epoch int) func(pos int) int {
 // sets as for two. The order is a function of the position, so it resumes
 // anywhere, is dealt out to ranks, and has a cursor of one line. Samples are
 // drawn with replacement. The seed that draws the data set is not the one that
-// draws the sample: equal seeds would draw both with one random number.
+// draws the sample: equal seeds would draw both with one random number. Weights
+// count samples; for shares of tokens divide each by its data set's mean
+// length.
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is

@@ -721,8 +721,9 @@ func indicesOfBatches(batchesOf func(epoch int) func(k int) []int) func(epoch in
 
 // A Rank says which part is read: part Index of Count. Usually each process of
 // a training has a part, and Index is its rank; but one process may read
-// several parts. The zero value means the whole. PyTorch: rank and
-// num_replicas.
+// several parts, and processes that share a replica of the model (tensor or
+// pipeline parallel) read the same one; see RankFromEnv. The zero value means
+// the whole. PyTorch: rank and num_replicas.
 type Rank struct{ Index, Count int }
 
 // withCount returns the rank with its Count filled in, or says what is wrong
@@ -778,6 +779,10 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 // The index in a manifest is not always the rank. In a JobSet of several Jobs,
 // and in a PyTorchJob with nprocPerNode but without torchrun, several processes
 // have the same index: set RANK and WORLD_SIZE yourself.
+//
+// The result r counts processes. If m consecutive processes share a replica of
+// the model, they must load the same batches, those of Rank{r.Index / m,
+// r.Count / m}, where m must divide Count, and Count must not be 0.
 func RankFromEnv() (Rank, error) {
 	const step = "SLURM_STEP_NUM_TASKS"
 	launchers := []struct {
@@ -1279,8 +1284,13 @@ const (
 // MixOptions say how a Mix draws. The zero value takes the sources in turn, and
 // every item once.
 type MixOptions struct {
-	Weights []float64 // the share of each source, relative to the others; nil: in turn
-	Seed    uint64    // for Weights
+	// Weights are the shares of the sources, relative to each other; nil means
+	// in turn. They count items: 1 and 1 of documents of 400 and of 4,000
+	// tokens take 9 % of the tokens from the first. For shares of tokens divide
+	// each weight by the mean length of its source, or pack each source, and
+	// mix rows.
+	Weights []float64
+	Seed    uint64 // for Weights
 	Stop    Stop
 }
 
