@@ -6686,6 +6686,67 @@ func ExampleDecode() {
 	// string meow
 }
 
+// A .npz file of NumPy is a zip archive with an .npy file for each array, and
+// zip.OpenReader's result is an fs.FS. All of it is read into memory, and zip
+// checks its sums, so a damaged file is an error before the training. float16
+// becomes float32. The elements' type is that of the Tensor. (npy is only for
+// the file here.)
+func ExampleDecode_npz() {
+	var file bytes.Buffer // as np.savez("train.npz", x=x, y=y) writes it
+	w := zip.NewWriter(&file)
+	for name, array := range map[string]string{
+		"x.npy": npy(1, "'<f2'", "False", "(3, 2)", "\x00\x00\x00\x38\x00\x3c\x00\x3e\x00\x40\x00\xc0"),
+		"y.npy": npy(1, "'<i8'", "False", "(3,)", "\x07"+strings.Repeat("\x00", 23)),
+	} {
+		entry, err := w.Create(name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if _, err := io.WriteString(entry, array); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	archive, err := zip.NewReader(bytes.NewReader(file.Bytes()), int64(file.Len()))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	arrays := map[string]any{}
+	for _, name := range []string{"x.npy", "y.npy"} {
+		data, err := fs.ReadFile(archive, name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if arrays[name], err = Decode(name, data); err != nil {
+			log.Fatal(err)
+		}
+	}
+	x, isFloat := arrays["x.npy"].(Tensor[float32])
+	y, isInt := arrays["y.npy"].(Tensor[int64])
+	if !isFloat || !isInt {
+		log.Fatalf("a %T and a %T", arrays["x.npy"], arrays["y.npy"])
+	}
+	features, err1 := Rows(x)
+	labels, err2 := Rows(y)
+	if err := errors.Join(err1, err2); err != nil {
+		log.Fatal(err)
+	}
+	data, err := Pairs(features, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range data.Len() {
+		fmt.Println(data.Get(context.Background(), i))
+	}
+	// Output:
+	// {{[0 0.5] [2]} {[7] []}} <nil>
+	// {{[1 1.5] [2]} {[0] []}} <nil>
+	// {{[2 -2] [2]} {[0] []}} <nil>
+}
+
 // ImageTensor makes a sample of an image, and Stack a batch of samples.
 // Augmentation works on the image or on the tensor: this one mirrors half of
 // the images.
@@ -7790,6 +7851,83 @@ func Example_jsonLines() {
 	// dropped train.jsonl at byte 47
 	// [{extra}]
 	// [{a}]
+}
+
+// Compressed JSON lines, as in .jsonl.gz, in many files: each is a stream, up
+// to 64 are read side by side, and their lines are shuffled. A resume
+// decompresses the files again, up to its place. Shuffle mixes only what is
+// near, so let it have ten times the lines of a file, or shuffle what you
+// write. The rest of a truncated file is one failed item, which costs more than
+// a line if the loop skips it. For .zst import
+// github.com/klauspost/compress/zstd, whose NewReader replaces that of gzip.
+// What fits on the disk decompressed is mixed better by Example_jsonLines.
+func Example_jsonLinesGzip() {
+	store := fstest.MapFS{} // or os.DirFS
+	for name, text := range map[string]string{
+		"0.jsonl.gz": `{"text": "a"}` + "\n" + `{"text": "b"}` + "\n\n" + `{"text": "c"}`,
+		"1.jsonl.gz": `{"text": "d"}` + "\n" + `{"text": "e"}` + "\n",
+	} {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		_, err := io.WriteString(w, text)
+		if err := errors.Join(err, w.Close()); err != nil {
+			log.Fatal(err)
+		}
+		store[name] = &fstest.MapFile{Data: b.Bytes()}
+	}
+	cut := store["1.jsonl.gz"]
+	store["2.jsonl.gz"] = &fstest.MapFile{Data: cut.Data[:len(cut.Data)-9]}
+
+	type sample struct {
+		Text string `json:"text"`
+	}
+	lines := func(name string) Stream[[]byte] {
+		return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[[]byte, error] {
+			return func(yield func([]byte, error) bool) {
+				file, err := store.Open(name)
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				defer file.Close()
+				unzipped, err := gzip.NewReader(bufio.NewReaderSize(file, 1<<20))
+				if err != nil {
+					yield(nil, fmt.Errorf("%s: %w", name, err))
+					return
+				}
+				r := bufio.NewReaderSize(unzipped, 1<<16)
+				for err == nil {
+					var line []byte
+					line, err = r.ReadBytes('\n') // at the end, with io.EOF, the rest of the file
+					if err != nil && err != io.EOF {
+						yield(nil, fmt.Errorf("%s: %w", name, err))
+						return
+					}
+					if len(bytes.TrimSpace(line)) > 0 && !yield(line, nil) {
+						return
+					}
+				}
+			}
+		})
+	}
+	var files []Stream[[]byte]
+	for _, name := range slices.Sorted(maps.Keys(store)) { // fs.Glob lists a folder's
+		files = append(files, lines(name))
+	}
+	shuffled := Mix(MixOptions{}, files...).Shuffle(10_000, 1)
+	samples := Map(shuffled, 2, func(_ context.Context, line []byte) (s sample, err error) {
+		err = json.Unmarshal(line, &s)
+		return s, err
+	})
+	for s, err := range samples.Epoch(context.Background(), 0) {
+		fmt.Print(s)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			fmt.Print(" the rest of 2.jsonl.gz ")
+		} else if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output: {} the rest of 2.jsonl.gz {e}{b}{e}{d}{c}{d}{a}
 }
 
 // A CSV file that is larger than memory: csv.Reader says where each record
@@ -15095,6 +15233,9 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "|u1", "(1, 2, 1)", "\x01\xff"), "Tensor[uint8] {[1 255] [1 2 1]}"},
 		{plain(1, "|i1", "()", "\xff"), "Tensor[int8] {[-1] []}"}, {plain(1, "<i2", "(1,)", "\x01\xff"), "Tensor[int16] {[-255] [1]}"},
 		{plain(1, ">u2", "(1,)", "\x01\xff"), "Tensor[uint16] {[511] [1]}"},
+		{plain(1, ">f2", "(3,)", "\x3c\x01\xfb\xff\x80\x00"), "Tensor[float32] {[1.0009766 -65504 -0] [3]}"},
+		{plain(1, "<f2", "(3,)", "\x01\x80\xff\x03\x00\x04"), "Tensor[float32] {[-5.9604645e-08 6.097555e-05 6.1035156e-05] [3]}"},
+		{plain(1, "<f2", "(3,)", "\x00\x7c\x00\xfc\x01\x7e"), "Tensor[float32] {[+Inf -Inf NaN] [3]}"},
 		{plain(1, ">i4", "(1,)", "\xff\xff\xff\xfe"), "Tensor[int32] {[-2] [1]}"},
 		{plain(1, "<u4", "(1,)", "\xff\xff\xff\xff"), "Tensor[uint32] {[4294967295] [1]}"},
 		{plain(1, "<i8", "(1,)", "\xfe\xff\xff\xff\xff\xff\xff\xff"), "Tensor[int64] {[-2] [1]}"},
@@ -15106,7 +15247,7 @@ func TestDecodeNumpy(t *testing.T) {
 		{sound[:len(sound)-1], "error 7 bytes"}, {sound + "x", "error 9 bytes"}, {sound[:len(sound)-8], "error 0 bytes"},
 		{npy(1, "'<f4'", "True", "(2,)", "12345678"), "error fortran_order"},
 		{npy(1, "[('a', '<f4')]", "False", "(1,)", "xxxx"), "error f4, f8"},
-		{plain(1, "|O", "(2,)", "x"), "error f4, f8"}, {plain(1, "<f2", "(1,)", "xx"), "error f4, f8"},
+		{plain(1, "|O", "(2,)", "x"), "error f4, f8"}, {plain(1, "<f2", "(2,)", "xxx"), "error 3 bytes"},
 		{plain(1, "<f4", "(1000000000000,)", "1234"), "error 4 bytes"}, {plain(1, "<f4", "(x,)", "1234"), "error not supported"},
 		{plain(1, "<f4", "(4294967296, 4294967296)", ""), "error does not fit"},
 		{plain(1, "<f8", "(2305843009213693952,)", ""), "error 0 bytes"}, {plain(1, "<f4", "(-1, -1)", "1234"), "error not supported"},

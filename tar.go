@@ -23,6 +23,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -1892,7 +1893,7 @@ func expandBraces(inside string) (all []string, err error) {
 //	cls, cls2, class,
 //	count, index, inx, id   int
 //	npy                     a Tensor of float32, float64, bool, int8 to int64,
-//	                        or uint8 to uint64
+//	                        or uint8 to uint64; of float32 for float16
 //	gz                      what is compressed, decoded by the rest of the
 //	                        name: x.json.gz as x.json
 //	anything else           []byte, as it is
@@ -2045,7 +2046,7 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 // as NumPy and others write it. It is compiled at its first use, not at the
 // start of every program that imports the package.
 var npyPattern = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^{'descr': '([<>|])(f4|f8|b1|[iu][1248])', ` +
+	return regexp.MustCompile(`^{'descr': '([<>|])(f[248]|b1|[iu][1248])', ` +
 		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
 })
 
@@ -2069,7 +2070,7 @@ func decodeNumpy(data []byte) (any, error) {
 	match := npyPattern().FindSubmatch(header)
 	if match == nil {
 		return nil, fmt.Errorf("the header %s is truncated or not supported: "+
-			"descr must be f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False",
+			"descr must be f2, f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False",
 			quote(header))
 	}
 	kind := string(match[2])
@@ -2092,6 +2093,8 @@ func decodeNumpy(data []byte) (any, error) {
 // files name it.
 func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, error) {
 	switch kind {
+	case "f2":
+		return decodeHalf
 	case "f4":
 		return decodeTensor[float32]
 	case "f8":
@@ -2121,6 +2124,27 @@ func decodeTensor[E any](shape []int, order binary.ByteOrder, data []byte) (any,
 	t := Tensor[E]{make([]E, elements(shape)), shape}
 	_, err := binary.Decode(data, order, t.Data)
 	return t, err
+}
+
+// decodeHalf makes a tensor of float32 from float16, which Go does not have: a
+// sign, five bits of an exponent, and ten of a fraction.
+func decodeHalf(shape []int, order binary.ByteOrder, data []byte) (any, error) {
+	t := Tensor[float32]{make([]float32, elements(shape)), shape}
+	for i := range t.Data {
+		half := uint32(order.Uint16(data[2*i:]))
+		// Exponent and fraction, moved to where a float32 has them, are a
+		// number that is 2^112 times too small, also if it is subnormal.
+		bits := half & 0x7fff << 13
+		value := math.Float32frombits(bits) * 0x1p112
+		if value >= 1<<16 { // infinity or NaN
+			value = math.Float32frombits(bits | 0xff<<23)
+		}
+		if half>>15 == 1 {
+			value = -value
+		}
+		t.Data[i] = value
+	}
+	return t, nil
 }
 
 // ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of
