@@ -8108,8 +8108,8 @@ func Example_mnist() {
 	// [1 2 2] [1 1 1 1] [9]
 }
 
-// tinyDB is the database of ExampleNewFunc_database, with all that database/sql
-// needs of a driver: a table of texts.
+// tinyDB stands for the database of ExampleNewFunc_database, with what
+// database/sql needs of a driver: a table of texts.
 type tinyDB map[int64]string
 
 func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
@@ -8118,26 +8118,15 @@ func (db tinyDB) Prepare(string) (driver.Stmt, error)          { return nil, err
 func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
 func (db tinyDB) Close() error                                 { return nil }
 
-// QueryContext knows two queries. It returns all ids, or the rows with the ids
-// in args, each once and in no order.
+// QueryContext returns the rows with the ids in args, or all ids.
 func (db tinyDB) QueryContext(
-	_ context.Context, query string, args []driver.NamedValue,
+	_ context.Context, _ string, args []driver.NamedValue,
 ) (driver.Rows, error) {
-	rows := &tinyRows{columns: []string{"id"}}
-	if query == "SELECT id FROM texts ORDER BY id" {
-		for _, id := range slices.Sorted(maps.Keys(db)) {
-			rows.rows = append(rows.rows, []driver.Value{id})
-		}
-		return rows, nil
-	}
-	known := strings.HasPrefix(query, "SELECT id, text FROM texts WHERE id IN (")
-	if !known || strings.Count(query, "?") != len(args) {
-		return nil, fmt.Errorf("unknown query %q with %d arguments", query, len(args))
-	}
-	rows.columns = append(rows.columns, "text")
-	for id, text := range db {
-		if slices.ContainsFunc(args, func(a driver.NamedValue) bool { return a.Value == id }) {
-			rows.rows = append(rows.rows, []driver.Value{id, text})
+	rows := &tinyRows{columns: min(2, 1+len(args))}
+	for _, id := range slices.Sorted(maps.Keys(db)) {
+		asked := func(a driver.NamedValue) bool { return a.Value == id }
+		if len(args) == 0 || slices.ContainsFunc(args, asked) {
+			rows.rows = append(rows.rows, []driver.Value{id, db[id]})
 		}
 	}
 	return rows, nil
@@ -8145,11 +8134,11 @@ func (db tinyDB) QueryContext(
 
 // tinyRows are rows of tinyDB.
 type tinyRows struct {
-	columns []string
+	columns int
 	rows    [][]driver.Value
 }
 
-func (r *tinyRows) Columns() []string { return r.columns }
+func (r *tinyRows) Columns() []string { return make([]string, r.columns) }
 func (r *tinyRows) Close() error      { return nil }
 
 func (r *tinyRows) Next(dest []driver.Value) error {
@@ -8161,91 +8150,142 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// A table of a database, with one query for each batch. The result of a query
-// is in any order, and has a row once that was asked for twice, so load puts
-// the texts in the order of the indices. A row that was deleted since the ids
-// were read is left out of its batch, and counted. A cursor of other ids is
-// refused, because an index would be another row. Postgres has $1, $2, … for
-// the question marks, or id = ANY($1).
+// A table of a database, with one query for each batch, while other programs
+// insert and delete rows. An index is a place in the list of the ids, so the
+// list of an epoch is part of the checkpoint: a file, since it may be long. The
+// first process of an epoch writes the file, and a resume reads it. New rows
+// come in the next epoch. A deleted row is left out of its batch, which may
+// become empty, and counted. Without the file each row more or less would be
+// another list, and the resume refused. If rows are never deleted, save the
+// largest id instead, and add WHERE id <= ? to the query. On several ranks rank
+// 0 makes the file before the others look for it.
+//
+// The result of a query is in any order, and has a row once that was asked for
+// twice, so load puts the texts in the order of the indices. Postgres has $1,
+// $2, … for the question marks, or id = ANY($1). (tinyDB and tinyRows, which
+// stand above, are only the database here.)
 func ExampleNewFunc_database() {
+	dir, err := os.MkdirTemp("", "run") // where the checkpoints are
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
 	ctx := context.Background()
 	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
 	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
 	defer db.Close()
-	// In order, so an index is the same row in every process.
-	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			log.Fatal(err)
-		}
-		ids = append(ids, id)
-	}
-	if err := rows.Err(); err != nil { // Next also returns false if the connection breaks
-		log.Fatal(err)
-	}
 
-	var queries, missing atomic.Int64
-	load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
-		var args []any
-		for _, i := range indices {
-			args = append(args, ids[i])
-		}
-		marks := "?" + strings.Repeat(", ?", len(args)-1)
-		query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
-		queries.Add(1)
-		rows, err := db.QueryContext(ctx, query, args...)
+	queryIDs := func() (ids []int64, err error) {
+		rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
 		if err != nil {
 			return nil, err
 		}
 		defer rows.Close()
-		found := map[int64]string{}
 		for rows.Next() {
 			var id int64
-			var text string
-			if err := rows.Scan(&id, &text); err != nil {
+			if err := rows.Scan(&id); err != nil {
 				return nil, err
 			}
-			found[id] = text
+			ids = append(ids, id)
 		}
-		if err := rows.Err(); err != nil {
+		return ids, rows.Err() // Next also returns false if the connection breaks
+	}
+	idsOf := func(epoch int) (ids []int64, err error) {
+		name := filepath.Join(dir, fmt.Sprintf("ids-%d.json", epoch))
+		saved, err := os.ReadFile(name)
+		if err == nil {
+			err = json.Unmarshal(saved, &ids)
+			return ids, err
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		batch = batch[:0]
-		for _, i := range indices {
-			if text, ok := found[ids[i]]; ok {
-				batch = append(batch, text)
-			} else {
-				missing.Add(1)
+		if ids, err = queryIDs(); err != nil {
+			return nil, err
+		}
+		if saved, err = json.Marshal(ids); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(name+".new", saved, 0o666); err != nil {
+			return nil, err
+		}
+		return ids, os.Rename(name+".new", name) // a killed process leaves no half of a list
+	}
+
+	var missing atomic.Int64
+	open := func(epoch int) (*DataLoader[[]string], error) {
+		ids, err := idsOf(epoch)
+		if err != nil {
+			return nil, err
+		}
+		load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
+			var args []any
+			for _, i := range indices {
+				args = append(args, ids[i])
+			}
+			marks := "?" + strings.Repeat(", ?", len(args)-1)
+			query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
+			rows, err := db.QueryContext(ctx, query, args...)
+			if err != nil {
+				return nil, err
+			}
+			defer rows.Close()
+			found := map[int64]string{}
+			for rows.Next() {
+				var id int64
+				var text string
+				if err := rows.Scan(&id, &text); err != nil {
+					return nil, err
+				}
+				found[id] = text
+			}
+			if err := rows.Err(); err != nil {
+				return nil, err
+			}
+			batch = batch[:0]
+			for _, i := range indices {
+				if text, ok := found[ids[i]]; ok {
+					batch = append(batch, text)
+				} else {
+					missing.Add(1)
+				}
+			}
+			return batch, nil
+		}
+		return NewFunc(len(ids), load, Options{
+			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
+			DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
+		})
+	}
+	train := func(at Cursor, steps int) Cursor { // one process
+		for at.Epoch < 2 {
+			loader, err := open(at.Epoch)
+			if err != nil {
+				log.Fatal(err)
+			}
+			for batch, err := range loader.Run(ctx, &at) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				fmt.Println("epoch", at.Epoch, batch)
+				if steps--; steps == 0 {
+					return at
+				}
 			}
 		}
-		return batch, nil
+		return at
 	}
-	loader, err := NewFunc(len(ids), load, Options{
-		BatchSize: 3, Sampler: RandomWithReplacement(len(ids), 9, 5), Workers: 2,
-		DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	delete(table, 17) // by another program
-	for batch, err := range loader.Epoch(ctx, 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch)
-	}
-	fmt.Println(queries.Load(), "queries,", missing.Load(), "rows missing")
+	at := train(Cursor{}, 1)
+	delete(table, 10) // by other programs
+	table[20] = "baa"
+	train(at, -1)
+	fmt.Println(missing.Load(), "rows missing")
 	// Output:
-	// [purr purr woof]
-	// [purr woof]
-	// [woof purr]
-	// 3 queries, 2 rows missing
+	// epoch 0 [meow woof]
+	// epoch 0 [moo]
+	// epoch 1 [moo woof]
+	// epoch 1 [meow baa]
+	// 1 rows missing
 }
 
 // Remote shards that are kept on a local disk: the epochs after the first read
@@ -8326,16 +8366,18 @@ func ExampleOpener_cacheOnDisk() {
 	// epoch 2: "", failed: true
 }
 
-// A reopened reader opens an object again where a connection to it has broken.
-// Temporary says which errors it gets over; its user knows the store's client.
-// Five failures in a row, without a byte between them, are an error.
+// A reopened reader opens an object when its first byte is asked for, and again
+// where a connection has broken. Temporary says which errors it gets over, of
+// get and of bodies. Five failures in a row, without a byte between them, are
+// an error.
 type reopened struct {
 	ctx       context.Context
-	open      func(offset int64) (io.ReadCloser, error)
+	get       func(etag string, offset int64) (body io.ReadCloser, tag string, err error)
 	temporary func(error) bool
 	wait      time.Duration // after the first failure; then twice as long each time
 
 	object   io.ReadCloser // nil if it is to be opened at offset
+	etag     string        // of the first answer
 	offset   int64
 	failures int
 }
@@ -8344,7 +8386,10 @@ func (r *reopened) Read(p []byte) (n int, err error) {
 	for {
 		err = nil
 		if r.object == nil {
-			r.object, err = r.open(r.offset)
+			var tag string
+			if r.object, tag, err = r.get(r.etag, r.offset); err == nil && r.etag == "" {
+				r.etag = tag
+			}
 		}
 		if err == nil {
 			n, err = r.object.Read(p)
@@ -8387,25 +8432,50 @@ func (r *reopened) Close() (err error) {
 	return err
 }
 
-// The client of a store, of S3, GCS or Azure, as an Opener whose readers
-// survive broken connections. Without reopened each break costs the rest of its
-// shard, as one failed item. The first failure to open a shard is returned at
-// once, so that a missing one is known. All requests for one shard name the
-// version that the first answer had, since an object that is replaced meanwhile
-// would be continued in the middle of another; a store without versions or
-// ETags cannot prevent that.
+// The client of a store, of S3, GCS or Azure, as an Opener that survives broken
+// connections and a store that is away for up to 31 seconds. Without reopened
+// each break costs the rest of its shard, as one failed item, and a store that
+// is away costs whole shards. What is not temporary, such as a shard that is
+// missing, is an error at once. All requests for one shard name the version
+// that the first answer had, since an object that is replaced meanwhile would
+// be continued in the middle of another; a store without versions or ETags
+// cannot prevent that. Copy the type reopened, too, which stands before this
+// Example. (tarEntries and breaksAfter are only for the store here.)
+//
+// With github.com/minio/minio-go/v7, get sets opts.SetRange(offset, 0) if
+// offset is not 0, and opts.SetMatchETag(etag) if etag is not empty, and calls
+// minio.Core.GetObject, whose ObjectInfo has the ETag. Temporary is
+//
+//	code := minio.ToErrorResponse(err).StatusCode // 0 if there was no answer
+//	return code == 0 || code == 408 || code == 429 || code >= 500
+//
+// With github.com/aws/aws-sdk-go-v2/service/s3, get passes Range, "bytes=5-"
+// for the offset 5, and IfMatch to Client.GetObject. Temporary is
+//
+//	var answer *http.ResponseError // of github.com/aws/smithy-go/transport/http
+//	code := 0                      // as in an answer that has not come
+//	if errors.As(err, &answer) {
+//		code = answer.HTTPStatusCode()
+//	}
+//	return code == 0 || code == 408 || code == 429 || code >= 500
 func ExampleOpener_reopen() {
 	shard := tarEntries("cat.txt=" + strings.Repeat("purr", 1000)) // a tar file with one record
-	errReset := errors.New("the connection was reset")
+	errReset, errMissing := errors.New("the connection was reset"), errors.New("no such object")
 	requests := 0
-	// get is the store's client. Here each connection breaks after 1,500 bytes.
+	// get is the store's client. Here it has no connection at first, and each
+	// connection breaks after 1,500 bytes.
 	get := func(
 		_ context.Context, name, etag string, offset int64,
 	) (body io.ReadCloser, tag string, err error) {
-		if etag != "" && etag != "v1" {
-			return nil, "", fmt.Errorf("%s has another version than %s", name, etag)
-		}
 		requests++
+		switch {
+		case name != "s3://bucket/train.tar":
+			return nil, "", errMissing
+		case etag != "" && etag != "v1":
+			return nil, "", fmt.Errorf("%s has another version than %s", name, etag)
+		case requests < 3:
+			return nil, "", errReset
+		}
 		rest := shard[offset:]
 		if len(rest) <= 1500 {
 			return io.NopCloser(bytes.NewReader(rest)), "v1", nil
@@ -8414,29 +8484,28 @@ func ExampleOpener_reopen() {
 		return io.NopCloser(breaks), "v1", nil
 	}
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-		object, etag, err := get(ctx, name, "", offset)
-		if err != nil {
-			return nil, err
-		}
 		return &reopened{
-			ctx: ctx, object: object, offset: offset,
-			open: func(offset int64) (io.ReadCloser, error) {
-				object, _, err := get(ctx, name, etag, offset)
-				return object, err
+			ctx: ctx, offset: offset,
+			get: func(etag string, offset int64) (io.ReadCloser, string, error) {
+				return get(ctx, name, etag, offset)
 			},
 			temporary: func(err error) bool { return errors.Is(err, errReset) },
 			wait:      time.Millisecond, // time.Second for a server
 		}, nil
 	}
-	records, err := Tar([]string{"s3://bucket/train.tar"}, TarOptions{Open: open})
+	shards := []string{"s3://bucket/train.tar", "s3://bucket/missing.tar"}
+	records, err := Tar(shards, TarOptions{Open: open})
 	if err != nil {
 		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
-		size := len(r.Get("txt"))
-		fmt.Printf("%s: %d bytes, %v, requests so far: %d\n", r.Key, size, err, requests)
+		missing := errors.Is(err, errMissing)
+		fmt.Printf("%q: %d bytes, requests so far: %d, missing: %v\n",
+			r.Key, len(r.Get("txt")), requests, missing)
 	}
-	// Output: cat: 4000 bytes, <nil>, requests so far: 4
+	// Output:
+	// "cat": 4000 bytes, requests so far: 6, missing: false
+	// "": 0 bytes, requests so far: 7, missing: true
 }
 
 // A private bucket of S3, read by presigned URLs (AWS: Authenticating Requests:
