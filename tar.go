@@ -283,9 +283,10 @@ func (s *tarState) rankIndex() int { return s.index }
 // many records as a shard has, or more. To read k shards at once, which mixes
 // better and opens them in one round trip, Mix the streams of Rank{0, k} to
 // Rank{k-1, k}, and shuffle the mix. If each of several ranks has 32 such
-// readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. If there are
-// fewer shards than ranks, Tar returns an error: leave TarOptions.Rank out, and
-// deal records with Stream.Shard.
+// readers, reader k of a rank is Rank{32*rank + k, 32*ranks}. Readers of remote
+// shards hold a connection each, all the time. If there are fewer shards than
+// ranks, Tar returns an error: leave TarOptions.Rank out, and deal records with
+// Stream.Shard.
 //
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
@@ -1154,7 +1155,8 @@ func sumHeader(b []byte) int64 {
 // ctx has ended.
 //
 // Other stores need other Openers. Requests are made with http.DefaultClient,
-// whose Transport may add headers, as in ExampleOpenShard_bearerToken.
+// whose Transport may add headers, as in ExampleOpenShard_bearerToken. Nothing
+// else shows what is asked for again: wrap the Transport to log or count it.
 // OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
