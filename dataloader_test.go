@@ -123,6 +123,7 @@ import (
 	"testing/iotest"
 	"testing/synctest"
 	"time"
+	"unicode"
 	"weak"
 )
 
@@ -1700,7 +1701,8 @@ func (o ordered) String() string { return fmt.Sprint(o.Sampler, " of ", o.versio
 // cursor again, because a refusal may be due to a source that fails for a
 // moment. Then it begins the epoch again. A *SampleError is asked for first:
 // its cause may be a cursor that a loop in Get has refused. A truncated file
-// fails before, in json.Unmarshal, with an error that is no ErrCursor.
+// fails before, in json.Unmarshal, with an error that is no ErrCursor. Copy the
+// type ordered, too, which stands before this Example.
 func ExampleErrCursor() {
 	state := json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)
 	at := Cursor{Epoch: 6, Pos: 2, State: state} // from a file
@@ -2483,8 +2485,8 @@ func Example_datasetOfYourOwn() {
 }
 
 // checkDataset in dataloader_test.go tests a data set of your own, in a test
-// file in this folder. Here Get reads every sample into the same buffer, so all
-// samples of a batch would be the last one.
+// file in this folder. It uses contents and writeContents. Here Get reads every
+// sample into the same buffer, so all samples of a batch would be the last one.
 func ExampleDataset() {
 	file := strings.NewReader("abcdef")
 	buffer := make([]byte, 2)
@@ -4523,7 +4525,7 @@ func (m mixture) Order(epoch int) func(pos int) int {
 // drawn with replacement. The seed that draws the data set is not the one that
 // draws the sample: equal seeds would draw both with one random number. Weights
 // count samples; for shares of tokens divide each by its data set's mean
-// length.
+// length. Copy the type mixture, too, which stands before this Example.
 func ExampleSampler_mixture() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []Dataset[int]              // a sample says of which data set it is
@@ -4569,7 +4571,8 @@ func ExampleSampler_mixture() {
 // sample of a small data set comes again only when all of that set have come,
 // also across epochs; where two passes meet, it may be twice in a batch. Each
 // batch is a function of its number, so an epoch resumes anywhere, and each
-// rank gets whole batches.
+// rank gets whole batches. Copy the type mixture, too, which stands before
+// ExampleSampler_mixture.
 func ExampleBatches_quota() {
 	const steps, seed = 4, 1 // steps batches in an epoch
 	parts := []Dataset[string]{
@@ -6351,7 +6354,7 @@ func ExampleTar() {
 }
 
 // OpenTar reads the records of shards by index, so a loader can shuffle all of
-// them.
+// them. (tarEntries and must make the shards here.)
 func ExampleOpenTar() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -6419,6 +6422,7 @@ func ExampleTarWriter() {
 }
 
 // An Opener reads shards from any other store, here a file system in memory.
+// (tarEntries and must make the shards here.)
 func ExampleOpener() {
 	shard := tarEntries("cat.txt=meow") // a tar file with one record
 	store := fstest.MapFS{"bucket/train.tar": {Data: shard}}
@@ -6504,7 +6508,8 @@ func ExampleOpenShard_bearerToken() {
 // TarWriter, not compressed. Their index is made before the upload: where each
 // record is, and a checksum of its bytes and of the header behind them, with
 // which the next record begins. So a record that was replaced, or has another
-// file now, is an error. ExampleFunc_retry asks again.
+// file now, is an error. ExampleFunc_retry asks again. (tarEntries and must
+// make the shards here.)
 func ExampleFunc_remoteRecords() {
 	shard := tarEntries("cat.txt=purr", "cow.txt=moo") // a tar file with two records
 	folder := fstest.MapFS{"a.tar": {Data: shard}}
@@ -6786,7 +6791,8 @@ func ExampleImageTensor() {
 }
 
 // Images in a folder for each class become batches: Folder lists them,
-// Transform decodes them, and Stack puts them into one tensor.
+// Transform decodes them, and Stack puts them into one tensor. (digits and must
+// make the files here.)
 func Example_imageFolder() {
 	fsys := digits("train") // or os.DirFS("train")
 	files, classes, err := Folder(fsys, "**/*.png")
@@ -6968,7 +6974,8 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 // others in each epoch. Put in your own photos and numbers. For evaluation crop
 // the middle, and do not mirror. Here red is the column, blue the column from
 // the right and green the row, so the values of a sample tell where it comes
-// from.
+// from. Copy the functions and constants before this Example, too, from
+// imageSide, colorMean and colorStd to randomPart.
 func Example_imageAugmentation() {
 	heights := []int{200, 10}
 	// Open and decode a photograph.
@@ -7033,7 +7040,7 @@ func Example_imageAugmentation() {
 // counts items at a resume. A failed item is a record, or the rest of a shard,
 // whose connection may have broken: TarError.Rest tells them apart, and each
 // has a budget of its own. For many shards Expand lists the names, which may be
-// addresses.
+// addresses. (tarEntries and must make the shards here.)
 func Example_tarPipeline() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -7224,7 +7231,8 @@ func ExampleNewFunc_pixels() {
 // A model learns from the stream of tar shards: records that are shuffled,
 // decoded by several goroutines, and batched. Its cursor resumes in the middle
 // of a shard, of the shuffle and of an epoch. Then the same shards are a data
-// set, which tests what was learned.
+// set, which tests what was learned. (scatterDigits, digits, tarEntries and
+// must make the shards here.)
 func Example_trainingFromTar() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "shards")
@@ -8294,7 +8302,7 @@ func ExampleNewFunc_database() {
 // is kept. What is truncated, or does not fit, is read from the server in each
 // epoch, after an attempt to keep it. Nothing is removed, and a shard that is
 // replaced on the server is not noticed: give it a new name. Processes that are
-// killed leave files *.part.
+// killed leave files *.part. (tarEntries and must make the shards here.)
 func ExampleOpener_cacheOnDisk() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -8601,7 +8609,8 @@ func (s *signedShard) Read(p []byte) (int, error) {
 // the Transport of http.DefaultClient compares the ETags of its answers. A
 // store that sends none may join two versions; if it has versions, sign one of
 // them. Copy the types roundTrip, versionKey and signedShard, too, which stand
-// above. (cutWriter is only for the server here: it cuts an answer.)
+// above. (cutWriter, which cuts an answer, and tarEntries are only for the
+// server here.)
 func ExampleOpener_signedURLs() {
 	text := strings.Repeat("purr", 1<<18)
 	shard := tarEntries("cat.txt="+text, "dog.txt="+text) // a tar file with two records
@@ -8695,7 +8704,7 @@ func (c *cutWriter) Write(p []byte) (int, error) {
 // takes perReader records of each reader. Only a rank knows where its readers
 // stand, so each rank saves the cursors of its block, and a resume reads the
 // files of all ranks. A rank with many readers has as many shards open, and a
-// rank without one is an error.
+// rank without one is an error. (tarEntries and must make the shards here.)
 func ExampleTarOptions_elastic() {
 	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
@@ -9234,6 +9243,27 @@ func TestFormats(t *testing.T) {
 		}
 	})
 	equal(t, "the functions that pass a format on", passed, given)
+}
+
+// TestExampleHelpers checks that the comment of each Example names what it uses
+// of dataloader_test.go: whoever copies the Example must copy that, too.
+func TestExampleHelpers(t *testing.T) {
+	_, source := declared(t)
+	file := must(parser.ParseFile(token.NewFileSet(), "", source["dataloader_test.go"], parser.ParseComments))
+	for _, decl := range file.Decls {
+		example, ok := decl.(*ast.FuncDecl)
+		if !ok || !strings.HasPrefix(example.Name.Name, "Example") {
+			continue
+		}
+		words := strings.FieldsFunc(example.Doc.Text(), func(r rune) bool { return r != '_' && !unicode.IsLetter(r) })
+		ast.Inspect(example.Body, func(n ast.Node) bool {
+			name, ok := n.(*ast.Ident)
+			if ok && name.Obj != nil && name.Obj == file.Scope.Lookup(name.Name) && !slices.Contains(words, name.Name) {
+				t.Errorf("%s uses %s, which its comment does not name", example.Name, name.Name)
+			}
+			return true
+		})
+	}
 }
 
 // TestLesson checks testdata/lesson.md: each Predict has a Run, a Read and a
