@@ -125,8 +125,7 @@ func lowerField(field string) string {
 // ExampleOpener_reopen does so with the client of another store.
 //
 // ExampleOpener reads from another store, ExampleOpener_presigned from a
-// private bucket of S3, ExampleOpener_signedURLs asks for URLs that expire, and
-// ExampleOpener_cacheOnDisk keeps shards on disk.
+// private bucket of S3, and ExampleOpener_cacheOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order
