@@ -12718,7 +12718,7 @@ func TestOwners(t *testing.T) {
 	part := func(rank Rank) lists { return listed(0, 9).Shard(rank, UnevenTail) }
 	all := func(list []int) bool { return true }
 	for stage, of := range map[string]func(rank Rank) lists{
-		"Filter":    func(rank Rank) lists { return part(rank).Filter(all) },
+		"Filter": func(rank Rank) lists { return part(rank).Filter(all) },
 		"OnError": func(rank Rank) lists {
 			return Map(Zip(listed(0, 9), part(rank)), 0, joined).OnError(dropBad)
 		},
@@ -12727,6 +12727,7 @@ func TestOwners(t *testing.T) {
 		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), part(rank).Filter(all)) },
 		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
 		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
+		"Shard":     func(rank Rank) lists { return listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail) },
 		"Shuffle":   func(rank Rank) lists { return Chain(listed(0, 9).Shard(rank, PadTail), listed(0, 9)).Shuffle(3, 1) },
 		"OnError under UnevenTail": func(rank Rank) lists {
 			return loaded(9, Options{Rank: rank, Tail: UnevenTail, OnError: dropBad})
@@ -12737,8 +12738,12 @@ func TestOwners(t *testing.T) {
 			for k, of := range []func(rank Rank) lists{of, behind} {
 				at := cursors(t, of(Rank{1, 2}))[2]
 				for _, other := range []Rank{{0, 2}, {0, 1}, {1, 3}} {
-					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the ranks out of step: "+
-						"save one cursor for each rank, and resume as many ranks", other, stage)
+					owner, here := "{1 2}", fmt.Sprint(other)
+					if stage == "Shard" { // which deals, too
+						owner, here = "{0 2}{1 2}", "{0 2}"+here
+					}
+					want := fmt.Sprintf("made by rank %s, this is rank %s, and %s puts the ranks out of step: "+
+						"save one cursor for each rank, and resume as many ranks", owner, here, stage)
 					for _, from := range []Cursor{at, throughJSON(t, at)} {
 						err := ending(of(other).Run(t.Context(), &from))
 						saysAll(t, because(t, ErrCursor, err), want)
