@@ -12775,7 +12775,8 @@ func TestOwners(t *testing.T) {
 // that stages leave in step. Resumed on another number of ranks nothing is lost
 // and nothing comes twice, and the cursor of the only rank fits any number.
 func TestRanks(t *testing.T) {
-	tried := 0
+	tried, counts := 0, map[bool]int{}
+	defer func() { t.Logf("%d resumes were exact, %d refused", counts[false], counts[true]) }()
 	for _, deal := range rankDeals {
 		for k := range (len(rankStages) + 1) * (len(rankStages) + 1) {
 			first, second := k/(len(rankStages)+1), k%(len(rankStages)+1) // the last number is no stage
@@ -12791,7 +12792,7 @@ func TestRanks(t *testing.T) {
 					p := pipeline{
 						name: fmt.Sprintf("%s, n %d, tail %d", deal.name, n, tail),
 						of:   func(rank Rank) lists { return deal.of(n, rank, tail) },
-						tail: tail, inStep: deal.inStep.is(tail), whole: deal.whole,
+						tail: tail, inStep: deal.inStep.is(tail), whole: deal.whole, counts: counts,
 					}
 					for _, s := range []int{first, second} {
 						if s < len(rankStages) {
@@ -12821,9 +12822,10 @@ type pipeline struct {
 	name    string
 	of      func(rank Rank) lists
 	tail    Tail
-	inStep  bool // whether any rank's cursor fits all ranks
-	whole   bool // whether the items of all ranks do not depend on their number
-	rereads bool // whether the cursor of the only rank may be refused on several
+	inStep  bool         // whether any rank's cursor fits all ranks
+	whole   bool         // whether the items of all ranks do not depend on their number
+	rereads bool         // whether the cursor of the only rank may be refused on several
+	counts  map[bool]int // of resumes, by whether they were refused
 }
 
 // add puts a stage behind p.
@@ -12879,6 +12881,7 @@ func (p pipeline) checkSame(t *testing.T, what string, runs []rankRun, index, k 
 		if refused && (other == index || p.inStep) || !slices.Equal(got, want) {
 			t.Fatalf("%s, at rank %d:\n got %q, refused %t\nwant %q", what, other, got, refused, want)
 		}
+		p.counts[refused]++
 	}
 }
 
@@ -12896,6 +12899,7 @@ func (p pipeline) checkOther(t *testing.T, what string, before, after []rankRun,
 		if refused {
 			mayBe := len(before) > 1 || p.rereads
 			failIf(t, !mayBe, "%s: refused on %d ranks", what, len(after))
+			p.counts[true]++
 			return
 		}
 		got = append(got, rest...)
@@ -12905,6 +12909,7 @@ func (p pipeline) checkOther(t *testing.T, what string, before, after []rankRun,
 		got, want = slices.Compact(got), slices.Compact(want)
 	}
 	equal(t, fmt.Sprintf("%s, on %d ranks", what, len(after)), got, want)
+	p.counts[false]++
 }
 
 // resumeInWords is resume without a refusal at the end, and whether there was
