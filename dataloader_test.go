@@ -12758,6 +12758,11 @@ func TestOwners(t *testing.T) {
 			}
 		})
 	}
+	for _, err := range loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(every).Epoch(t.Context(), 0) {
+		if bad := (*SampleError)(nil); errors.As(err, &bad) {
+			equal(t, "the batch and the sample that failed", [2]int{bad.Batch, bad.Index}, [2]int{2, 5})
+		}
+	}
 	opts := Options{Rank: Rank{1, 2}, Tail: UnevenTail, OnError: dropBad}
 	loader := func(index int) *DataLoader[[]int] {
 		opts.Rank.Index = index
