@@ -141,9 +141,10 @@ type TarOptions struct {
 	// If all ranks must take the same number of steps, let an epoch be k
 	// records of each rank: records.Repeat(0).Take(k).
 	//
-	// Each rank saves its own cursor and resumes from it, because no other rank
-	// knows how far its shards are read. ExampleTarOptions_elastic shows how
-	// the number of ranks may change.
+	// Each rank saves its own cursor and resumes from it. Another rank, which
+	// does not know how far these shards are read, refuses it; but Chain and
+	// Mix do not open a Tar that has ended, so they cannot tell whose it was.
+	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Rank Rank
 
 	// Fields are the fields to read, in any case; files with other fields are
