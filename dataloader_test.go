@@ -5841,10 +5841,10 @@ func ExampleStream_slowStage() {
 // errors instead of other data. Go's version and the machine's are in it
 // because image/jpeg and floating-point sums may differ between them.
 //
-// Without workers nothing runs between two requests, so a server that dies,
-// also by kill -9, loses nothing. A Get that hangs and does not watch its
-// context keeps its place: see ExampleFunc_hang. There is no authentication and
-// no TLS: listen on localhost, or behind a proxy that has them.
+// A server keeps nothing from one request to the next, so nothing is lost if it
+// is killed. A Get that hangs, and does not watch its context, keeps a place of
+// atOnce: see ExampleFunc_hang. There is no authentication and no TLS: listen
+// on localhost, or behind a proxy that has them.
 func ExampleDataLoader_Batch_served() {
 	data := Func(100, func(ctx context.Context, i int) (int64, error) {
 		if i == 99 {
@@ -5898,7 +5898,9 @@ func ExampleDataLoader_Batch_served() {
 // serveBatches returns the handler of a server: the steps of a training at
 // /batch/{step}, made of data by encode, and, at /ready, the number of steps in
 // an epoch. At most atOnce batches are in memory, in the making or on their
-// way. More than one for each CPU helps if loads wait for a disk or a network.
+// way; whoever comes later waits. More than one for each CPU helps if loads
+// wait for a disk or a network. Batch has all of them in Worker -1, so keep
+// decoders in a sync.Pool.
 //
 // Every response has a tag: a hash of all that a batch depends on. A sampler of
 // your own needs a String method that describes it. A request with another tag
@@ -6255,18 +6257,18 @@ func (c *batchClient) try(ctx context.Context, path string, body *bytes.Buffer) 
 	if c.tag == "" && resp.StatusCode == http.StatusOK { // of ready, before any batch
 		c.tag = tag
 	}
-	text := fmt.Sprintf("%s: %s: %.1000s", path, resp.Status, body)
+	ours := tag != "" && tag == c.tag
+	if ours && resp.StatusCode == http.StatusOK {
+		return nil
+	}
+	text := fmt.Sprintf("%s: %s: %.1000s", path, resp.Status, body.Bytes())
 	switch {
 	case resp.StatusCode/100 == 4:
 		return fmt.Errorf("%w: %s", errRefused, text)
-	case tag == "" || tag != c.tag:
-		return errors.New("no server of batches: " + text)
-	case resp.StatusCode == http.StatusInternalServerError:
+	case ours && resp.StatusCode == http.StatusInternalServerError:
 		return fmt.Errorf("%w: %s", errServed, text)
-	case resp.StatusCode != http.StatusOK:
-		return errors.New(text)
 	}
-	return nil
+	return fmt.Errorf("no server answers: %s", text)
 }
 
 // ## tar.go: shards
@@ -11378,9 +11380,10 @@ func TestServeBatches(t *testing.T) {
 		conn, resp := ask(f, path)
 		must(io.Copy(io.Discard, resp.Body))
 		conn.Close()
+		failIf(t, resp.ContentLength < 1, "%s: the length is %d", path, resp.ContentLength)
 		return resp.StatusCode
 	}
-	var fresh atomic.Int64 // batches that were built in no memory
+	var fresh, active atomic.Int64 // batches that were built in no memory, and requests under way
 	encode := func(dst []byte, samples []int) ([]byte, error) {
 		if dst == nil {
 			fresh.Add(1)
@@ -11390,7 +11393,12 @@ func TestServeBatches(t *testing.T) {
 	row := func(name string, data Dataset[int], atOnce int, test func(t *testing.T, f *fleet)) {
 		runRowInBubble(t, name, func(t *testing.T) {
 			fresh.Store(0)
-			test(t, startFleet(t, must(serveBatches(data, encode, Options{}, "1", atOnce))))
+			handler := must(serveBatches(data, encode, Options{}, "1", atOnce))
+			test(t, startFleet(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				active.Add(1)
+				defer active.Add(-1)
+				handler.ServeHTTP(w, r)
+			})))
 		})
 	}
 	row("statuses", failing(3, 2), 1, func(t *testing.T, f *fleet) {
@@ -11418,16 +11426,20 @@ func TestServeBatches(t *testing.T) {
 		equal(t, "one more", status(f, "/batch/2"), 200)
 		equal(t, "batches in new memory", fresh.Load(), 2)
 	})
-	row("a client that goes away", &probe{n: 9, takes: slow}, 1, func(t *testing.T, f *fleet) {
+	row("clients that go away", &probe{n: 9, takes: slow}, 1, func(t *testing.T, f *fleet) {
 		start := time.Now()
+		var conns []net.Conn
 		for path := range strings.FieldsSeq("/batch/0 /batch/1 /batch/2") { // one loads, two wait
-			conn := must(f.dial(t.Context(), "", ""))
-			must(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path))
+			conns = append(conns, must(f.dial(t.Context(), "", "")))
+			must(fmt.Fprintf(conns[len(conns)-1], "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path))
 			synctest.Wait()
-			conn.Close()
 		}
-		equal(t, "another", status(f, "/batch/3"), 200)
-		equal(t, "time", time.Since(start), 30*time.Second)
+		for left := 2; left >= 0; left-- {
+			conns[left].Close()
+			synctest.Wait()
+			equal(t, "requests under way", int(active.Load()), left)
+		}
+		equal(t, "time", time.Since(start), 0)
 	})
 	row("two at once", &probe{n: 9, takes: slow}, 2, func(t *testing.T, f *fleet) {
 		start := time.Now()
