@@ -11215,6 +11215,7 @@ func (f *fleet) served(t *testing.T, tag string, from, to int, opts Options) (al
 			break
 		}
 	}
+	equal(t, "the context after a break", ctx.Err(), nil)
 	return all, client
 }
 
@@ -11289,7 +11290,7 @@ func TestServed(t *testing.T) {
 		first("a proxy without a server", time.Second, "/batch/5", says(502, "")),
 		first("a proxy that fails itself", time.Second, "/batch/5", says(500, "")),
 		first("a page of somebody else", time.Second, "/batch/5", says(200, `"x"`)),
-		one("a batch that fails for ever", -1, skipping(1, 5, 8), func() http.Handler { return serveInts(failing(7, 3), opts) }),
+		one("a batch that fails for ever", 6*time.Second, skipping(1, 5, 8), func() http.Handler { return serveInts(failing(7, 3), opts) }),
 		{"no server", 45 * time.Second, []string{"error"}, func() []http.Handler { return nil }},
 		one("a server that always hangs", 645*time.Second, []string{"error"}, func() http.Handler { return http.HandlerFunc(hang) }),
 		one("a server that is none", 0, []string{"error"}, http.NotFoundHandler),
@@ -11302,7 +11303,44 @@ func TestServed(t *testing.T) {
 			failIf(t, c.takes >= 0 && time.Since(start) != c.takes, "it takes %v, want %v", time.Since(start), c.takes)
 		})
 	}
+	inBubble(t, func(t *testing.T) { // one connection, first to a server that fails from step 5 on
+		sound = serveInts(numbers(7), opts)
+		fleet := startFleet(t, sound, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/path/batch/5" {
+				says(503, "")(w, r)
+			} else {
+				sound.ServeHTTP(w, r)
+			}
+		}))
+		got, _ := fleet.served(t, "", 0, len(want), Options{})
+		equal(t, "steps with another connection", got, want)
+	})
 }
+
+// TestServedArrays checks that an array is what Decode reads, that cutArray
+// cuts it off again, and that neither takes what is damaged.
+func TestServedArrays(t *testing.T) {
+	first := must(appendArray(nil, []int{2, 3}, []float32{1, 2}, []float32{3, 4, 5, 6}))
+	want := Tensor[float32]{[]float32{1, 2, 3, 4, 5, 6}, []int{2, 3}}
+	equal[any](t, "decoded", must(Decode("npy", first)), want)
+	both := must(appendArray(slices.Clone(first), []int{1}, []bool{true}))
+	got, rest, err := cutArray(Tensor[float32]{}, both)
+	equal(t, "error", err, nil)
+	equal(t, "the first", got, want)
+	equal(t, "the second", must(appendArray(make([]byte, len(first)), []int{1}, []bool{true}))[len(first):], rest)
+	equal(t, "where its data are, from a multiple of 64 on", (len(both)-1)%64, 0)
+	for n := range first {
+		failIf(t, errorOf2(cutArray(got, first[:n])) == nil, "%d bytes are an array", n)
+	}
+	huge := bytes.Replace(first, []byte("(2,3,)"), []byte("(8,8,8,8,8,8,)"), 1)
+	failIf(t, errorOf2(cutArray(got, huge)) == nil, "a shape without data")
+	failIf(t, errorOf2(cutArray(Tensor[int32]{}, first)) == nil, "floats as integers")
+	saysAll(t, errorOf(appendArray(nil, []int{2, 2}, []uint8{1, 2, 3})), "the shape [2 2] does not fit 3 elements")
+	failIf(t, errorOf(appendArray(nil, []int{1}, []int{1})) == nil, "elements of no fixed size")
+}
+
+// errorOf2 is the error of a call with three results.
+func errorOf2[T, U any](_ T, _ U, err error) error { return err }
 
 // TestServedTags checks that servers have the same tag only if they have the
 // same batches, and that a client whose servers are replaced by others ends its
