@@ -1,3 +1,5 @@
+// This copy is of 24 November 2026.
+
 // Package dataloader loads samples for machine learning: shuffled, in batches,
 // by several goroutines at once, in an order that depends only on a seed and
 // the epoch. It is PyTorch's DataLoader for Go. (It is not the batcher of

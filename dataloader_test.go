@@ -6677,7 +6677,7 @@ func ExampleDecode_npz() {
 	var file bytes.Buffer // as np.savez("train.npz", x=x, y=y) writes it
 	w := zip.NewWriter(&file)
 	for name, array := range map[string]string{
-		"x.npy": npy(1, "'<f2'", "False", "(3, 2)", "\x00\x00\x00\x38\x00\x3c\x00\x3e\x00\x40\x00\xc0"),
+		"x.npy": npy(1, "'<f2'", "False", "(3, 2)", "\x00\x00\x008\x00<\x00>\x00@\x00\xc0"),
 		"y.npy": npy(1, "'<i8'", "False", "(3,)", "\x07"+strings.Repeat("\x00", 23)),
 	} {
 		entry, err := w.Create(name)
