@@ -7642,7 +7642,10 @@ func ExampleUnbatch_wholeDocuments() {
 		for ; len(d) > length; d = d[length-1:] {
 			parts = append(parts, d[:length])
 		}
-		return append(parts, d), nil
+		if len(d) > 1 { // otherwise it has no target
+			parts = append(parts, d)
+		}
+		return parts, nil
 	}
 	pack := func(_ context.Context, docs []doc) (rows [][]doc, err error) {
 		slices.SortStableFunc(docs, func(a, b doc) int { return len(b) - len(a) })
@@ -7681,7 +7684,7 @@ func ExampleUnbatch_wholeDocuments() {
 		return b, nil
 	}
 
-	texts := Slice[doc]{{11, 12, 13}, {21, 22, 23, 24, 25, 26, 27, 28, 29}, {31, 32}}
+	texts := Slice[doc]{{11, 12, 13}, {}, {21, 22, 23, 24, 25, 26, 27, 28, 29}, {31, 32}}
 	docs := Map(Indices(Sequential(len(texts))), 2, texts.Get) // Random shuffles them
 	parts := Unbatch(Map(docs, 0, divide))
 	rows := Unbatch(Map(Batch(parts, together, List[doc]), 2, pack))
