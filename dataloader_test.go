@@ -7918,6 +7918,99 @@ func Example_jsonLinesGzip() {
 	// Output: {} the rest of 2.jsonl.gz {e}{b}{e}{d}{c}{d}{a}
 }
 
+// TFRecord files, as TensorFlow writes them. A record is its length in 8 bytes,
+// a sum of these, the data, and a sum of them: a CRC-32C that is rotated, plus
+// a constant. A record with a wrong sum is a failed item. A length with a wrong
+// sum, or a truncated file, costs the rest of the file, also as one item, since
+// nobody knows where the next record begins. A resume reads the file again, up
+// to its place. Most records are messages tf.Example: decode them with a
+// package for protocol buffers in a Map. Several files are mixed as in
+// Example_jsonLinesGzip.
+func ExampleFromSeq_tfrecord() {
+	castagnoli := crc32.MakeTable(crc32.Castagnoli)
+	masked := func(data []byte) uint32 {
+		return bits.RotateLeft32(crc32.Checksum(data, castagnoli), 17) + 0xa282ead8
+	}
+	read := func(file *bufio.Reader) (data []byte, sound bool, err error) {
+		var head [12]byte
+		if _, err := io.ReadFull(file, head[:]); err != nil {
+			return nil, false, err // io.EOF at the end
+		}
+		length := binary.LittleEndian.Uint64(head[:])
+		if binary.LittleEndian.Uint32(head[8:]) != masked(head[:8]) || length > 1<<30 {
+			return nil, false, fmt.Errorf("no TFRecord, or damaged: % x", head)
+		}
+		data = make([]byte, length+4)
+		if _, err := io.ReadFull(file, data); err != nil {
+			return nil, false, io.ErrUnexpectedEOF
+		}
+		sum := binary.LittleEndian.Uint32(data[length:])
+		return data[:length], sum == masked(data[:length]), nil
+	}
+	records := func(fsys fs.FS, name string) Stream[[]byte] {
+		return FromSeq(func(context.Context, int) iter.Seq2[[]byte, error] {
+			return func(yield func([]byte, error) bool) {
+				file, err := fsys.Open(name)
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				defer file.Close()
+				r := bufio.NewReaderSize(file, 1<<20)
+				for k := 0; ; k++ {
+					data, sound, err := read(r)
+					if err == io.EOF {
+						return
+					}
+					if err != nil {
+						yield(nil, fmt.Errorf("%s, record %d: %w", name, k, err))
+						return
+					}
+					if !sound {
+						data, err = nil, fmt.Errorf("%s, record %d: its sum is wrong", name, k)
+					}
+					if !yield(data, err) {
+						return
+					}
+				}
+			}
+		})
+	}
+
+	// An empty record as TensorFlow writes it, and four of our own.
+	content := "\x00\x00\x00\x00\x00\x00\x00\x00\x29\x03\x98\x07\xd8\xea\x82\xa2"
+	for _, text := range []string{"cat", "cow", "dog", "rat"} {
+		frame := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+		frame = binary.LittleEndian.AppendUint32(frame, masked(frame))
+		frame = binary.LittleEndian.AppendUint32(append(frame, text...), masked([]byte(text)))
+		content += string(frame)
+	}
+	content = strings.Replace(content, "cow", "cew", 1) // damaged
+	fsys := fstest.MapFS{                               // or os.DirFS
+		"a": {Data: []byte(content[:len(content)-1])}, // truncated
+		"b": {Data: []byte("another file")},
+	}
+	for _, name := range []string{"a", "b"} {
+		for data, err := range records(fsys, name).Epoch(context.Background(), 0) {
+			var bad *SampleError
+			if errors.As(err, &bad) {
+				fmt.Println(bad.Err)
+			} else if err != nil {
+				log.Fatal(err)
+			} else {
+				fmt.Printf("%q\n", data)
+			}
+		}
+	}
+	// Output:
+	// ""
+	// "cat"
+	// a, record 2: its sum is wrong
+	// "dog"
+	// a, record 4: unexpected EOF
+	// b, record 0: no TFRecord, or damaged: 61 6e 6f 74 68 65 72 20 66 69 6c 65
+}
+
 // A CSV file that is larger than memory: csv.Reader says where each record
 // begins, since line breaks may stand between quotes, and Get parses its
 // record. Get takes a bufio.Reader from a pool, because csv.NewReader would
