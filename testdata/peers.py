@@ -2,11 +2,12 @@
 
     pip install torch torchvision torchdata webdataset Pillow numpy
     pip install simplejpeg opencv-python-headless
+    pip install tensorflow-cpu mlx-data    (compiled loaders; large, so they are not needed for the other rows)
     python3 testdata/peers.py
 
 A row whose package is not installed says so. The last column names the benchmark of this package that does the same work:
 run both in turn, on a machine that does nothing else. Each figure is the median of several rounds, after a round that
-does not count. All data are made here. The whole takes about half a minute.
+does not count. All data are made here. The whole takes about a minute.
 """
 
 import importlib.metadata
@@ -58,6 +59,90 @@ def rows_of_memory():
         for w in (0, 2)
     )
     return f"`DataLoader`: {duration(inline)} a row; with 2 workers {duration(workers)}"
+
+
+def rows_at_once():
+    """the same, with a data set that has __getitems__"""
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    torch.set_num_threads(1)
+    n = 60_000
+    rows = torch.arange(n * 784, dtype=torch.float32).reshape(n, 784)
+
+    class Rows(Dataset):
+        def __len__(self):
+            return n
+
+        def __getitems__(self, indices):
+            return rows[indices]
+
+    loader = DataLoader(Rows(), batch_size=64, shuffle=True, collate_fn=lambda batch: batch)
+    return f"`__getitems__`: {duration(median(lambda: drain(loader), rounds=3) / n)} a row"
+
+
+def tensorflow():
+    """Imports TensorFlow without its messages, on the CPU."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import tensorflow
+
+    return tensorflow
+
+
+def rows_by_tf():
+    """the same, by tf.data: a permutation of the indices, and a gather of each batch"""
+    tf = tensorflow()
+    n = 60_000
+    rows = tf.reshape(tf.range(n * 784, dtype=tf.float32), (n, 784))
+
+    def epoch(parallel):
+        indices = tf.data.Dataset.from_tensor_slices(tf.random.shuffle(tf.range(n)))
+        return indices.batch(64).map(lambda batch: tf.gather(rows, batch), num_parallel_calls=parallel)
+
+    inline, parallel = (duration(median(lambda: drain(epoch(p)), rounds=3) / n) for p in (None, 2))
+    return f"tf.data: {inline} a row; 2 in parallel {parallel}"
+
+
+def rows_by_mlx():
+    """the same, by mlx-data"""
+    import mlx.data
+    import numpy
+
+    n = 60_000
+    rows = numpy.arange(n * 784, dtype=numpy.float32).reshape(n, 784)
+    buffer = mlx.data.buffer_from_vector([{"row": row} for row in rows])
+    inline = median(lambda: drain(buffer.shuffle().batch(64)), rounds=3) / n
+    ahead = median(lambda: drain(buffer.shuffle().to_stream().batch(64).prefetch(4, 2)), rounds=3) / n
+    return f"mlx-data: {duration(inline)} a row; with 2 threads {duration(ahead)}"
+
+
+def shuffle_by_tf():
+    """Shuffle(10,000) of a stream of numbers, by tf.data"""
+    tf = tensorflow()
+    n = 200_000
+
+    def epoch(shuffled):  # in batches, because Python would take most of the time
+        numbers = tf.data.Dataset.range(n)
+        return (numbers.shuffle(10_000) if shuffled else numbers).batch(1000)
+
+    added = median(lambda: drain(epoch(True))) - median(lambda: drain(epoch(False)))
+    return f"tf.data: {duration(added / n)} an item"
+
+
+def shuffle_by_mlx():
+    """the same, by mlx-data"""
+    import mlx.data
+
+    n = 200_000
+    numbers = mlx.data.buffer_from_vector([{"x": i} for i in range(n)])
+
+    def epoch(shuffled):
+        stream = numbers.to_stream()
+        return (stream.shuffle(10_000) if shuffled else stream).batch(1000)
+
+    added = median(lambda: drain(epoch(True)), rounds=3) - median(lambda: drain(epoch(False)), rounds=3)
+    return f"mlx-data: {duration(added / n)} an item"
 
 
 def resume():
@@ -128,6 +213,22 @@ def mixture():
         return duration(median(lambda: drain(MultiNodeWeightedSampler(nodes, {key: 1.0 for key in nodes}))) / n)
 
     return f"torchdata.nodes: {item(2)}, {item(100)} and {item(1000)} an item"
+
+
+def mixture_by_tf():
+    """the same of 2 and 100 sources, by tf.data: choose_from_datasets, with draws of many at a time"""
+    tf = tensorflow()
+    n = 50_000
+
+    def item(count):
+        def epoch():
+            sources = [tf.data.Dataset.range(n).repeat() for _ in range(count)]
+            draws = tf.data.Dataset.from_tensor_slices(tf.random.uniform((n,), 0, count, tf.int64))
+            return tf.data.Dataset.choose_from_datasets(sources, draws).batch(1000)
+
+        return duration(median(lambda: drain(epoch()), rounds=3) / n)
+
+    return f"tf.data: {item(2)} and {item(100)} an item"
 
 
 def packing():
@@ -216,6 +317,29 @@ def images():
     return f"Pillow: {len(files) / median(decode):,.0f} images/s, of {size:.0f} KB"
 
 
+def files_by_tf():
+    """the same files, by tf.data: only the part is decoded, scaled, mirrored and normalised, one thread"""
+    tf = tensorflow()
+    files = jpeg_files() * 8
+    mean, std = tf.constant(MEAN) * 255, tf.constant(STD) * 255
+
+    def sample(file):
+        shape = tf.image.extract_jpeg_shape(file)
+        whole = tf.constant([[[0.0, 0, 1, 1]]])
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            shape, whole, aspect_ratio_range=(3 / 4, 4 / 3), area_range=(0.08, 1), use_image_if_no_bounding_boxes=True
+        )
+        part = tf.image.decode_and_crop_jpeg(file, tf.concat([begin[:2], size[:2]], 0), channels=3)
+        part = tf.image.random_flip_left_right(tf.image.resize(part, (224, 224)))
+        return (part - mean) / std
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    data = tf.data.Dataset.from_tensor_slices(files).map(sample).batch(32).with_options(options)
+    return f"tf.data: {duration(median(lambda: drain(data), rounds=3) / len(files))} a file"
+
+
 def recipe():
     """Returns what makes a sample for training of a photograph of Pillow's."""
     import torch
@@ -291,18 +415,25 @@ def main():
     print("| | Python | `go test -run '^$' -bench` |\n|---|---|---|")
     for measure, benchmark in (
         (rows_of_memory, "Rows/workers"),
+        (rows_at_once, "Rows/workers"),
+        (rows_by_tf, "Rows/workers"),
+        (rows_by_mlx, "Rows/workers"),
+        (shuffle_by_tf, "Streams/Shuffle"),
+        (shuffle_by_mlx, "Streams/Shuffle"),
         (resume, "Start/resumed"),
         (with_replacement, "Random/replace"),
         (half_without_replacement, "Random/half"),
         (few_without_replacement, "Random/few"),
         (map_stage, "Streams/Map"),
         (mixture, "Streams/Mix"),
+        (mixture_by_tf, "Streams/Mix"),
         (packing, "Packing"),
         (tar_shards, "Tar/PAX/stream"),
         (images, "Images/image-jpeg"),
         (augmentation, "Images/recipe"),
         (files_by_torchvision, "Images/image-jpeg"),
         (files_by_simplejpeg, "Images/image-jpeg"),
+        (files_by_tf, "Images/image-jpeg"),
     ):
         try:
             figures = measure()
@@ -312,6 +443,7 @@ def main():
     print()
     for package in (
         "torch", "torchvision", "torchdata", "webdataset", "Pillow", "simplejpeg", "opencv-python-headless", "numpy",
+        "tensorflow-cpu", "mlx-data",
     ):
         try:
             print(package, importlib.metadata.version(package))
