@@ -5844,7 +5844,8 @@ func ExampleStream_slowStage() {
 // A server keeps nothing from one request to the next, so nothing is lost if it
 // is killed. A Get that hangs, and does not watch its context, keeps a place of
 // atOnce: see ExampleFunc_hang. There is no authentication and no TLS: listen
-// on localhost, or behind a proxy that has them.
+// on localhost, or behind a proxy that has them. Copy serveBatches, serveUntil
+// and appendArray, too, which stand below.
 func ExampleDataLoader_Batch_served() {
 	data := Func(100, func(ctx context.Context, i int) (int64, error) {
 		if i == 99 {
@@ -6081,7 +6082,9 @@ func cutArray[E any](dst Tensor[E], body []byte) (_ Tensor[E], rest []byte, err 
 //
 // A batch that the servers cannot make is a SampleError, which a loop may skip.
 // Everything else that no attempt mends ends the loop, such as servers of
-// another order: a loop that skips would skip all batches.
+// another order: a loop that skips would skip all batches. Copy newBatchClient,
+// servedBatches, errServed and cutArray, too, which stand below. (serveBatches
+// and appendArray make the batches here.)
 func ExampleNewFunc_served() {
 	data := Func(20, func(ctx context.Context, i int) (int64, error) {
 		if i == 13 {
@@ -7083,6 +7086,7 @@ func Example_tarPipeline() {
 // Map has up to 8 × workers batches in flight, which is much for large ones; a
 // loader with OpenTar and NewFunc has Workers × Prefetch. A record that fails
 // fails its batch, unless decode leaves it out. Rand in decode is the batch's.
+// (tarEntries makes the shard here.)
 func ExampleMap_decodedBatches() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -7151,7 +7155,8 @@ func ExampleMap_decodedBatches() {
 // tenth of the time that image/jpeg takes, and a third of libjpeg-turbo's. But
 // the file is some 15 times as large as JPEG files. If it is mapped, it may be
 // larger than the memory. augment reads the part that it uses straight from the
-// file, and writes the sample straight into its batch.
+// file, and writes the sample straight into its batch. Copy mapped, augment,
+// randomPart and imageSide, too.
 func ExampleNewFunc_pixels() {
 	dir, err := os.MkdirTemp("", "pixels")
 	if err != nil {
