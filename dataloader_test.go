@@ -11403,6 +11403,12 @@ func TestServed(t *testing.T) {
 		one("a batch that fails for ever", 6*time.Second, skipping(1, 5, 8), func() http.Handler {
 			return serveInts(failing(7, 3), opts)
 		}),
+		one("a proxy that always fails", 45*time.Second, append(want[:5:5], "error"), func() http.Handler {
+			failing := http.NewServeMux()
+			failing.Handle("/", sound)
+			failing.HandleFunc("/path/batch/5", says(500, ""))
+			return failing
+		}),
 		{"no server", 45 * time.Second, []string{"error"}, func() []http.Handler { return nil }},
 		one("a server that always hangs", 645*time.Second, []string{"error"}, func() http.Handler {
 			return http.HandlerFunc(hang)
