@@ -33,8 +33,11 @@ package dataloader
 //	           TestRefusedCursors, TestReadAhead, TestResumes and
 //	           TestStreamsThatDie, if it has a state, reads ahead, reads again
 //	           or calls a function. If it reads again, it calls
-//	           stageState.checkReread. Five lists name the stages: the comments at
-//	           Stream, at Run (those that cannot know the last item), above
+//	           stageState.checkReread. If it can put ranks out of step, it
+//	           leaves a rankNote, and has rows in rankStages and TestOwners;
+//	           if it reads several sources, it calls askSources. Six lists
+//	           name the stages: the comments at Stream, at Run (those that
+//	           cannot know the last item), at Stream.Shard (the ranks), above
 //	           streamOf (the two kinds), at stageState (what N counts), and
 //	           the lesson's section Streams
 //	a sampler  a row in TestGoldenOrders and in TestBadSamplers; in
