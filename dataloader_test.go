@@ -8019,6 +8019,93 @@ func ExampleFromSeq_tfrecord() {
 	// b, record 0: no TFRecord, or damaged: 61 6e 6f 74 68 65 72 20 66 69 6c 65
 }
 
+// Megatron-LM's data: train.idx has the lengths and places of the sequences,
+// and train.bin their tokens, as int32 or uint16. The index must be as long as
+// it says, and the sequences must follow each other and fill train.bin, so
+// files that do not belong together, a truncated one and other types are
+// errors. A sample is a sequence, usually a document: pack them as in
+// ExampleUnbatch_wholeDocuments. An index takes 12 bytes a sequence in memory.
+func ExampleFunc_megatron() {
+	open := func(index []byte, bin io.ReaderAt, size int64) (Dataset[[]int32], error) {
+		const magic = "MMIDIDX\x00\x00"
+		var head struct {
+			Magic                [len(magic)]byte
+			Version              uint64
+			Type                 uint8
+			Sequences, Documents uint64
+		}
+		r := bytes.NewReader(index)
+		err := binary.Read(r, binary.LittleEndian, &head)
+		if err != nil || string(head.Magic[:]) != magic || head.Version != 1 {
+			return nil, errors.New("the index is no Megatron-LM index of version 1")
+		}
+		width, known := map[uint8]int64{4: 4, 8: 2}[head.Type]
+		if !known {
+			return nil, fmt.Errorf("the tokens' type is %d, want 4 (int32) or 8 (uint16)", head.Type)
+		}
+		n, left := head.Sequences, uint64(r.Len())
+		if n > left/12 || head.Documents > left/8 || 12*n+8*head.Documents != left {
+			return nil, fmt.Errorf("the index has %d bytes for %d sequences", left, n)
+		}
+		lengths, begins := make([]int32, n), make([]int64, n)
+		err = errors.Join(binary.Read(r, binary.LittleEndian, lengths),
+			binary.Read(r, binary.LittleEndian, begins))
+		if err != nil {
+			return nil, err
+		}
+		end := int64(0)
+		for i, length := range lengths {
+			if length < 0 || begins[i] != end {
+				return nil, fmt.Errorf("sequence %d does not begin where the last one ends", i)
+			}
+			end += width * int64(length)
+		}
+		if end != size {
+			return nil, fmt.Errorf("the index is of %d bytes of tokens, and there are %d", end, size)
+		}
+		return Func(int(n), func(_ context.Context, i int) ([]int32, error) {
+			data := make([]byte, width*int64(lengths[i]))
+			if n, err := bin.ReadAt(data, begins[i]); n < len(data) {
+				return nil, fmt.Errorf("sequence %d: %w", i, err)
+			}
+			tokens := make([]int32, lengths[i])
+			for k := range tokens {
+				if width == 2 {
+					tokens[k] = int32(binary.LittleEndian.Uint16(data[2*k:]))
+				} else {
+					tokens[k] = int32(binary.LittleEndian.Uint32(data[4*k:]))
+				}
+			}
+			return tokens, nil
+		}), nil
+	}
+
+	// In a program os.ReadFile("train.idx"), os.Open("train.bin") and its size.
+	index := []byte("MMIDIDX\x00\x00" + "\x01\x00\x00\x00\x00\x00\x00\x00" + "\x08" +
+		"\x02\x00\x00\x00\x00\x00\x00\x00" + "\x03\x00\x00\x00\x00\x00\x00\x00" +
+		"\x02\x00\x00\x00" + "\x01\x00\x00\x00" + // lengths
+		"\x00\x00\x00\x00\x00\x00\x00\x00" + "\x04\x00\x00\x00\x00\x00\x00\x00" + // begins
+		strings.Repeat("\x00", 24)) // the documents
+	const bin = "\x07\x00\xff\xff\x01\x02"
+	for _, bin := range []string{bin, bin[:4]} {
+		data, err := open(index, strings.NewReader(bin), int64(len(bin)))
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		for i := range data.Len() {
+			fmt.Println(data.Get(context.Background(), i))
+		}
+	}
+	_, err := open(index[:40], nil, 0)
+	fmt.Println(err)
+	// Output:
+	// [7 65535] <nil>
+	// [513] <nil>
+	// the index is of 6 bytes of tokens, and there are 4
+	// the index has 6 bytes for 2 sequences
+}
+
 // A CSV file that is larger than memory: csv.Reader says where each record
 // begins, since line breaks may stand between quotes, and Get parses its
 // record. Get takes a bufio.Reader from a pool, because csv.NewReader would
