@@ -8041,7 +8041,7 @@ func ExampleFunc_megatron() {
 		}
 		width, known := map[uint8]int64{4: 4, 8: 2}[head.Type]
 		if !known {
-			return nil, fmt.Errorf("the tokens' type is %d, want 4 (int32) or 8 (uint16)", head.Type)
+			return nil, fmt.Errorf("type %d of tokens, want 4 (int32) or 8 (uint16)", head.Type)
 		}
 		n, left := head.Sequences, uint64(r.Len())
 		if n > left/12 || head.Documents > left/8 || 12*n+8*head.Documents != left {
@@ -8061,7 +8061,7 @@ func ExampleFunc_megatron() {
 			end += width * int64(length)
 		}
 		if end != size {
-			return nil, fmt.Errorf("the index is of %d bytes of tokens, and there are %d", end, size)
+			return nil, fmt.Errorf("the index is of %d bytes of tokens, not of %d", end, size)
 		}
 		return Func(int(n), func(_ context.Context, i int) ([]int32, error) {
 			data := make([]byte, width*int64(lengths[i]))
@@ -8102,7 +8102,7 @@ func ExampleFunc_megatron() {
 	// Output:
 	// [7 65535] <nil>
 	// [513] <nil>
-	// the index is of 6 bytes of tokens, and there are 4
+	// the index is of 6 bytes of tokens, not of 4
 	// the index has 6 bytes for 2 sequences
 }
 
