@@ -1505,13 +1505,8 @@ type rankNote struct {
 	joins   bool // whether its cursors leave out sources that have ended
 	rereads bool // whether it does so only if a stage that joins is among its sources
 
-	behind *rankNote // of the next stage away from the source; nil for top
-	top    *rankNote // of the outermost stage; deals write only this one
-
-	parted  atomic.Bool // whether a deal has found the ranks out of step
-	asks    bool        // whether the deals are only asked for what follows
-	owner   string      // the ranks of all deals, in the order of the sources
-	parting string      // the first stage that puts the ranks out of step
+	behind *rankNote // of the next stage away from the source; nil for the outermost
+	top    *outermost
 }
 
 // noteKey is the key of a rankNote in a context.
@@ -1525,7 +1520,7 @@ func noteOf(ctx context.Context) *rankNote {
 
 // leaveNote returns the context for the sources of a stage.
 func leaveNote(ctx context.Context, n *rankNote) context.Context {
-	n.behind, n.top = noteOf(ctx), n
+	n.behind = noteOf(ctx)
 	if n.behind != nil {
 		n.top = n.behind.top
 	}
@@ -1539,7 +1534,7 @@ func openDeal(ctx context.Context, rank Rank, tail Tail) {
 		return
 	}
 	top, parting, joined := n.top, "", false
-	for ; n != top; n = n.behind {
+	for ; n != nil; n = n.behind {
 		parts := n.always || n.rereads && joined || !n.rereads && tail == UnevenTail
 		if parts && parting == "" {
 			parting = n.stage
@@ -1582,12 +1577,14 @@ type ownedState struct {
 	State any    `json:"state"` // of the stage
 }
 
-// An outermost is one loop of the outermost stage.
+// An outermost is one loop of the outermost stage. The deals write into it.
 type outermost struct {
-	ctx   context.Context
-	open  func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
-	note  rankNote
-	owner string // "" as long as the cursors fit all ranks
+	ctx     context.Context
+	open    func(ctx context.Context, from Cursor) // the stage, without its items
+	asks    bool                                   // whether the deals are only asked for their ranks
+	parted  atomic.Bool                            // whether a deal has found the ranks out of step
+	owner   string                                 // the ranks of all deals; "" if cursors fit all ranks
+	parting string                                 // the first stage that puts the ranks out of step
 }
 
 // begin begins the loop at a cursor. It returns the context and the cursor with
@@ -1603,23 +1600,23 @@ func (o *outermost) begin(from Cursor) (context.Context, Cursor, error) {
 		}
 		o.owner, from.State = saved.Owner, state
 	}
-	return leaveNote(o.ctx, &o.note), from, nil
+	return leaveNote(o.ctx, &rankNote{top: o}), from, nil
 }
 
 // ask asks the deals for their ranks. All stages open their sources for that,
 // with a context that has ended, so that nothing is read.
-func (o *outermost) ask(epoch int) *rankNote {
-	n := &rankNote{asks: true}
-	ctx, cancel := context.WithCancel(leaveNote(o.ctx, n))
+func (o *outermost) ask(epoch int) *outermost {
+	asked := &outermost{asks: true}
+	ctx, cancel := context.WithCancel(leaveNote(o.ctx, &rankNote{top: asked}))
 	cancel()
 	o.open(ctx, Cursor{Epoch: epoch})
-	return n
+	return asked
 }
 
 // sign puts the owner into the cursor of an item.
 func (o *outermost) sign(next *Cursor) {
-	if o.owner == "" && o.note.parted.Load() {
-		o.note.parted.Store(false)
+	if o.owner == "" && o.parted.Load() {
+		o.parted.Store(false)
 		o.owner = o.ask(next.Epoch).owner
 	}
 	if o.owner != "" {
