@@ -1042,7 +1042,8 @@ func (p *pass) checkCursor(from Cursor, s *loaderState) error {
 	case !outOfOrder && (s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	case s.Rank != nil && *s.Rank != p.deal.rank:
-		return from.refuseOwner(fmt.Sprint(*s.Rank), fmt.Sprint(p.deal.rank), "OnError under UnevenTail")
+		owner, here := fmt.Sprint(*s.Rank), fmt.Sprint(p.deal.rank)
+		return from.refuseOwner(owner, here, "OnError under UnevenTail")
 	}
 	for i, d := range s.Done {
 		before := p.done[i] // a span that touches it, or has step 0, would be part of it
@@ -1579,12 +1580,13 @@ type ownedState struct {
 
 // An outermost is one loop of the outermost stage. The deals write into it.
 type outermost struct {
-	ctx     context.Context
-	open    func(ctx context.Context, from Cursor) // the stage, without its items
-	asks    bool                                   // whether the deals are only asked for their ranks
-	parted  atomic.Bool                            // whether a deal has found the ranks out of step
-	owner   string                                 // the ranks of all deals; "" if cursors fit all ranks
-	parting string                                 // the first stage that puts the ranks out of step
+	ctx  context.Context
+	open func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
+
+	asks    bool        // whether the deals are only asked for their ranks
+	parted  atomic.Bool // whether a deal has found the ranks out of step
+	owner   string      // the ranks of all deals; "" if cursors fit all ranks
+	parting string      // the first stage that puts the ranks out of step
 }
 
 // begin begins the loop at a cursor. It returns the context and the cursor with
