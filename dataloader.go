@@ -1615,15 +1615,20 @@ func (o *outermost) ask(epoch int) *outermost {
 	return asked
 }
 
-// sign puts the owner into the cursor of an item.
-func (o *outermost) sign(next *Cursor) {
-	if o.owner == "" && o.parted.Load() {
+// mustSign reports whether cursors have an owner from now on.
+func (o *outermost) mustSign() bool { return o.owner != "" || o.parted.Load() }
+
+// sign returns the State of a cursor with its owner. There is none if a stage
+// of the user's does not open its source when ctx has ended.
+func (o *outermost) sign(next Cursor) any {
+	if o.owner == "" {
 		o.parted.Store(false)
 		o.owner = o.ask(next.Epoch).owner
 	}
-	if o.owner != "" {
-		next.State = &ownedState{o.owner, next.State}
+	if o.owner == "" {
+		return next.State
 	}
+	return &ownedState{o.owner, next.State}
 }
 
 // refuseOwner returns the error of a cursor that another rank has made.

@@ -701,8 +701,8 @@ func streamOf[T any](
 					if stopped {
 						return false
 					}
-					if top != nil {
-						top.sign(&item.Next)
+					if top != nil && top.mustSign() {
+						item.Next.State = top.sign(item.Next)
 					}
 					return yield(item, nil)
 				})
