@@ -1226,7 +1226,10 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
 	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		openDeal(ctx, l.deal.rank, l.deal.tail)
-		return l.items(ctx, from, &state)
+		if onlyAsked(ctx) {
+			return func(func(Item[B], error) bool) {}
+		}
+		return l.items(aside(ctx), from, &state)
 	}
 }
 
@@ -1281,8 +1284,18 @@ func (f *freshState) rankIndex() int {
 	case f.moved != nil:
 		last = f.moved.to
 	}
-	index := rankOf(last)
-	if s, ok := last.State.(*freshState); ok { // this stage counts anew what Shard has dealt
+	index := dealtIndex(last)
+	if index == 0 && f.stamp.by == "Zip" { // whose two moves are one item's
+		index = dealtIndex(f.moved.before.to)
+	}
+	return index
+}
+
+// dealtIndex is rankOf for a source's cursor, in a stage that counts anew what
+// Shard has dealt.
+func dealtIndex(c Cursor) int {
+	index := rankOf(c)
+	if s, ok := c.State.(*freshState); ok {
 		index = index*max(1, s.stamp.rank.Count) + s.stamp.rank.Index
 	}
 	return index
@@ -1528,6 +1541,19 @@ func leaveNote(ctx context.Context, n *rankNote) context.Context {
 	return context.WithValue(ctx, noteKey{}, n)
 }
 
+// onlyAsked reports whether a stream is opened only to ask the deals for their
+// ranks. A source then reads nothing.
+func onlyAsked(ctx context.Context) bool {
+	n := noteOf(ctx)
+	return n != nil && n.top.asks
+}
+
+// aside returns the context for user code. A stream that user code reads is no
+// source of the stage that has called it.
+func aside(ctx context.Context) context.Context {
+	return context.WithValue(ctx, noteKey{}, (*rankNote)(nil))
+}
+
 // openDeal tells the outermost stage that the deal of a rank has been opened.
 func openDeal(ctx context.Context, rank Rank, tail Tail) {
 	n := noteOf(ctx)
@@ -1542,10 +1568,14 @@ func openDeal(ctx context.Context, rank Rank, tail Tail) {
 		}
 		joined = joined || n.joins
 	}
-	if top.asks {
-		top.owner += fmt.Sprint(rank)
+	top.mu.Lock() // a stage of the user's may open its sources in goroutines
+	defer top.mu.Unlock()
+	switch {
+	case parting == "":
+	case top.asks:
+		top.ranks = append(top.ranks, rank)
 		top.parting = cmp.Or(top.parting, parting)
-	} else if parting != "" && rank.Count > 1 {
+	case rank.Count > 1:
 		top.parted.Store(true)
 	}
 }
@@ -1554,19 +1584,12 @@ func openDeal(ctx context.Context, rank Rank, tail Tail) {
 // other, if the deals are only asked for their ranks. A context that has ended
 // keeps the sources from yielding anything.
 func askSources[T any](ctx context.Context, epoch int, srcs ...Stream[T]) (asked bool) {
-	top := noteOf(ctx).top
-	if !top.asks {
+	if !onlyAsked(ctx) {
 		return false
 	}
 	for _, s := range srcs {
-		before := top.owner
-		top.owner = ""
 		for range s(ctx, Cursor{Epoch: epoch}) {
 		}
-		if strings.HasSuffix(before, top.owner) { // usually all sources have the same rank
-			top.owner = ""
-		}
-		top.owner = before + top.owner
 	}
 	return true
 }
@@ -1574,7 +1597,7 @@ func askSources[T any](ctx context.Context, epoch int, srcs ...Stream[T]) (asked
 // An ownedState is the State in a cursor of the outermost stage, if the cursor
 // has an owner.
 type ownedState struct {
-	Owner string `json:"owner"`
+	Owner string `json:"of rank"`
 	State any    `json:"state"` // of the stage
 }
 
@@ -1583,10 +1606,13 @@ type outermost struct {
 	ctx  context.Context
 	open func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
 
-	asks    bool        // whether the deals are only asked for their ranks
-	parted  atomic.Bool // whether a deal has found the ranks out of step
-	owner   string      // the ranks of all deals; "" if cursors fit all ranks
-	parting string      // the first stage that puts the ranks out of step
+	parted atomic.Bool // whether a deal has found the ranks out of step
+	owner  string      // whose cursors are made; "" if they fit all ranks
+
+	asks    bool // whether the deals are only asked for what follows
+	mu      sync.Mutex
+	ranks   []Rank // of the deals that are out of step, in the order of the sources
+	parting string // the first stage that puts them out of step
 }
 
 // begin begins the loop at a cursor. It returns the context and the cursor with
@@ -1596,9 +1622,9 @@ func (o *outermost) begin(from Cursor) (context.Context, Cursor, error) {
 	saved := ownedState{State: &state}
 	data, _ := json.Marshal(from.State)
 	if decodeStrictly(data, &saved) == nil && saved.Owner != "" {
-		here := o.ask(from.Epoch)
-		if here.owner != saved.Owner {
-			return nil, from, from.refuseOwner(saved.Owner, here.owner, here.parting)
+		owner, parting := o.ask(from.Epoch)
+		if owner != saved.Owner {
+			return nil, from, from.refuseOwner(saved.Owner, owner, parting)
 		}
 		o.owner, from.State = saved.Owner, state
 	}
@@ -1607,35 +1633,44 @@ func (o *outermost) begin(from Cursor) (context.Context, Cursor, error) {
 
 // ask asks the deals for their ranks. All stages open their sources for that,
 // with a context that has ended, so that nothing is read.
-func (o *outermost) ask(epoch int) *outermost {
+func (o *outermost) ask(epoch int) (owner, parting string) {
 	asked := &outermost{asks: true}
 	ctx, cancel := context.WithCancel(leaveNote(o.ctx, &rankNote{top: asked}))
 	cancel()
 	o.open(ctx, Cursor{Epoch: epoch})
-	return asked
+	ranks := asked.ranks
+	if len(slices.Compact(slices.Clone(ranks))) == 1 { // usually all sources have the same rank
+		ranks = ranks[:1]
+	}
+	return strings.Trim(fmt.Sprint(ranks), "[]"), asked.parting
 }
 
 // mustSign reports whether cursors have an owner from now on.
 func (o *outermost) mustSign() bool { return o.owner != "" || o.parted.Load() }
 
-// sign returns the State of a cursor with its owner. There is none if a stage
-// of the user's does not open its source when ctx has ended.
-func (o *outermost) sign(next Cursor) any {
+// sign puts the owner into a cursor. It fails if the ranks are out of step, but
+// a stage of the user's keeps the deals from being asked.
+func (o *outermost) sign(next *Cursor) error {
 	if o.owner == "" {
-		o.parted.Store(false)
-		o.owner = o.ask(next.Epoch).owner
+		o.owner, _ = o.ask(next.Epoch)
 	}
 	if o.owner == "" {
-		return next.State
+		return errors.New("dataloader: the ranks are out of step, and no cursor can name its rank: " +
+			"a stage of your own looks at its context before it opens its sources, " +
+			"which look at it themselves")
 	}
-	return &ownedState{o.owner, next.State}
+	next.State = &ownedState{o.owner, next.State}
+	return nil
 }
 
 // refuseOwner returns the error of a cursor that another rank has made.
 func (c Cursor) refuseOwner(owner, here, parting string) error {
+	if here == "" {
+		return c.refuse("it was made by rank %s, and the ranks were out of step; "+
+			"here no stage puts ranks out of step", owner)
+	}
 	return c.refuse("it was made by rank %s, this is rank %s, and %s puts the ranks out of step: "+
-		"save one cursor for each rank, and resume as many ranks",
-		owner, here, cmp.Or(parting, "a stage"))
+		"save one cursor for each rank, and resume as many ranks", owner, here, parting)
 }
 
 // Stats sums up the timings of a loader, and says in one line where the time

@@ -13006,12 +13006,8 @@ func TestOwners(t *testing.T) {
 			for k, of := range []func(rank Rank) lists{of, behind} {
 				at := cursors(t, of(Rank{1, 2}))[2]
 				for _, other := range []Rank{{0, 2}, {0, 1}, {1, 3}} {
-					owner, here := "{1 2}", fmt.Sprint(other)
-					if stage == "Shard" { // which deals, too
-						owner, here = "{0 2}{1 2}", "{0 2}"+here
-					}
-					want := fmt.Sprintf("made by rank %s, this is rank %s, and %s puts the ranks out of step: "+
-						"save one cursor for each rank, and resume as many ranks", owner, here, stage)
+					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the ranks out of step: "+
+						"save one cursor for each rank, and resume as many ranks", other, stage)
 					for _, from := range []Cursor{at, throughJSON(t, at)} {
 						err := ending(of(other).Run(t.Context(), &from))
 						saysAll(t, because(t, ErrCursor, err), want)
@@ -13026,6 +13022,27 @@ func TestOwners(t *testing.T) {
 			}
 		})
 	}
+	filtered := part(Rank{1, 2}).Filter(every)
+	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(), ptr(cursors(t, filtered.Take(9))[1]))),
+		"made by rank {1 2}, and the ranks were out of step; here no stage puts ranks out of step")
+	inside := Map(listed(0, 1), 0, func(ctx context.Context, _ []int) ([]int, error) {
+		for item := range filtered(ctx, Cursor{}) { // a stream of its own
+			equal(t, "whether a cursor in Map has an owner", item.Next.String() == cursors(t, filtered)[1].String(), true)
+			break
+		}
+		return nil, nil
+	})
+	equal(t, "cursors of Map", len(cursors(t, inside.Filter(every))), 2)
+	early := func(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
+		if ctx.Err() != nil {
+			return one(Item[[]int]{}, context.Cause(ctx))
+		}
+		return part(Rank{1, 2})(ctx, from)
+	}
+	saysAll(t, ending(Stream[[]int](early).Filter(every).Epoch(t.Context(), 0)), "no cursor can name its rank")
+	source := &feed{n: 9}
+	cursors(t, Chain(source.stream().Shard(Rank{1, 2}, UnevenTail), source.stream()))
+	equal(t, "how often a source was read", source.left.Load(), 2)
 	for _, err := range loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(every).Epoch(t.Context(), 0) {
 		if bad := (*SampleError)(nil); errors.As(err, &bad) {
 			equal(t, "the batch and the sample that failed", [2]int{bad.Batch, bad.Index}, [2]int{2, 5})
@@ -13309,6 +13326,11 @@ func TestRandInMap(t *testing.T) {
 		"Shard and Take":    func(rank Rank) Stream[[]int] { return deal(rank).Take(5) },
 		"Shard and Shuffle": func(rank Rank) Stream[[]int] { return deal(rank).Shuffle(3, 1) },
 		"Shard and Mix":     func(rank Rank) Stream[[]int] { return Mix(MixOptions{}, deal(rank)).Take(5) },
+		"Shard in Zip": func(rank Rank) Stream[[]int] {
+			return Map(Zip(items, deal(rank)), 0, func(context.Context, Pair[[]int, []int]) ([]int, error) {
+				return nil, nil
+			})
+		},
 		"Shard of Shard": func(rank Rank) Stream[[]int] {
 			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2}, DropTail).Take(5)
 		},

@@ -620,6 +620,10 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //     stage need not: its source has looked before each item. A stage that
 //     reorders items keeps their Value and Err, but not their Next: the cursor
 //     of a Mix of many sources is larger than most items.
+//   - On several ranks a stream may be opened once more, with a ctx that has
+//     ended, only to learn which rank it is for. So a source looks at ctx
+//     before it opens anything. A stage opens its sources all the same, all of
+//     them, one after the other, with its own ctx.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are
 // methods.
@@ -694,7 +698,7 @@ func streamOf[T any](
 				top = &outermost{ctx: ctx, open: open}
 				inner, at, err = top.begin(from)
 			}
-			stopped := false
+			stopped, unsigned := false, error(nil)
 			if err == nil {
 				err = produce(inner, at, func(item Item[T]) bool {
 					stopped = ctx.Err() != nil
@@ -702,11 +706,15 @@ func streamOf[T any](
 						return false
 					}
 					if top != nil && top.mustSign() {
-						item.Next.State = top.sign(item.Next)
+						unsigned = top.sign(&item.Next)
+						if unsigned != nil {
+							return false
+						}
 					}
 					return yield(item, nil)
 				})
 			}
+			err = cmp.Or(unsigned, err)
 			if stopped {
 				err = context.Cause(ctx)
 			}
@@ -747,10 +755,13 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 		if err != nil {
 			return err
 		}
+		if onlyAsked(ctx) {
+			return nil
+		}
 		pos := 0
 		var failed error // of the last item before the cursor that has failed now
 		failedAt := -1   // where that item stands
-		for value, err := range seq(ctx, from.Epoch) {
+		for value, err := range seq(aside(ctx), from.Epoch) {
 			pos++
 			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
 				err = fmt.Errorf("FromSeq: %w", err)

@@ -1615,8 +1615,9 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // cursor of the only rank fits any number of ranks, unless Shuffle or Unbatch
 // read items again. The same holds after StreamOf.
 //
-// Nobody notices a stage of your own that drops items, or that opens its source
-// in another context than its own.
+// Nobody notices a stage of your own that drops items, that joins sources, or
+// that opens its source in another context than its own. One that does not open
+// its sources once ctx has ended is an error where the ranks are out of step.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
 // parts; see Mix.

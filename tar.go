@@ -333,6 +333,9 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards",
 				state.ShardNumber, state.Offset, count)
 		}
+		if onlyAsked(ctx) {
+			return nil
+		}
 		pos := from.Pos
 		shardAt := order.Order(from.Epoch)
 		for ; state.ShardNumber < count; state = (tarState{ShardNumber: state.ShardNumber + 1}) {

@@ -531,7 +531,8 @@ func try(f func() error) (err error) {
 //     source has the same numbers on any number of ranks. In StreamOf, in Tar,
 //     and where a stage such as Shuffle counts anew what Shard has dealt, the
 //     positions of all ranks are alike, so the numbers depend on the rank, too;
-//     rank 0 draws those of the only rank.
+//     rank 0 draws those of the only rank. Behind a stage of your own that
+//     makes its own cursors they do not: use WithSeed with the rank there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
@@ -554,6 +555,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 				window:  window,
 				seed:    seed,
 				newWork: func(w worker) func(int) {
+					w.ctx = aside(w.ctx)
 					return func(slot int) { apply(w, f, &items[slot], &results[slot]) }
 				},
 			}
@@ -561,7 +563,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 				return yield(takeItem(&results[slot]))
 			})
 		}
-		w := newWorker(between, -1, seed)
+		w := newWorker(aside(between), -1, seed)
 		var result Item[U]
 		for item, err := range src(between, from) {
 			if err != nil {
