@@ -674,9 +674,10 @@ type Cursor struct {
 	// batches, with the same random numbers. With NewFunc the random numbers
 	// belong to the batch, so they change with its size. The description has
 	// lengths, seeds and Options.DataVersion, but not the content of the data.
-	// A stream may also keep data of its own in State. At the start of an epoch
-	// State is nil. In a cursor decoded from JSON it is a json.RawMessage,
-	// which Load decodes.
+	// A stream may also keep data of its own in State. Where ranks are out of
+	// step, State is the rank and, in it, the State of the outermost stage of
+	// this package. At the start of an epoch State is nil. In a cursor decoded
+	// from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -1508,9 +1509,10 @@ type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 // leave notes in the context of their sources. A deal reads the notes when it
 // is opened, and tells the outermost stage if the ranks are out of step. From
 // then on the outermost stage puts the owner into its cursors. (If a stage
-// reads ahead, that may be a few items sooner than necessary.) At a resume the
-// outermost stage first asks all deals for their ranks, also those in sources
-// that have ended, which would not be opened again.
+// reads ahead, timing decides whether that is a few items sooner.) At the
+// resume of a cursor with an owner, the outermost stage first asks all deals
+// for their ranks, also those in sources that have ended, which would not be
+// opened again.
 
 // A rankNote is what a stage tells the deals in its sources.
 type rankNote struct {
