@@ -12984,13 +12984,14 @@ var everyPipeline = flag.Bool("ranks", false, "TestRanks tries all pipelines, fo
 // fresh and saved, and whatever stands behind that stage.
 func TestOwners(t *testing.T) {
 	part := func(rank Rank) lists { return listed(0, 9).Shard(rank, UnevenTail) }
+	even := func(rank Rank) lists { return listed(0, 18).Shard(rank, DropTail) }
 	every := func([]int) bool { return true }
 	for stage, of := range map[string]func(rank Rank) lists{
-		"Filter": func(rank Rank) lists { return part(rank).Filter(every) },
+		"Filter": func(rank Rank) lists { return even(rank).Filter(every) },
 		"OnError": func(rank Rank) lists {
-			return Map(Zip(listed(0, 9), part(rank)), 0, joined).OnError(dropBad)
+			return Map(Zip(listed(0, 9), even(rank)), 0, joined).OnError(dropBad)
 		},
-		"Unbatch":   func(rank Rank) lists { return Batch(Unbatch(part(rank)), 1, List[int]) },
+		"Unbatch":   func(rank Rank) lists { return Batch(Unbatch(even(rank)), 1, List[int]) },
 		"Repeat(2)": func(rank Rank) lists { return part(rank).Repeat(2) },
 		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), listed(0, 9)) },
 		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
