@@ -2220,7 +2220,7 @@ func ExampleDataLoader_Run_interrupted() {
 // made.
 //
 // The data side is decode, shift, open and the loop in train: change these.
-// digitModel stands for your model.
+// digitModel stands for your model. (digits, with must, reads the images here.)
 func Example_training() {
 	// A digit is an image of the shape [16 16], from 0 for paper to 1 for ink,
 	// and the digit that it shows.
@@ -5847,8 +5847,8 @@ func ExampleStream_slowStage() {
 // A server keeps nothing from one request to the next, so nothing is lost if it
 // is killed. A Get that hangs, and does not watch its context, keeps a place of
 // atOnce: see ExampleFunc_hang. There is no authentication and no TLS: listen
-// on localhost, or behind a proxy that has them. Copy serveBatches, serveUntil
-// and appendArray, too, which stand below.
+// on localhost, or behind a proxy that has them. Copy serveBatches, serveUntil,
+// appendArray and arrayHeader, too, which stand below.
 func ExampleDataLoader_Batch_served() {
 	data := Func(100, func(ctx context.Context, i int) (int64, error) {
 		if i == 99 {
@@ -5906,11 +5906,12 @@ func ExampleDataLoader_Batch_served() {
 // wait for a disk or a network. Batch has all of them in Worker -1, so keep
 // decoders in a sync.Pool.
 //
-// Every response has a tag: a hash of all that a batch depends on. A sampler of
-// your own needs a String method that describes it. A request with another tag
-// in If-Match is refused (412). Other answers are 400 if step is not a number
-// from 0 on, 404 if there are no samples, and 500 with the error's text if the
-// batch failed.
+// Every answer about a batch has a tag: a hash of all that the batch depends
+// on. A sampler of your own needs a String method that describes it. An
+// OrderFunc is described by its length only: change version with it. A request
+// with another tag in If-Match is refused (412). Other answers are 400 if step
+// is not a number from 0 on, 404 if there are no samples, and 500 with the
+// error's text if the batch failed.
 //
 // OnError and Unordered are refused. Which samples OnError drops depends on
 // which server had how many errors, so that a batch would depend on the server,
@@ -5920,6 +5921,11 @@ func serveBatches[T any](
 ) (http.Handler, error) {
 	if opts.OnError != nil || opts.Unordered {
 		return nil, errors.New("a server has neither OnError nor Unordered")
+	}
+	for _, order := range []any{opts.Sampler, opts.BatchSampler} {
+		if _, ok := order.(fmt.Stringer); order != nil && !ok {
+			return nil, fmt.Errorf("%T needs a String method, for the tag", order)
+		}
 	}
 	loader, err := New(data, encode, opts)
 	if err != nil {
@@ -5933,7 +5939,9 @@ func serveBatches[T any](
 	// count waiting and loading, too, and the deadline of the response before
 	// would stay.
 	answer := func(w http.ResponseWriter, status int, body []byte) error {
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute))
+		c, limit := http.NewResponseController(w), time.Now().Add(time.Minute)
+		c.SetWriteDeadline(limit)
+		c.SetReadDeadline(limit) // of a body that may never come
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		w.Header().Set("ETag", tag)
@@ -6084,10 +6092,11 @@ func cutArray[E any](dst Tensor[E], body []byte) (_ Tensor[E], rest []byte, err 
 // 41. Put in your own decode and train.
 //
 // A batch that the servers cannot make is a SampleError, which a loop may skip.
-// Everything else that no attempt mends ends the loop, such as servers of
-// another order: a loop that skips would skip all batches. Copy newBatchClient,
-// servedBatches, errServed and cutArray, too, which stand below. (serveBatches
-// and appendArray make the batches here.)
+// Any other error ends the loop, for example if the servers have another order:
+// if it could be skipped, a loop would skip every batch. Copy everything from
+// the type batchClient to its method try, with newBatchClient, servedBatches,
+// errServed and errRefused, and cutArray and arrayHeader, which stand above.
+// (serveBatches and appendArray make the batches here.)
 func ExampleNewFunc_served() {
 	data := Func(20, func(ctx context.Context, i int) (int64, error) {
 		if i == 13 {
@@ -6269,7 +6278,7 @@ func (c *batchClient) try(ctx context.Context, path string, body *bytes.Buffer) 
 	}
 	text := fmt.Sprintf("%s: %s: %.1000s", path, resp.Status, body.Bytes())
 	switch {
-	case resp.StatusCode/100 == 4:
+	case tag != "" && resp.StatusCode/100 == 4:
 		return fmt.Errorf("%w: %s", errRefused, text)
 	case ours && resp.StatusCode == http.StatusInternalServerError:
 		return fmt.Errorf("%w: %s", errServed, text)
@@ -6958,7 +6967,7 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 // the middle, and do not mirror. Here red is the column, blue the column from
 // the right and green the row, so the values of a sample tell where it comes
 // from. Copy the functions and constants before this Example, too, from
-// imageSide, colorMean and colorStd to randomPart.
+// imageSide, colorMean and colorStd over normalised and blend to randomPart.
 func Example_imageAugmentation() {
 	heights := []int{200, 10}
 	// Open and decode a photograph.
@@ -7089,7 +7098,7 @@ func Example_tarPipeline() {
 // Map has up to 8 × workers batches in flight, which is much for large ones; a
 // loader with OpenTar and NewFunc has Workers × Prefetch. A record that fails
 // fails its batch, unless decode leaves it out. Rand in decode is the batch's.
-// (tarEntries makes the shard here.)
+// (tarEntries and must make the shard here.)
 func ExampleMap_decodedBatches() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -7158,8 +7167,9 @@ func ExampleMap_decodedBatches() {
 // tenth of the time that image/jpeg takes, and a third of libjpeg-turbo's. But
 // the file is some 15 times as large as JPEG files. If it is mapped, it may be
 // larger than the memory. augment reads the part that it uses straight from the
-// file, and writes the sample straight into its batch. Copy mapped, augment,
-// randomPart and imageSide, too.
+// file, and writes the sample straight into its batch. Copy mapped, and all
+// from imageSide, colorMean and colorStd over normalised, augment and blend to
+// randomPart, too.
 func ExampleNewFunc_pixels() {
 	dir, err := os.MkdirTemp("", "pixels")
 	if err != nil {
@@ -7196,6 +7206,9 @@ func ExampleNewFunc_pixels() {
 			augment(Rand(ctx), dst.Data[k*sample:][:sample], photo, part)
 		}
 		return dst, nil
+	}
+	if len(data)%size != 0 {
+		log.Fatalf("%s has %d bytes, which are no whole photographs", name, len(data))
 	}
 	loader, err := NewFunc(len(data)/size, load, Options{BatchSize: 3, Shuffle: true, Workers: 2})
 	if err != nil {
@@ -7549,8 +7562,8 @@ func ExampleFunc_flatFile() {
 	}
 	at := func(i int) uint64 { return binary.LittleEndian.Uint64(index[8*i:]) }
 	n := len(index)/8 - 1
-	if at(n) != uint64(len(data)) {
-		log.Fatalf("%s has %d bytes, its offsets say %d", name, len(data), at(n))
+	if n < 0 || at(0) != 0 || at(n) != uint64(len(data)) {
+		log.Fatalf("%s has %d bytes, which its offsets do not fit", name, len(data))
 	}
 	records := Func(n, func(_ context.Context, i int) ([]byte, error) {
 		return data[at(i):at(i+1):at(i+1)], nil // no capacity: an append copies
@@ -8616,7 +8629,8 @@ func (r *reopened) Close() (err error) {
 // that the first answer had, since an object that is replaced meanwhile would
 // be continued in the middle of another; a store without versions or ETags
 // cannot prevent that. Copy the type reopened, too, which stands before this
-// Example. (tarEntries and breaksAfter are only for the store here.)
+// Example. (tarEntries, breaksAfter, must and readerFunc are only for the store
+// here.)
 //
 // With github.com/minio/minio-go/v7, get sets opts.SetRange(offset, 0) if
 // offset is not 0, and opts.SetMatchETag(etag) if etag is not empty, and calls
@@ -9289,19 +9303,56 @@ func TestFormats(t *testing.T) {
 func TestExampleHelpers(t *testing.T) {
 	_, source := declared(t)
 	file := must(parser.ParseFile(token.NewFileSet(), "", source["dataloader_test.go"], parser.ParseComments))
+	uses := map[string][]string{} // what a declaration uses of the file, its methods included
+	for _, decl := range file.Decls {
+		var specs []ast.Node
+		var names []string
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			name := d.Name.Name
+			if d.Recv != nil {
+				name = strings.Trim(types.ExprString(d.Recv.List[0].Type), "*")
+				name, _, _ = strings.Cut(name, "[")
+			}
+			specs, names = append(specs, d), append(names, name)
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					specs, names = append(specs, spec), append(names, spec.Name.Name)
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						specs, names = append(specs, spec), append(names, name.Name)
+					}
+				}
+			}
+		}
+		for i, spec := range specs {
+			ast.Inspect(spec, func(n ast.Node) bool {
+				if name, ok := n.(*ast.Ident); ok && name.Obj != nil && name.Obj == file.Scope.Lookup(name.Name) {
+					uses[names[i]] = append(uses[names[i]], name.Name)
+				}
+				return true
+			})
+		}
+	}
 	for _, decl := range file.Decls {
 		example, ok := decl.(*ast.FuncDecl)
 		if !ok || !strings.HasPrefix(example.Name.Name, "Example") {
 			continue
 		}
 		words := strings.FieldsFunc(example.Doc.Text(), func(r rune) bool { return r != '_' && !unicode.IsLetter(r) })
-		ast.Inspect(example.Body, func(n ast.Node) bool {
-			name, ok := n.(*ast.Ident)
-			if ok && name.Obj != nil && name.Obj == file.Scope.Lookup(name.Name) && !slices.Contains(words, name.Name) {
-				t.Errorf("%s uses %s, which its comment does not name", example.Name, name.Name)
+		needed := []string{example.Name.Name}
+		for i := 0; i < len(needed); i++ {
+			for _, name := range uses[needed[i]] {
+				if !slices.Contains(needed, name) {
+					needed = append(needed, name)
+					if !slices.Contains(words, name) {
+						t.Errorf("%s needs %s, for %s, which its comment does not name", example.Name, name, needed[i])
+					}
+				}
 			}
-			return true
-		})
+		}
 	}
 }
 
@@ -11503,7 +11554,7 @@ func TestServed(t *testing.T) {
 		one("a server that always hangs", 645*time.Second, []string{"error"}, func() http.Handler {
 			return http.HandlerFunc(hang)
 		}),
-		one("a server that is none", 0, []string{"error"}, http.NotFoundHandler),
+		one("a server that is none", 45*time.Second, []string{"error"}, http.NotFoundHandler),
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			sound = serveInts(numbers(7), opts)

@@ -70,20 +70,16 @@ class Batches:
             time.sleep(self.pause * attempt)
             try:
                 return self._try(path)
-            except BadBatch as err:
-                if attempt == 2:
+            except (BadBatch, OSError, http.client.HTTPException) as err:
+                if attempt == 9 or attempt == 2 and isinstance(err, BadBatch):
                     raise
-                error = err
-            except (OSError, http.client.HTTPException) as err:
-                error = err
             _here.__dict__.clear()  # the connection, which is of no use
-        raise error
 
     def _try(self, path):
         url = urllib.parse.urlsplit(self.url)
         key = os.getpid(), self.url  # a process that was forked shares its parent's connections: it must not use them
         if getattr(_here, "key", None) != key:
-            kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+            kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[url.scheme]
             _here.key, _here.connection = key, kind(url.netloc, timeout=self.timeout)
         _here.connection.request("GET", url.path + path, headers={"If-Match": self.tag} if self.tag else {})
         response = _here.connection.getresponse()
@@ -95,7 +91,7 @@ class Batches:
             raise http.client.IncompleteRead(body[:length], len(body) - length)
         tag = response.headers.get("ETag")
         text = f"{path}: {response.status} {response.reason}: {body[:1000].decode(errors='replace')}"
-        if 400 <= response.status < 500:
+        if tag and 400 <= response.status < 500:
             raise Refused(text)
         if not tag or self.tag and tag != self.tag:
             raise http.client.HTTPException("no server of batches: " + text)
@@ -132,7 +128,7 @@ def ahead(batches, steps, threads=2):
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def main(url, begin, end, pause=1):
