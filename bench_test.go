@@ -246,125 +246,412 @@ func BenchmarkThroughput(b *testing.B) {
 // which batch 2 is slow, from their Timings in fake time: as text, and as the
 // picture of the README.
 func TestTimeline(t *testing.T) {
-	const workers, prefetch, window = 3, 2, 6
-	alone, one := journeys(t, Options{}), journeys(t, Options{Workers: 1})
-	unordered := journeys(t, Options{Workers: workers, Prefetch: prefetch, Unordered: true})
-	ordered := journeys(t, Options{Workers: workers, Prefetch: prefetch})
-	larger := journeys(t, Options{Workers: workers, Prefetch: 2 * prefetch})
-	slow, left, cost := ordered[2].received, len(ordered)-2, end(larger)-end(unordered)
-	room := fmt.Sprintf("window %d = %d workers × Prefetch %d", window, workers, prefetch)
+	const column = 10 * time.Millisecond // of the text
 	times := "Loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. Training takes 10 ms."
 	names := " Batches 10 and 11 are a and b."
 	text := times + "\nA column is 10 ms." + names + " Dashes: no task, because the window is full.\n"
 	pic := new(svg)
 	pic.legend(times + names)
+	larger := newScenario()
+	larger.prefetch = 4
 	for _, c := range []struct {
-		title string
-		run   []journey
-		lanes []lane
+		title                         string
+		workers, unordered, at, slots int
+		notes                         map[string]string
 	}{
-		{"Workers: 0, load and train in turn", alone, lanes(alone, 0, nil)},
-		{"Workers: 1, load while training", one, lanes(one, 0, nil)},
-		{"Workers: 3, Unordered: true, out of order", unordered, lanes(unordered, 0, map[string]string{
-			"worker 0": room,
+		{"Workers: 0, load and train in turn", 0, 0, -1, 0, nil},
+		{"Workers: 1, load while training", 1, 0, -1, 0, nil},
+		{"Workers: 3, Unordered: true, out of order", 3, 1, -1, 0, map[string]string{
+			"worker 0": "window 6 = 3 workers × Prefetch 2",
 			"queue":    "ready, while the loop trains",
 			"train":    "an order that depends on timing",
-		})},
-		{"Workers: 3, in order", ordered, append([]lane{marked(ordered, 13)}, lanes(ordered, window+1, map[string]string{
+		}},
+		{"Workers: 3, in order", 3, 0, 135, 7, map[string]string{
 			"worker 0": "window full: no task until batch 2 is handed over",
-			"worker 1": fmt.Sprintf("%s; with window %d also %d ms", room, 2*window, 10*end(larger)),
+			"worker 1": "window 6 = 3 workers × Prefetch 2; with window 12 also " +
+				larger.time(larger.run(t).end),
 			"queue":    "ready, while the loop trains",
-			"ready[0]": fmt.Sprintf("the cache: batch k waits for its turn in slot k %% %d", window+1),
+			"ready[0]": "the cache: batch k waits for its turn in slot k % 7",
 			"ready[1]": "batches 1 and 8 never wait in the cache",
 			"ready[2]": "not ready: the loop waits for batch 2",
-			"train":    fmt.Sprintf("at %d ms %d batches are left, 10 ms each; order costs %d ms", 10*slow, left, 10*cost),
-		})...)},
+			"train":    "at 190 ms 10 batches are left, 10 ms each; order costs 40 ms",
+		}},
 	} {
-		title := fmt.Sprintf("%s: %d ms, %d ms of them waiting for batches", c.title, 10*end(c.run), 10*(end(c.run)-len(c.run)))
+		s := newScenario()
+		s.workers, s.unordered, s.at = c.workers, c.unordered, c.at
+		run := s.run(t)
+		equal(t, c.title, run.err, nil)
+		title, lanes := c.title+": "+run.took(), run.lanes(c.slots)
 		text += "\n" + title + "\n"
-		for _, l := range c.lanes {
-			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, l.columns, l.note), " ") + "\n"
+		moments := run.moments()
+		for _, m := range moments {
+			if m.marked {
+				text += strings.Repeat(" ", 10+c.at/10) + "|  " + m.note + "\n"
+			}
 		}
-		pic.panel(title, c.lanes)
+		if c.at < 0 {
+			moments = nil
+		}
+		for i, l := range lanes {
+			lanes[i].note = c.notes[l.name]
+			delete(c.notes, l.name) // once
+			columns := []byte(strings.Repeat(".", int(run.end/column)))
+			for _, b := range l.bars {
+				for i := b.from / column; i < b.to/column; i++ {
+					columns[i] = b.sign()[0]
+				}
+			}
+			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, columns, lanes[i].note), " ") + "\n"
+		}
+		axis := ""
+		for x := 0; x <= int(run.end/column); x += 10 {
+			axis += fmt.Sprintf("%-10d", 10*x)
+		}
+		text += "ms        " + strings.TrimRight(axis, " ") + "\n"
+		pic.panel(title, run, lanes, moments)
 	}
 	goldenFile(t, "timeline.txt", []byte(text))
-	goldenFile(t, "timeline.svg", pic.bytes("What four loaders do with the same twelve batches, of which batch 2 is slow"))
+	title := "What four loaders do with the same twelve batches, of which batch 2 is slow"
+	goldenFile(t, "timeline.svg", pic.bytes(title))
 }
 
-// A journey is the way of a batch, in columns of 10 ms: when it was sent to the
-// workers, when a worker began and ended to load it, when it went from the
-// queue of results into the cache, and when the loop had it.
-type journey struct{ batch, worker, sent, start, done, cached, received int }
+// A scenario is what a loader has to do in a picture, and the data set that it
+// loads. Times are numbers of units. What is on or off is 1 or 0.
+type scenario struct {
+	workers, prefetch, unordered int
+	batches                      int
+	load, longer                 int    // loading a batch, and how much longer an odd one takes
+	slow, takes                  int    // the batch that is slow, or -1, and its time
+	train                        int    // in the body
+	fails, leaves                int    // the batch that fails, that after which the loop breaks, or -1
+	deaf                         int    // whether Get does not look at its context
+	at                           int    // where the line stands
+	unit                         string // ms, s, m or h
+}
 
-// pictured is the data set of the picture: a sample takes 40 or 50 ms, but
-// sample 2 takes 190 ms.
-func pictured() Dataset[int] {
-	return Func(12, func(_ context.Context, k int) (int, error) {
-		d := time.Duration(40+k%2*10) * time.Millisecond
-		if k == 2 {
-			d = 190 * time.Millisecond
-		}
-		time.Sleep(d + time.Duration(1+k*k)*time.Microsecond) // so that no two are ready at the same moment
-		return k, nil
+// newScenario is that of timeline.svg: loading a batch takes 40 or 50 ms, but
+// batch 2 takes 190 ms.
+func newScenario() *scenario {
+	return &scenario{
+		workers: 3, prefetch: 2, batches: 12, load: 40, longer: 10, slow: 2, takes: 190, train: 10,
+		fails: -1, leaves: -1, at: 135, unit: "ms",
+	}
+}
+
+func (s *scenario) Len() int { return s.batches }
+
+func (s *scenario) Get(ctx context.Context, k int) (int, error) {
+	units := s.load + k%2*s.longer
+	if k == s.slow {
+		units = s.takes
+	}
+	// No two batches are ready at the same moment.
+	loaded := time.After(s.units(units) + time.Duration(1+k*k))
+	if s.deaf == 1 {
+		ctx = context.WithoutCancel(ctx)
+	}
+	select {
+	case <-loaded:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	return k, map[bool]error{true: errBad}[k == s.fails]
+}
+
+// units is n units of time.
+func (s *scenario) units(n int) time.Duration {
+	return time.Duration(n) * must(time.ParseDuration("1"+s.unit))
+}
+
+// time says how many units d has.
+func (s *scenario) time(d time.Duration) string {
+	return fmt.Sprintf("%d %s", d/s.units(1), s.unit)
+}
+
+// window is the most batches in flight. Without workers no task is sent.
+func (s *scenario) window() int { return min(s.workers*s.prefetch, s.batches) }
+
+// A journey is the way of a batch: when it was sent to the workers, when a
+// worker began and ended to load it, when it went from the queue of results
+// into the cache, when the loop had it, and when the body was done with it.
+type journey struct {
+	batch, worker                                 int
+	sent, start, done, cached, received, returned time.Duration
+}
+
+// never is the time of what did not happen.
+const never = time.Duration(math.MaxInt64)
+
+// A played is what happened in a scenario.
+type played struct {
+	*scenario
+	journeys []journey     // as the loop had the batches, then those that it never had
+	left     time.Duration // when the loop broke, or never
+	end      time.Duration // when the range returned
+	stats    *Stats
+	err      error // of New, or why the bubble did not end
+}
+
+// run runs the engine in fake time. What it knows of the batches that the loop
+// had is what their Timings say. It does not call t.Fatal.
+func (s *scenario) run(t *testing.T) *played {
+	p := &played{scenario: s, left: never, stats: new(Stats)}
+	all := make([]journey, s.batches)
+	for k := range all {
+		all[k] = journey{k, -1, never, never, never, never, never, never}
+	}
+	var timings []Timing
+	opts := Options{Workers: s.workers, Unordered: s.unordered == 1}
+	if s.workers > 0 {
+		opts.Prefetch = s.prefetch
+	}
+	opts.Trace = func(tm Timing) {
+		p.stats.Observe(tm)
+		timings = append(timings, tm)
+	}
+	var begin time.Time
+	data := Func(s.batches, func(ctx context.Context, k int) (int, error) {
+		all[k].worker, all[k].start = Worker(ctx), time.Since(begin)
+		defer func() { all[k].done = time.Since(begin) }()
+		return s.Get(ctx, k)
 	})
-}
-
-// journeys lets a loader load twelve batches in fake time.
-func journeys(t *testing.T, opts Options) (all []journey) {
-	const column = 10 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
-		var timings []Timing
-		opts.Trace = func(tm Timing) { timings = append(timings, tm) }
-		start := time.Now()
-		for range newLoader(t, pictured(), opts).Epoch(t.Context(), 0) {
-			time.Sleep(column)
-		}
-		at := func(x time.Time) int { return int(x.Sub(start) / column) }
-		for _, tm := range timings {
-			// The loop takes results from the queue until it has the one whose
-			// turn it is. The others go into the cache.
-			turn := timings[slices.IndexFunc(timings, func(x Timing) bool { return !x.Done.Before(tm.Done) })]
-			cached := at(tm.Received)
-			if turn.Batch < tm.Batch && !opts.Unordered {
-				cached = max(at(tm.Done), at(turn.Received.Add(-turn.Wait)))
+	loader, err := New(data, List[int], opts)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	loop := func(t *testing.T) {
+		begin = time.Now()
+		for _, err := range loader.Epoch(t.Context(), 0) {
+			if err == nil {
+				time.Sleep(s.units(s.train))
 			}
-			all = append(all, journey{tm.Batch, tm.Worker, at(tm.Sent), at(tm.Start), at(tm.Done), cached, at(tm.Received)})
+			k := timings[len(timings)-1].Batch
+			all[k].returned = time.Since(begin)
+			if k == s.leaves {
+				p.left = all[k].returned
+				break
+			}
 		}
+		p.end = time.Since(begin)
+	}
+	// If the engine has been broken, the page must say so, and go on.
+	leak := panicOf(func() {
+		synctest.Test(t, func(t *testing.T) { p.err = panicOf(func() { loop(t) }) })
 	})
+	if p.err = cmp.Or(p.err, leak); p.err == nil {
+		p.err = panicOf(func() { p.follow(begin, timings, all) })
+	}
+	return p
+}
+
+// follow sets the journeys, from the timings and from what all says of the
+// batches that have none.
+func (p *played) follow(begin time.Time, timings []Timing, all []journey) {
+	had := make([]bool, len(all))
+	for _, tm := range timings {
+		j := &all[tm.Batch]
+		j.worker, j.sent, j.start = tm.Worker, tm.Sent.Sub(begin), tm.Start.Sub(begin)
+		j.done, j.received = tm.Done.Sub(begin), tm.Received.Sub(begin)
+		p.journeys = append(p.journeys, *j)
+		had[tm.Batch] = true
+	}
+	for k, j := range all {
+		if had[k] {
+			continue
+		}
+		before := k - p.window() // this many were handed over when batch k was sent
+		if before < 0 {
+			j.sent = 0
+		} else if before < len(timings) {
+			j.sent = timings[before].Received.Sub(begin)
+		}
+		p.journeys = append(p.journeys, j)
+	}
+	for i := range p.journeys {
+		// The loop takes results from the queue until it has the one whose turn
+		// it is. The others go into the cache.
+		j := &p.journeys[i]
+		j.cached = j.received
+		isTurn := func(tm Timing) bool { return tm.Done.Sub(begin) >= j.done }
+		if turn := slices.IndexFunc(timings, isTurn); turn >= 0 && turn < i && p.unordered == 0 {
+			asked := timings[turn].Received.Add(-timings[turn].Wait)
+			j.cached = max(j.done, asked.Sub(begin))
+		}
+	}
+}
+
+// took says how long the run took.
+func (p *played) took() string {
+	text := p.time(p.end) + ", " + p.time(p.stats.waiting) + " of them waiting for batches"
+	if p.left < never {
+		text += ", left at " + p.time(p.left)
+	}
+	return text
+}
+
+// A lane is a row of a timeline.
+type lane struct {
+	name, note string
+	bars       []bar
+}
+
+// A bar is a batch in a lane or, with the class dashed, a worker without a task
+// between two others, because the window is full. The class is its colour.
+type bar struct {
+	batch    int
+	class    string
+	from, to time.Duration
+}
+
+// sign is one character for a bar.
+func (b bar) sign() string {
+	if b.class == "dashed" {
+		return "-"
+	}
+	return strconv.FormatInt(int64(b.batch), 36)
+}
+
+// lanes are the rows of a run: the workers, the queue of results, the cache,
+// with at least the given number of slots, and the loop body.
+func (p *played) lanes(slots int) []lane {
+	// Which worker takes which of the first tasks depends on the scheduler, so
+	// the workers are numbered in the order of their first batches.
+	var workers []int
+	loader := "worker #"
+	if p.workers == 0 {
+		loader = "load"
+	}
+	return slices.Concat(
+		p.rows(loader, "load", 0,
+			func(j journey) (from, to time.Duration) { return j.start, j.done },
+			func(j journey, _ []lane) int {
+				if !slices.Contains(workers, j.worker) {
+					workers = append(workers, j.worker)
+				}
+				return slices.Index(workers, j.worker)
+			}),
+		p.rows("queue", "wait", 0,
+			func(j journey) (from, to time.Duration) { return j.done, j.cached },
+			func(j journey, lanes []lane) int {
+				isFree := func(l lane) bool { return l.bars[len(l.bars)-1].to <= j.done+p.blink() }
+				if free := slices.IndexFunc(lanes, isFree); free >= 0 {
+					return free
+				}
+				return len(lanes)
+			}),
+		p.rows("ready[#]", "wait", slots,
+			func(j journey) (from, to time.Duration) { return j.cached, j.received },
+			func(j journey, _ []lane) int { return j.batch % (p.window() + 1) }),
+		p.rows("train", "train", 1,
+			func(j journey) (from, to time.Duration) { return j.received, j.returned },
+			func(journey, []lane) int { return 0 }))
+}
+
+// rows draws where the batches are in the time that span returns, each in the
+// lane that laneOf chooses. # in the name is the number of the lane.
+func (p *played) rows(
+	name, class string, least int,
+	span func(journey) (from, to time.Duration), laneOf func(j journey, lanes []lane) int,
+) []lane {
+	lanes := make([]lane, least)
+	sorted := slices.SortedStableFunc(slices.Values(p.journeys), func(a, b journey) int {
+		x, _ := span(a)
+		y, _ := span(b)
+		return cmp.Compare(x, y)
+	})
+	for _, j := range sorted {
+		from, to := span(j)
+		to = min(to, p.end)
+		if failed := class == "train" && j.batch == p.fails; to-from <= p.blink() && !failed {
+			continue
+		}
+		i := laneOf(j, lanes)
+		for len(lanes) <= i {
+			lanes = append(lanes, lane{})
+		}
+		bars := lanes[i].bars
+		if n := len(bars); name == "worker #" && n > 0 && bars[n-1].to+p.blink() < from {
+			bars = append(bars, bar{-1, "dashed", bars[n-1].to, from})
+		}
+		lanes[i].bars = append(bars, bar{j.batch, p.class(class, j), from, to})
+	}
+	for i := range lanes {
+		lanes[i].name = strings.Replace(name, "#", strconv.Itoa(i), 1)
+	}
+	return lanes
+}
+
+// class is the class of a batch's bar.
+func (p *played) class(class string, j journey) string {
+	switch j.batch {
+	case p.fails:
+		class = "bad"
+	case p.slow:
+		class = map[string]string{"load": "slow", "wait": "slow-wait", "train": "slow"}[class]
+	}
+	if j.received == never {
+		class += " dropped"
+	}
+	return class
+}
+
+// blink is a time that no picture shows.
+func (p *played) blink() time.Duration { return p.end / 400 }
+
+// A moment is a time in which nothing happens, and its note says what the
+// engine's counters are, and where the batches are. The line stands in the one
+// that is marked.
+type moment struct {
+	from, to time.Duration
+	note     string
+	marked   bool
+}
+
+// moments are the times between the events of a run.
+func (p *played) moments() (all []moment) {
+	events := []time.Duration{0, p.end}
+	for _, j := range p.journeys {
+		events = append(events, j.sent, j.start, j.done, j.cached, j.received, j.returned)
+	}
+	slices.Sort(events)
+	from, at := time.Duration(0), p.units(p.at)+p.units(1)/2
+	for _, to := range events {
+		if to-from > p.blink() && to <= p.end {
+			all = append(all, moment{from, to, p.note(from, to), from <= at && at < to})
+			from = to
+		}
+	}
 	return all
 }
 
-// end returns the column in which a run has ended.
-func end(run []journey) int { return run[len(run)-1].received + 1 }
-
-// marked is a line through a column. Its note says what the counters are there,
-// its frames say it for every column.
-func marked(run []journey, column int) lane {
-	all := make([]string, end(run))
-	for i := range all {
-		all[i] = counters(run, i)
-	}
-	return lane{columns: strings.Repeat(" ", column) + "|", note: all[column], frames: all}
-}
-
-// counters says what the engine's counters are in the middle of a column, and
-// where the batches between them are.
-func counters(run []journey, column int) string {
+// note says where the batches are just before the end of a moment.
+func (p *played) note(from, to time.Duration) string {
 	recv, send := 0, 0
-	places := []string{"in the cache", "in the queue", "in workers", "not begun"}
+	places := []string{"in the body", "in the cache", "in the queue", "in workers", "not begun"}
+	if p.workers == 0 {
+		places[3] = "in the loop"
+	}
 	where := make([]string, len(places))
-	for _, j := range run {
-		last := slices.IndexFunc([]int{j.received, j.cached, j.done, j.start, j.sent}, func(x int) bool { return x <= column })
+	for _, j := range p.journeys {
+		happened := func(x time.Duration) bool { return x < to }
+		events := []time.Duration{j.returned, j.received, j.cached, j.done, j.start, j.sent}
+		last := slices.IndexFunc(events, happened)
 		if last >= 0 {
 			send++
 		}
-		if last == 0 {
+		if happened(j.received) {
 			recv++
-		} else if last > 0 { // places[last-1] is where that moment brought the batch
-			where[last-1] += strconv.FormatInt(int64(j.batch), 12) + " "
+		}
+		if last > 0 { // places[last-1] is where that event brought the batch
+			where[last-1] += strconv.Itoa(j.batch) + " "
 		}
 	}
-	note, sep := fmt.Sprintf("%d ms: recv = %d, send = %d", 10*column+5, recv, send), "; "
+	note := fmt.Sprintf("%d to %s: recv = %d, send = %d", from/p.units(1), p.time(to), recv, send)
+	if p.left < to {
+		note = fmt.Sprintf("%d to %s, the loop has been left", from/p.units(1), p.time(to))
+	}
+	sep := "; "
 	for i, batches := range where {
 		if batches != "" {
 			note, sep = note+sep+batches+places[i], ", "
@@ -373,61 +660,14 @@ func counters(run []journey, column int) string {
 	return note
 }
 
-// lanes are the rows of a run: the workers, the queue of results, the cache
-// with its slots, the loop body, and the time.
-func lanes(run []journey, slots int, notes map[string]string) []lane {
-	loader, axis := "worker #", ""
-	if run[0].worker < 0 {
-		loader = "load"
+// ticks are the places of some numbers on the axis of time.
+func (p *played) ticks() (all []time.Duration) {
+	step := p.units(1)
+	for i := 0; p.end/step > 8; i++ {
+		step = step * []time.Duration{4, 5, 4}[i%3] / 2 // 1, 2, 5, 10, 20, …
 	}
-	for x := 0; x <= end(run); x += 10 {
-		axis += fmt.Sprintf("%-10d", 10*x)
-	}
-	axis = fmt.Sprintf("%-*s", end(run), strings.TrimRight(axis, " "))
-	all := slices.Concat(
-		rows(loader, 0, run, func(j journey) (int, int) { return j.start, j.done }),
-		rows("queue", 0, run, func(j journey) (int, int) { return j.done, j.cached }),
-		rows("ready[#]", slots, run, func(j journey) (int, int) { return j.cached, j.received }),
-		rows("train", 1, run, func(j journey) (int, int) { return j.received, j.received + 1 }),
-		[]lane{{name: "ms", columns: axis}})
-	for i := range all {
-		all[i].note = notes[all[i].name]
-		delete(notes, all[i].name) // once
-	}
-	return all
-}
-
-// rows draws where the batches are: batch k in row k % slots, or, with 0 slots,
-// in the first row that is free. A batch is its number, in base 12, in each of
-// the columns that span returns. # in the name is the number of the row.
-func rows(name string, slots int, run []journey, span func(journey) (from, to int)) (all []lane) {
-	empty := strings.Repeat(".", end(run))
-	lines := slices.Repeat([]string{empty}, slots)
-	run = slices.SortedFunc(slices.Values(run), func(a, b journey) int {
-		x, _ := span(a)
-		y, _ := span(b)
-		return cmp.Or(x-y, a.batch-b.batch)
-	})
-	for _, j := range run {
-		from, to := span(j)
-		if from == to {
-			continue
-		}
-		row := slices.IndexFunc(lines, func(line string) bool { return line[from] == '.' })
-		if slots > 0 {
-			row = j.batch % slots
-		} else if row < 0 {
-			row = len(lines)
-			lines = append(lines, empty)
-		}
-		lines[row] = lines[row][:from] + strings.Repeat(strconv.FormatInt(int64(j.batch), 12), to-from) + lines[row][to:]
-	}
-	for i, line := range lines {
-		if name == "worker #" { // A worker without a task between two others: the window is full.
-			busy := strings.TrimRight(line, ".")
-			line = strings.ReplaceAll(busy, ".", "-") + line[len(busy):]
-		}
-		all = append(all, lane{name: strings.Replace(name, "#", strconv.Itoa(i), 1), columns: line})
+	for x := time.Duration(0); x <= p.end; x += step {
+		all = append(all, x)
 	}
 	return all
 }
@@ -458,15 +698,6 @@ func (p *svg) add(format string, args ...any) {
 	p.body.WriteByte('\n')
 }
 
-// A lane is a row of a timeline: a name, a character for each 10 ms, and a
-// note. The character is a batch in base 12, or one of a few signs: - for a
-// worker while the window is full, | for a line through the rows below. In the
-// picture a line with frames moves, and its note in column i is frames[i].
-type lane struct {
-	name, columns, note string
-	frames              []string
-}
-
 // legend says what the bars of a timeline mean.
 func (p *svg) legend(text string) {
 	p.add(`<text x="8" y="20">%s</text>`, text)
@@ -479,97 +710,79 @@ func (p *svg) legend(text string) {
 	p.height = 56
 }
 
-// panel draws lanes, the last of which is the time.
-func (p *svg) panel(title string, lanes []lane) {
-	const left, column, row = 76, 8, 18
+// panel draws lanes, the time, and the moments, if there are any: the pointer
+// moves the line.
+func (p *svg) panel(title string, run *played, lanes []lane, moments []moment) {
+	const left, row = 76, 18
+	x := func(d time.Duration) int { return left + int(d*8/(10*time.Millisecond)) }
 	p.add(`<text font-weight="600" x="8" y="%d">%s</text>`, p.height+16, title)
 	p.height += 22
-	top, bottom := p.height, p.height+row*(len(lanes)-1)
-	if lanes[0].name == "" {
+	top := p.height
+	if len(moments) > 0 {
 		top += row
 	}
-	for i, label := range strings.Fields(lanes[len(lanes)-1].columns) {
-		x := left + 10*i*column
-		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, x, top, x, bottom+2)
-		p.add(`<text class="tick" x="%d" y="%d">%s</text>`, x, bottom+14, label)
+	bottom := top + row*len(lanes)
+	for _, tick := range run.ticks() {
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, x(tick), top, x(tick), bottom+2)
+		p.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(tick), bottom+14, tick/run.units(1))
 	}
-	for i, l := range slices.Backward(lanes) { // a line is above the bars of the rows below
-		y := p.height + i*row
+	p.add(`<text x="8" y="%d">%s</text>`, bottom+13, run.unit)
+	for i, l := range lanes {
+		y := top + i*row
 		p.add(`<text x="8" y="%d">%s</text>`, y+13, l.name)
-		if l.frames != nil {
-			p.sweep(l, left+len(l.frames)*column+12, y+13, column)
-		} else if l.note != "" {
-			p.add(`<text class="note" x="%d" y="%d">%s</text>`, left+len(l.columns)*column+12, y+13, l.note)
+		if l.note != "" {
+			p.add(`<text class="note" x="%d" y="%d">%s</text>`, x(run.end)+12, y+13, l.note)
 		}
-		if l.name != "ms" {
-			p.bars(l, left, y, column, bottom)
+		for _, b := range l.bars {
+			from, width := x(b.from), x(b.to)-x(b.from)-1
+			if b.class == "dashed" {
+				p.add(`<rect class="dashed" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`,
+					from, y+2, width-1)
+				continue
+			}
+			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`,
+				b.class, from, y+2, width)
+			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, b.class, from+width/2, y+13, b.sign())
 		}
 	}
-	p.height += row*len(lanes) + 8
+	p.moments(moments, x, p.height, bottom)
+	p.height = bottom + row + 8
 }
 
-// sweep moves the line of a lane from the first column to the last, again and
-// again, and shows the note of each column while the line is in it. Where
-// pictures do not move, the line stays at its own column, and only that note is
-// visible.
-func (p *svg) sweep(l lane, x, y, column int) {
-	const seconds = 0.35 // in a column
-	n, at := len(l.frames), len(l.columns)-1
-	round, first, last := seconds*float64(n), -at*column-column/2, (n-at)*column-column/2
+// moments draws a line for each moment, and its note. One of them is visible:
+// that under the pointer or, where there is none, the one that is marked.
+func (p *svg) moments(moments []moment, x func(time.Duration) int, top, bottom int) {
+	if len(moments) == 0 {
+		return
+	}
 	p.add(`<style>
-@media (prefers-reduced-motion: no-preference) {
-.mark { animation: sweep %.2fs linear infinite; }
-.frame { animation: frame %.2fs step-end infinite; }
-}
-@keyframes sweep { from { transform: translate(%dpx); } to { transform: translate(%dpx); } }
-@keyframes frame { from { visibility: visible; } %.4f%%, to { visibility: hidden; } }
+.moments:hover .frame { visibility: hidden; }
+.moments .moment:hover + .frame { visibility: visible; }
 </style>
-<g class="note" font-size="11">`, round, round, first, last, 100/float64(n)-0.001) // never two at once
-	for i, note := range l.frames {
-		visibility := "hidden"
-		if i == at {
+<g class="moments">`)
+	for _, m := range moments {
+		from, to, visibility := x(m.from), x(m.to), "hidden"
+		if m.marked {
 			visibility = "visible"
 		}
-		const frame = `<text class="frame" visibility="%s" style="animation-delay: %.2fs" x="%d" y="%d">%s</text>`
-		p.add(frame, visibility, seconds*float64(i)-round, x, y, note) // a negative delay: the first round hides it, too
+		p.add(`<rect class="moment" fill-opacity="0" x="%d" y="%d" width="%d" height="%d"/>`,
+			from, top, to-from, bottom-top)
+		p.add(`<g class="frame" visibility="%s" pointer-events="none">`, visibility)
+		p.add(`<text class="note" font-size="11" x="%d" y="%d">%s</text>`, x(0), top+13, m.note)
+		middle := (from + to) / 2
+		p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/></g>`, middle, top+18, middle, bottom)
 	}
 	p.add("</g>")
 }
 
-// bars draws the columns of a lane. A bar is what is the same in several
-// columns.
-func (p *svg) bars(l lane, left, y, column, bottom int) {
-	kinds := map[string]string{"load": "load", "worker": "load", "queue": "wait", "ready": "wait", "train": "train"}
-	kind := kinds[strings.TrimRight(l.name, " [0123456789]")]
-	for from := 0; from < len(l.columns); {
-		sign, class := l.columns[from:from+1], kind
-		if sign == "2" {
-			class = map[string]string{"load": "slow", "wait": "slow-wait", "train": "slow"}[kind]
-		}
-		n := len(l.columns[from:]) - len(strings.TrimLeft(l.columns[from:], sign))
-		x, width := left+from*column, n*column-1
-		switch sign {
-		case " ", ".":
-		case "|":
-			p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/>`, x+column/2, y+4, x+column/2, bottom)
-		case "-":
-			p.add(`<rect class="dashed" x="%d.5" y="%d.5" width="%d" height="13" rx="2"/>`, x, y+2, width-1)
-		default:
-			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`, class, x, y+2, width)
-			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, class, x+width/2, y+13, sign)
-		}
-		from += n
-	}
-}
+// A paint is the colour of a class, light and dark, and what else an element of
+// the class has in an svg.
+type paint struct{ class, attribute, light, dark, more string }
 
-// bytes ends the picture. The colours for a light page are attributes, because
-// some programs that convert pictures ignore styles. The colours for a dark
-// page are a style, which overrides the attributes.
-func (p *svg) bytes(title string) []byte {
+// palette is the paints of all pictures.
+func palette() []paint {
 	const small = ` font-size="11" text-anchor="middle"`
-	var light []string
-	var dark strings.Builder
-	for _, c := range []struct{ class, attribute, light, dark, more string }{
+	return []paint{
 		{"page", "fill", "#ffffff", "#0d1117", ""},
 		{"text", "fill", "#1f2328", "#e6edf3", ` font-family="ui-sans-serif, system-ui, sans-serif" font-size="12"`},
 		{"note", "fill", "#59636e", "#9198a1", ""},
@@ -584,12 +797,23 @@ func (p *svg) bytes(title string) []byte {
 		{"train", "fill", "#5d6670", "#8b949e", ""},
 		{"slow", "fill", "#c2571a", "#db6d28", ""},
 		{"slow-wait", "fill", "#f0c3a5", "#5c2e12", ""},
+		{"bad", "fill", "#cf222e", "#ff7b72", ""},
 		{"on-load", "fill", "#ffffff", "#ffffff", small},
 		{"on-wait", "fill", "#1f2328", "#e6edf3", small},
 		{"on-train", "fill", "#ffffff", "#0d1117", small},
 		{"on-slow", "fill", "#ffffff", "#0d1117", small},
 		{"on-slow-wait", "fill", "#1f2328", "#e6edf3", small},
-	} {
+		{"on-bad", "fill", "#ffffff", "#0d1117", small},
+	}
+}
+
+// bytes ends the picture. The colours for a light page are attributes, because
+// some programs that convert pictures ignore styles. The colours for a dark
+// page are a style, which overrides the attributes.
+func (p *svg) bytes(title string) []byte {
+	var light []string
+	var dark strings.Builder
+	for _, c := range palette() {
 		class := fmt.Sprintf("class=%q", c.class)
 		light = append(light, class, fmt.Sprintf("%s %s=%q%s", class, c.attribute, c.light, c.more))
 		fmt.Fprintf(&dark, ".%s { %s: %s; }\n", c.class, c.attribute, c.dark)
@@ -604,6 +828,22 @@ func (p *svg) bytes(title string) []byte {
 %s</svg>
 `, svgWidth, p.height, title, dark.String(), p.body.String())
 	return []byte(strings.NewReplacer(light...).Replace(whole))
+}
+
+// paletteCSS is the palette for a page, in variables.
+func paletteCSS() string {
+	var light, dark, classes strings.Builder
+	for _, c := range palette() {
+		fmt.Fprintf(&light, " --%s: %s;", c.class, c.light)
+		fmt.Fprintf(&dark, " --%s: %s;", c.class, c.dark)
+		if on, isText := strings.CutPrefix(c.class, "on-"); isText {
+			fmt.Fprintf(&classes, ".%s { background: var(--%s); color: var(--%s); }\n", on, on, c.class)
+		}
+	}
+	return fmt.Sprintf(":root { color-scheme: light dark;%s }\n"+
+		"@media (prefers-color-scheme: dark) { :root {%s } }\n"+
+		"body { background: var(--page); color: var(--text); }\n.note { color: var(--note); }\n%s",
+		light.String(), dark.String(), classes.String())
 }
 
 // BenchmarkTrace is what Options.Trace adds to a batch: the difference to the
