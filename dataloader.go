@@ -149,9 +149,10 @@ type Options struct {
 	// much, or if a batch takes less than 100 µs. Without Workers it must be 0.
 	// PyTorch: prefetch_factor.
 	Prefetch int
-	// Unordered hands over batches as they are ready, so that a slow batch
-	// delays no other. Each batch still comes exactly once, also in a run that
-	// resumes from the cursor. PyTorch: in_order=False.
+	// Unordered hands over batches as they are ready. A slow batch occupies a
+	// worker and a place in the window, but holds up no other. Each batch still
+	// comes exactly once, also in a run that resumes from the cursor. PyTorch:
+	// in_order=False.
 	Unordered bool
 
 	// OnError, if not nil, decides what a sample costs that cannot be fetched.

@@ -3398,8 +3398,11 @@ func ExampleTensor() {
 
 // ## worker.go: which goroutine loads
 
-// The first of four loaders, each the one before with a few lines changed. It
-// has no goroutine: it loads and trains in turn.
+// The first of five loaders, each the one before with a few lines changed. It
+// has no goroutine: it loads and trains in turn. load makes batch k of the
+// three decisions: what sample i is, in which order samples come, and how they
+// become a batch, here their sum. The other four have a load that says more of
+// time.
 func Example_inTenLines() {
 	loader := func(n int, load func(k int) int) iter.Seq2[int, int] {
 		return func(yield func(k, batch int) bool) {
@@ -3411,20 +3414,32 @@ func Example_inTenLines() {
 		}
 	}
 
+	data := func(i int) int { return i * i }
+	order := rand.New(rand.NewPCG(1, 0)).Perm(6)
+	collate := func(samples []int) (batch int) {
+		for _, sample := range samples {
+			batch += sample
+		}
+		return batch
+	}
 	load := func(k int) int {
 		fmt.Print("load ", k, ", ")
-		return k * k
+		var samples []int
+		for _, i := range order[2*k : 2*k+2] {
+			samples = append(samples, data(i))
+		}
+		return collate(samples)
 	}
 	for k, batch := range loader(3, load) {
 		fmt.Println("train on", k, batch)
 	}
 	// Output:
-	// load 0, train on 0 0
-	// load 1, train on 1 1
-	// load 2, train on 2 4
+	// load 0, train on 0 26
+	// load 1, train on 1 20
+	// load 2, train on 2 9
 }
 
-// The second of four loaders: one goroutine loads while the loop trains. It
+// The second of five loaders: one goroutine loads while the loop trains. It
 // gets tasks from a queue, and puts results into another. Each queue has room
 // for window, the most batches in flight, so neither a send of the loop nor one
 // of the worker blocks. When the loop is left, the worker loads what is still
@@ -3484,10 +3499,10 @@ func Example_oneWorker() {
 	// train on 4 16
 }
 
-// The third of four loaders: several workers, out of order. One line has been
+// The third of five loaders: several workers, out of order. One line has been
 // added to the second, marked with "new". The workers share the queues. Results
-// come as they are ready, so a slow batch delays no other, and the order
-// depends on timing.
+// come as they are ready, so the order depends on timing. A slow batch keeps a
+// worker and a place in the window, and holds up no other.
 func Example_outOfOrder() {
 	type result struct{ k, batch int }
 	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
@@ -3542,7 +3557,7 @@ func Example_outOfOrder() {
 	// batch 0 comes after others: 19
 }
 
-// The fourth of four loaders, in fifty lines: several workers, in order. The
+// The fourth of five loaders, in fifty lines: several workers, in order. The
 // lines that keep the order are marked: a result that has come before its turn
 // waits in a cache. The engine in worker.go is this loop, plus a context that
 // stops the workers and survival of panics and Goexit, as in
@@ -3634,7 +3649,116 @@ func Example_inFiftyLines() {
 	// working after the loop: 0 loaded: 13
 }
 
-// The second of the four loaders again, with what a training needs; it leads to
+// The fifth of five loaders: the fourth, unchanged, and what makes it resume.
+// The order depends on the epoch alone, and the random numbers of a batch on
+// its place in the order alone. So the place, two numbers, is all that must be
+// saved: the cursor. It moves before the body runs, because who saves it in the
+// body has trained on the batch. What is in flight is not in it, and is loaded
+// again. The training dies after each batch in turn, and goes on from one line
+// of JSON, each time with another number of workers. The package has the same
+// cursor, for any order, any number of ranks, and out of order.
+func Example_resumes() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for them
+			defer close(tasks)   // first the workers hear that there is no more work
+			for range workers {
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send := 0
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			cache := make([]*result, window) // order: results that came before their turn
+			for recv := range n {            // here recv <= send <= recv+window
+				for cache[recv%window] == nil { // order
+					r := <-results
+					cache[r.k%window] = &r // order
+				}
+				r := cache[recv%window]  // order
+				cache[recv%window] = nil // order
+				// Before the loop body runs, so that the workers are busy
+				// meanwhile.
+				refill()
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	type cursor struct{ Epoch, Batch int }
+	const n, epochs, seed = 8, 3, 42
+	order := func(epoch int) []int { return rand.New(rand.NewPCG(seed, uint64(epoch))).Perm(n) }
+	run := func(at *cursor, workers int) iter.Seq[int] {
+		return func(yield func(batch int) bool) {
+			from, samples := *at, order(at.Epoch)
+			load := func(k int) int {
+				pos := from.Batch + k
+				rng := rand.New(rand.NewPCG(seed, uint64(from.Epoch*n+pos)))
+				return 100*samples[pos] + rng.IntN(100) // a sample, and an augmentation
+			}
+			for k, batch := range loader(n-from.Batch, workers, 2*workers, load) {
+				*at = cursor{from.Epoch, from.Batch + k + 1}
+				if !yield(batch) {
+					return
+				}
+			}
+			*at = cursor{from.Epoch + 1, 0}
+		}
+	}
+
+	var trained []int
+	train := func(saved []byte, workers, steps int) []byte { // dies after so many steps
+		var at cursor
+		if err := json.Unmarshal(saved, &at); err != nil {
+			log.Fatal(err)
+		}
+		for at.Epoch < epochs {
+			for batch := range run(&at, workers) {
+				trained = append(trained, batch)
+				saved, _ = json.Marshal(at)
+				if steps--; steps == 0 {
+					return saved
+				}
+			}
+		}
+		saved, _ = json.Marshal(at)
+		return saved
+	}
+	fmt.Println(string(train([]byte("{}"), 3, 13)))
+	trained = nil
+	train([]byte("{}"), 3, -1)
+	whole := trained
+	same := true
+	for steps := 1; steps <= len(whole); steps++ {
+		trained = nil
+		saved := []byte("{}")
+		for life := 0; len(trained) < len(whole); life++ {
+			saved = train(saved, 1+life%4, steps)
+		}
+		same = same && slices.Equal(trained, whole)
+	}
+	fmt.Println("killed after any number of batches, the same", len(whole), "batches:", same)
+	// Output:
+	// {"Epoch":1,"Batch":5}
+	// killed after any number of batches, the same 24 batches: true
+}
+
+// The second of the five loaders again, with what a training needs; it leads to
 // engine.run and engine.startWorker. All tasks are queued at once. load may
 // fail, and be stopped by its context. The loop asks ctx first: a load that is
 // stopped fails in its own words, but no batch is bad. load may also end its
@@ -9360,7 +9484,8 @@ func TestExampleHelpers(t *testing.T) {
 // TestLesson checks testdata/lesson.md: each Predict has a Run, a Read and a
 // Why, what a Read or a row of the way of a batch names is declared, each
 // command runs something, each line that a Break quotes stands in its function,
-// and each link leads to a file or a heading.
+// and each link leads to a file or a heading. Each diff makes the next of the
+// growing Examples from the one before.
 func TestLesson(t *testing.T) {
 	names, source := declared(t)
 	lesson := string(must(os.ReadFile("testdata/lesson.md")))
@@ -9378,12 +9503,14 @@ func TestLesson(t *testing.T) {
 	}
 	links := map[string]bool{} // to headings
 	for _, heading := range all("^## (.+)", lesson) {
-		links["#"+strings.NewReplacer(",", "", " ", "-").Replace(strings.ToLower(heading[1]))] = true
+		links["#"+strings.NewReplacer(",", "", ".", "", " ", "-").Replace(strings.ToLower(heading[1]))] = true
 	}
 	for _, link := range all(`\]\((.+?)\)`, lesson) {
 		_, err := os.Stat("testdata/" + link[1])
-		failIf(t, err != nil && !links[link[1]], "%s leads nowhere", link[0])
+		onPage := strings.HasPrefix(link[1], "http://localhost:8080/?") // TestPlay asks for it
+		failIf(t, err != nil && !links[link[1]] && !onPage, "%s leads nowhere", link[0])
 	}
+	names["TestMyOrder"] = true // in testdata/inorder_test.go.txt
 	for _, command := range all(`"(go test -[^"]+)"`, lesson) {
 		checkCommand(t, names, command[1])
 	}
@@ -9392,6 +9519,7 @@ func TestLesson(t *testing.T) {
 			failIf(t, !names[name[1]], "%s: there is no %s", line[0], name[1])
 		}
 	}
+	checkGrowth(t, string(must(os.ReadFile("testdata/lesson.md"))), source["dataloader_test.go"])
 	for _, item := range all("^- Break: .*", lesson) {
 		pattern := `in "(?:(\w+)\.)?(\w+)" (?:replace|move|delete)(?: the second)? "([^"]+)"`
 		part := all(pattern, item[0])[0] // type, function and code
@@ -9399,6 +9527,52 @@ func TestLesson(t *testing.T) {
 		stands := strings.Contains(function.FindString(fmt.Sprint(source)), part[3])
 		failIf(t, !stands, "%s: there is no such code", item[0])
 	}
+}
+
+// checkGrowth applies each diff of the lesson to the loader of one Example, and
+// compares it with that of the next. Indentation and comments do not count. The
+// first program of the lesson is the beginning: its loop is the loader of the
+// first Example. That of the last Example is the one before it, unchanged.
+func checkGrowth(t *testing.T, lesson, source string) {
+	t.Helper()
+	clean := func(text string) (lines string) {
+		for line := range strings.Lines(strings.ReplaceAll(text, "\r", "")) {
+			if line, _, _ = strings.Cut(line, "//"); strings.TrimSpace(line) != "" {
+				lines += strings.Join(strings.Fields(line), " ") + "\n"
+			}
+		}
+		return lines
+	}
+	loaderOf := func(name string) string {
+		_, text, _ := strings.Cut(source, "\nfunc "+name+"() {\n")
+		text, _, found := strings.Cut(text, "\n\t}\n")
+		failIf(t, !found, "there is no %s", name)
+		return clean(text)
+	}
+	program := loaderOf("Example_inTenLines")
+	next := []string{"Example_oneWorker", "Example_outOfOrder", "Example_inFiftyLines"}
+	diffs := regexp.MustCompile("(?ms)^```diff\r?\n(.*?)^```").FindAllStringSubmatch(lesson, -1)
+	equal(t, "diffs", len(diffs), len(next))
+	for i, diff := range diffs {
+		for hunk := range strings.SplitSeq(strings.ReplaceAll(diff[1], "\r", ""), "…\n") {
+			var before, after string
+			for line := range strings.Lines(hunk) {
+				if line[0] != '+' {
+					before += line[1:]
+				}
+				if line[0] != '-' {
+					after += line[1:]
+				}
+			}
+			equal(t, "places of\n"+hunk, strings.Count(program, clean(before)), 1)
+			program = strings.Replace(program, clean(before), clean(after), 1)
+		}
+		equal(t, next[i], program, loaderOf(next[i]))
+	}
+	equal(t, "Example_resumes", loaderOf("Example_resumes"), program)
+	exercise := strings.ReplaceAll(string(must(os.ReadFile("testdata/inorder_test.go.txt"))), "\r", "")
+	whole := strings.Contains(clean(exercise), loaderOf("Example_outOfOrder"))
+	equal(t, "whether testdata/inorder_test.go.txt has the loader to begin with", whole, true)
 }
 
 // ## The page that draws what a loader does
@@ -13992,6 +14166,10 @@ func TestStats(t *testing.T) {
 		// waiting is for a batch before others.
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
 			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
+		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms, "waited 5 % of 5.245s, " +
+			"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers needed: 4"},
+		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 9 % of 5.523s, " +
+			"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers needed: 4"},
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			stats := new(Stats)

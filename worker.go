@@ -83,7 +83,7 @@ import (
 // PyTorch calls the counters _send_idx and _rcvd_idx and the cache _task_info.
 // It gives each worker a queue of its own. Here the workers share one queue, so
 // that the first free worker takes the next task, and a slow task delays the
-// loading of no other.
+// loading of no other until the window is full.
 type engine struct {
 	workers int    // if 0, the loop does the work
 	window  int    // the most tasks in flight, at least 1
