@@ -9549,6 +9549,7 @@ func checkGrowth(t *testing.T, lesson, source string) {
 		failIf(t, !found, "there is no %s", name)
 		return clean(text)
 	}
+	source = strings.ReplaceAll(source, "\r", "")
 	program := loaderOf("Example_inTenLines")
 	next := []string{"Example_oneWorker", "Example_outOfOrder", "Example_inFiftyLines"}
 	diffs := regexp.MustCompile("(?ms)^```diff\r?\n(.*?)^```").FindAllStringSubmatch(lesson, -1)
