@@ -325,16 +325,13 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 				"each rank needs the cursor that it saved itself, of as many ranks; "+
 				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
 		}
-		if err != nil {
+		if err != nil || onlyAsked(ctx) {
 			return err
 		}
 		count := rank.dealt(len(shards))
 		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
 			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards",
 				state.ShardNumber, state.Offset, count)
-		}
-		if onlyAsked(ctx) {
-			return nil
 		}
 		pos := from.Pos
 		shardAt := order.Order(from.Epoch)
