@@ -1610,8 +1610,9 @@ type outermost struct {
 	ctx  context.Context
 	open func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
 
-	parted atomic.Bool // whether a deal has found the ranks out of step
-	owner  string      // whose cursors are made; "" if they fit all ranks
+	parted   atomic.Bool // whether a deal has found the ranks out of step
+	owner    string      // whose cursors are made; "" if they fit all ranks
+	unsigned error       // why no cursor can be made
 
 	asks    bool // whether the deals are only asked for what follows
 	mu      sync.Mutex
@@ -1652,19 +1653,21 @@ func (o *outermost) ask(epoch int) (owner, parting string) {
 // mustSign reports whether cursors have an owner from now on.
 func (o *outermost) mustSign() bool { return o.owner != "" || o.parted.Load() }
 
-// sign puts the owner into a cursor. It fails if the ranks are out of step, but
-// a stage of the user's keeps the deals from being asked.
-func (o *outermost) sign(next *Cursor) error {
+// sign puts the owner into a cursor. It returns false, and sets unsigned, if
+// the ranks are out of step, but a stage of the user's keeps the deals from
+// being asked.
+func (o *outermost) sign(next *Cursor) bool {
 	if o.owner == "" {
 		o.owner, _ = o.ask(next.Epoch)
 	}
 	if o.owner == "" {
-		return errors.New("dataloader: the ranks are out of step, and no cursor can name its rank: " +
-			"a stage of your own looks at its context before it opens its sources, " +
-			"which look at it themselves")
+		o.unsigned = errors.New("dataloader: the ranks are out of step, " +
+			"and no cursor can name its rank: a stage of your own looks at its context " +
+			"before it opens its sources, which look at it themselves")
+		return false
 	}
 	next.State = &ownedState{o.owner, next.State}
-	return nil
+	return true
 }
 
 // refuseOwner returns the error of a cursor that another rank has made.

@@ -698,23 +698,22 @@ func streamOf[T any](
 				top = &outermost{ctx: ctx, open: open}
 				inner, at, err = top.begin(from)
 			}
-			stopped, unsigned := false, error(nil)
+			stopped := false
 			if err == nil {
 				err = produce(inner, at, func(item Item[T]) bool {
 					stopped = ctx.Err() != nil
 					if stopped {
 						return false
 					}
-					if top != nil && top.mustSign() {
-						unsigned = top.sign(&item.Next)
-						if unsigned != nil {
-							return false
-						}
+					if top != nil && top.mustSign() && !top.sign(&item.Next) {
+						return false
 					}
 					return yield(item, nil)
 				})
 			}
-			err = cmp.Or(unsigned, err)
+			if top != nil {
+				err = cmp.Or(top.unsigned, err)
+			}
 			if stopped {
 				err = context.Cause(ctx)
 			}
