@@ -184,7 +184,7 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 // the same split: that of torch's random_split with a generator of this seed,
 // element for element.
 //
-// Of another number of samples Split makes another split: when the data grow,
+// With another number of samples Split makes another split: when the data grow,
 // most samples of the old test set are in the new training set. Split also
 // parts samples that belong together, such as images of one patient.
 // ExampleSubset_byKey does neither. Split before you repeat or weight samples.
