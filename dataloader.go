@@ -678,8 +678,10 @@ type Cursor struct {
 	// lengths, seeds and Options.DataVersion, but not the content of the data.
 	// A stream may also keep data of its own in State. Where ranks are out of
 	// step, State is the rank and, in it, the State of the outermost stage of
-	// this package. At the start of an epoch State is nil. In a cursor decoded
-	// from JSON it is a json.RawMessage, which Load decodes.
+	// this package; so if a stage of your own is the outermost, a Prefetch or
+	// Map must not be added behind it then. At the start of an epoch State is
+	// nil. In a cursor decoded from JSON it is a json.RawMessage, which Load
+	// decodes.
 	State any `json:"state,omitempty"`
 }
 

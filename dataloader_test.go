@@ -6074,7 +6074,7 @@ func serveBatches[T any](
 		_, err := w.Write(body)
 		return err
 	}
-	places := make(chan struct{}, atOnce)
+	places := make(chan struct{}, max(1, atOnce))
 	batch := func(ctx context.Context, w http.ResponseWriter, step int) {
 		select {
 		case places <- struct{}{}:

@@ -1611,9 +1611,10 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // any number of ranks. Filter, OnError and Unbatch put the ranks out of step.
 // Under UnevenTail so do Batch, Repeat, Chain, Mix, and another Shard. Then a
 // cursor belongs to the rank that made it, and every other rank refuses it, so
-// save one for each rank. Shuffle, too, refuses that of another rank. The
-// cursor of the only rank fits any number of ranks, unless Shuffle or Unbatch
-// read items again. The same holds after StreamOf.
+// save one for each rank. Shuffle, too, refuses that of another rank, or ends
+// with the error of an item that fails when it is read again. The cursor of the
+// only rank fits any number of ranks, unless Shuffle or Unbatch read items
+// again. The same holds after StreamOf.
 //
 // Nobody notices a stage of your own that drops items, that joins sources, or
 // that opens its source in another context than its own. One that does not open
