@@ -169,10 +169,11 @@ func CollatePair[T, U, A, B any](
 // slice of samples is reused, as by a loader. torchdata: Batcher, with
 // drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	panicIf(src == nil, "Batch: the stream is nil")
+	panicIf(src.items == nil, "Batch: the stream is the zero Stream")
 	panicIf(collate == nil, "Batch: the Collate is nil")
 	panicIf(size < 1, "Batch: size is %d, must be positive", size)
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[B]) bool) error {
+	known := src.ranks.part("Batch", false)
+	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[B]) bool) error {
 		var samples []T
 		var failed error // the error of the first failed item
 		var last Cursor  // the source's cursor after the last sample, which is the batch's Next
@@ -191,8 +192,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 			samples, failed = samples[:0], nil
 			return yield(batch)
 		}
-		ctx = leaveNote(ctx, &rankNote{stage: "Batch"})
-		for item, err := range src(ctx, from) {
+		for item, err := range src.items(ctx, from) {
 			if err != nil {
 				return err
 			}
@@ -225,13 +225,12 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // checkpoint, a Shuffle behind Unbatch counts other items at each resume that
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
-	panicIf(src == nil, "Unbatch: the stream is nil")
-	return staged(&stamp{by: "Unbatch"}, oneSource, func(
+	panicIf(src.items == nil, "Unbatch: the stream is the zero Stream")
+	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch"}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		ctx = leaveNote(ctx, &rankNote{stage: "Unbatch", always: true})
 		pos := from.Pos
-		for batch, err := range src(ctx, state.Source) {
+		for batch, err := range src.items(ctx, state.Source) {
 			if err != nil {
 				return err
 			}

@@ -1889,7 +1889,7 @@ func BenchmarkImageTensor(b *testing.B) {
 func BenchmarkStreams(b *testing.B) {
 	const n = 100000
 	count := func(n int) Stream[int] { // as cheap as a stream can be
-		return func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
+		return NewStream(func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
 				for pos := from.Pos; pos < n; pos++ {
 					if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos + 1, nil}}, nil) {
@@ -1897,12 +1897,12 @@ func BenchmarkStreams(b *testing.B) {
 					}
 				}
 			}
-		}
+		})
 	}
 	ints := count(n)
 	drain := func(s Stream[int]) func() {
 		return func() {
-			for _, err := range s(b.Context(), Cursor{}) {
+			for _, err := range s.Items(b.Context(), Cursor{}) {
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -1942,7 +1942,7 @@ func BenchmarkStreams(b *testing.B) {
 	line("Map/workers=2", Map(ints, 2, quick))
 
 	pulled := func() {
-		next, stop := iter.Pull2(ints(b.Context(), Cursor{}))
+		next, stop := iter.Pull2(ints.Items(b.Context(), Cursor{}))
 		defer stop()
 		for {
 			if _, _, ok := next(); !ok {
@@ -1952,7 +1952,7 @@ func BenchmarkStreams(b *testing.B) {
 	}
 	pair := Zip(ints, ints)
 	against(b, "Zip", "item", n, "Pull2", pulled, func() {
-		for range pair(b.Context(), Cursor{}) {
+		for range pair.Items(b.Context(), Cursor{}) {
 		}
 	})
 	for _, by := range []string{"in-turn", "weights"} {

@@ -84,7 +84,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"iter"
 	"math"
@@ -95,7 +94,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -365,7 +363,7 @@ func (p *plan) setOrder(n int, opts Options) error {
 	// overflow.
 	size := min(o.BatchSize, count+1)
 	p.deal = deal{n: count, size: size, rank: o.Rank, tail: o.Tail, dropLast: o.DropLast}.start(0)
-	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion, index: o.Rank.Index}
+	p.state = &loaderState{By: p.name, Seed: o.Seed, Data: o.DataVersion}
 	if o.Unordered {
 		p.state.Rank, p.state.Size = &p.deal.rank, size
 	} else if o.OnError != nil && o.Tail == UnevenTail && o.Rank.Count > 1 {
@@ -677,11 +675,9 @@ type Cursor struct {
 	// belong to the batch, so they change with its size. The description has
 	// lengths, seeds and Options.DataVersion, but not the content of the data.
 	// A stream may also keep data of its own in State. Where ranks are out of
-	// step, State is the rank and, in it, the State of the outermost stage of
-	// this package; so if a stage of your own is the outermost, a Prefetch or
-	// Map must not be added behind it then. At the start of an epoch State is
-	// nil. In a cursor decoded from JSON it is a json.RawMessage, which Load
-	// decodes.
+	// step, State is the rank and, in it, the State of the stream. At the start
+	// of an epoch State is nil. In a cursor decoded from JSON it is a
+	// json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -816,6 +812,13 @@ func (c Cursor) refuse(format string, args ...any) error {
 		ErrCursor, c.Epoch, c.Pos, fmt.Sprintf(format, args...))
 }
 
+// refuseRank returns the error of a cursor that another rank has made. parting
+// says what puts the ranks out of step.
+func (c Cursor) refuseRank(owner, here any, parting string) error {
+	return c.refuse("it was made by rank %v, this is rank %v, and %s puts the ranks out of step: "+
+		"save one cursor for each rank, and resume as many ranks", owner, here, parting)
+}
+
 // An Item is a value and the cursor just after it. A failed item has an Err and
 // the zero Value; it is a position like any other.
 type Item[T any] struct {
@@ -899,11 +902,7 @@ func handOver[T any](
 func itemError(next Cursor, err error) *SampleError {
 	e := &SampleError{Epoch: next.Epoch, Batch: -1, Index: -1, Pos: next.Pos, Err: err}
 	if source, ok := err.(*SampleError); ok {
-		state := next.State
-		if o, ok := state.(*ownedState); ok {
-			state = o.State
-		}
-		if _, own := state.(*loaderState); own {
+		if own, ok := next.State.(interface{ ofLoader() bool }); ok && own.ofLoader() {
 			return source
 		}
 		e.Index, e.Err = source.Index, source.Err
@@ -953,12 +952,10 @@ type loaderState struct {
 	// Ranks, the number of ranks, and Size are in the cursors of StreamOf, for
 	// stages that compare cursors. No loader needs them.
 	Ranks int `json:"ranks,omitempty"`
-
-	index int // of the rank; not saved
 }
 
-// rankIndex is for rankOf.
-func (s *loaderState) rankIndex() int { return s.index }
+// ofLoader is for itemError.
+func (s *loaderState) ofLoader() bool { return true }
 
 // span{a, b} is the steps a <= k < b.
 type span [2]int
@@ -1047,8 +1044,7 @@ func (p *pass) checkCursor(from Cursor, s *loaderState) error {
 	case !outOfOrder && (s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	case s.Rank != nil && *s.Rank != p.deal.rank:
-		owner, here := fmt.Sprint(*s.Rank), fmt.Sprint(p.deal.rank)
-		return from.refuseOwner(owner, here, "OnError under UnevenTail")
+		return from.refuseRank(*s.Rank, p.deal.rank, "OnError under UnevenTail")
 	}
 	for i, d := range s.Done {
 		before := p.done[i] // a span that touches it, or has step 0, would be part of it
@@ -1217,469 +1213,23 @@ type Timing struct {
 //
 // Any number of ranks, with any batch size, resumes the cursors of the stream,
 // as those of the loader, unless the stages behind it put the ranks out of
-// step; Stream.Shard says which do. Behind Shuffle, which reads items again,
-// only the same number of ranks with the same batch size does.
+// step; Stream.Shard says which do. Behind Shuffle and Unbatch, which read
+// items again, the batch size must be the same, too.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
 	if l.opts.Unordered {
-		return streamOf(func(context.Context, Cursor, func(Item[B]) bool) error {
+		return streamOf(ranks{}, func(context.Context, Cursor, func(Item[B]) bool) error {
 			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
 				"because a resume could lose samples: use its Run, or leave Unordered unset")
 		})
 	}
 	state := *l.state
 	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-		openDeal(ctx, l.deal.rank, l.deal.tail)
-		if onlyAsked(ctx) {
-			return func(func(Item[B], error) bool) {}
-		}
-		return l.items(aside(ctx), from, &state)
-	}
-}
-
-// A stageState is the State in a cursor of a stage, as it is saved. What N
-// counts depends on the stage:
-//
-//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place
-//	               in the next one
-//	Unbatch        the elements of the batch after Source that have been yielded
-//	Shuffle        the items after Source that have been yielded
-//	Mix            the draws
-//	Shard          the items of the row that follow; see Stream.Shard
-//	FromSeq        1 if the item before the cursor has failed
-type stageState struct {
-	By     string `json:"by"`              // describes the stage; another one refuses the cursor
-	N      int    `json:"n,omitempty"`     // see above
-	Ranks  int    `json:"ranks,omitempty"` // of Shard: their number
-	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
-
-	// Zip and Mix, which read several sources at once.
-	Sources []Cursor `json:"sources,omitempty"`
-	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
-
-	// Unbatch and Shuffle, whose resume reads items again.
-	Again int         `json:"again,omitempty"` // how many
-	After fingerprint `json:"after,omitzero"`  // of the source's cursor after these items
-}
-
-// A freshState is the State in a cursor that a stage has just made. Each item
-// of a stage allocates one, so it is kept small, and items share what they have
-// in common. Its JSON is that of a stageState.
-type freshState struct {
-	stamp  *stamp
-	n      int
-	source Cursor
-	again  *replay // the items that a resume reads again; nil for none
-	moved  *move   // the last move of one of several sources; nil if there is one source
-}
-
-// A stamp describes a stage, in all of its cursors.
-type stamp struct {
-	by   string
-	rank Rank // of Shard; otherwise zero
-}
-
-// rankIndex is for rankOf.
-func (f *freshState) rankIndex() int {
-	last := f.source // of a source, behind the item
-	switch {
-	case f.again != nil:
-		last = f.again.last
-	case f.moved != nil:
-		last = f.moved.to
-	}
-	index := dealtIndex(last)
-	if index == 0 && f.stamp.by == "Zip" { // whose two moves are one item's
-		index = dealtIndex(f.moved.before.to)
-	}
-	return index
-}
-
-// dealtIndex is rankOf for a source's cursor, in a stage that counts anew what
-// Shard has dealt.
-func dealtIndex(c Cursor) int {
-	index := rankOf(c)
-	if s, ok := c.State.(*freshState); ok {
-		index = index*max(1, s.stamp.rank.Count) + s.stamp.rank.Index
-	}
-	return index
-}
-
-// rankOf returns the Index of the rank that has just made a cursor, if another
-// rank makes one with the same Pos: in StreamOf, in Tar, and in a stage that
-// counts anew what Shard has dealt. Otherwise it returns 0.
-func rankOf(c Cursor) int {
-	if s, ok := c.State.(interface{ rankIndex() int }); ok {
-		return s.rankIndex()
-	}
-	return 0
-}
-
-// A replay is the items that a resume reads again: their number, and the
-// source's cursor after the last one.
-type replay struct {
-	count int
-	last  Cursor
-}
-
-// A move says where one of several sources stands, whether it has ended, and
-// what moved before it. The cursors of consecutive items share base and most of
-// the moves, so an item of a Mix costs one move, however many sources there
-// are.
-type move struct {
-	before *move
-	base   *stageState // its Sources and Ended are those before the first move
-	source int
-	to     Cursor
-	ended  bool
-}
-
-// saved returns the state as it is saved. It makes the digest, and applies the
-// moves, which would take too long for each item.
-func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source}
-	if f.again != nil {
-		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
-	}
-	if f.moved != nil {
-		s.Sources, s.Ended = f.moved.apply()
-	}
-	return s
-}
-
-// MarshalJSON encodes the state as it is saved.
-func (f *freshState) MarshalJSON() ([]byte, error) { return json.Marshal(f.saved()) }
-
-// apply returns where the sources stand after the moves up to m, and which of
-// them have ended.
-func (m *move) apply() (sources []Cursor, ended []bool) {
-	if m.before == nil {
-		sources, ended = slices.Clone(m.base.Sources), slices.Clone(m.base.Ended)
-	} else {
-		sources, ended = m.before.apply()
-	}
-	sources[m.source], ended[m.source] = m.to, m.ended
-	return sources, ended
-}
-
-// oneSource is the number of sources of a stage whose source is in Source, and
-// not in Sources.
-const oneSource = 0
-
-// stateOf returns the State of a cursor that the stage of the given name has
-// made, or says why the cursor does not fit. At the start of epoch e each
-// source is at the start of its own epoch e.
-func stateOf(from Cursor, name string, sources int) (stageState, error) {
-	var s stageState
-	if err := from.fit(name, &s.By, &s); err != nil {
-		return s, err
-	}
-	if from.atStart() {
-		s.Source = from
-		s.Sources = slices.Repeat([]Cursor{from}, sources)
-		s.Ended = make([]bool, sources)
-		return s, nil
-	}
-	negative := min(s.N, s.Ranks, s.Again) < 0
-	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
-	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
-	others := len(s.Sources) != sources || len(s.Ended) != sources
-	if negative || tooFar || tooMany || others {
-		return s, from.refuse("its state is damaged: n is %d, ranks %d, again %d, "+
-			"and it has %d of %d sources", s.N, s.Ranks, s.Again, len(s.Sources), sources)
-	}
-	return s, nil
-}
-
-// checkReread says that a source has changed, if the items that a stage has
-// read again are not those that it had read before the cursor. There are n now,
-// and after them the source stands at last. If N is 0, nothing is read again,
-// and checkReread returns nil.
-//
-// If an item that is read again has failed, perhaps only for a moment, its
-// error is returned, and the cursor is not refused: a program that began the
-// epoch again would repeat what was yielded.
-func (s *stageState) checkReread(from Cursor, n int, last Cursor, failed error) error {
-	if s.N == 0 {
-		return nil
-	}
-	now := fingerprintOf(last)
-	switch {
-	case n == s.Again && now == s.After:
-		return nil
-	case failed != nil:
-		return wrapReread(failed)
-	}
-	return from.refuse("the source has changed, or only its Options.DataVersion "+
-		"(leave a new one unset until the next epoch): it has %d items up to pos %d of %s now, "+
-		"and had %d up to pos %d of %s",
-		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
-}
-
-// wrapReread returns the last error of a stage whose source has other items
-// before the cursor than it had, one of which has failed.
-func wrapReread(failed error) error {
-	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, "+
-		"or the source has changed: %w", failed)
-}
-
-// A fingerprint stands for a source's cursor that a resume only compares. It
-// has a digest in place of the cursor's State: a stage that saved two whole
-// cursors of its source would double the size of its own, and twelve such
-// stages would make half a megabyte.
-type fingerprint struct {
-	Pos    int    `json:"pos"`
-	Digest string `json:"digest"`
-	By     string `json:"by"` // the innermost first source, which names a shard or a data set
-}
-
-// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
-// cursor is made of the fingerprints of its sources' cursors. If the stage
-// reads items again, only the source's cursor after these items counts. To
-// include the cursor before them would double the time with each such stage. A
-// State that is not a stageState is digested whole: a source's, or that of a
-// stage of the user's with fields of its own.
-func fingerprintOf(c Cursor) fingerprint {
-	s := new(stageState)
-	if fresh, ok := c.State.(*freshState); ok {
-		s = fresh.saved()
-	} else {
-		data, _ := json.Marshal(c.State)
-		err := cmp.Or(c.Load(s), decodeStrictly(data, new(stageState)))
-		if err != nil || s.Again > 0 != (s.After.Digest != "") {
-			s = &stageState{By: s.By}
-		}
-	}
-	var parts []fingerprint
-	if s.Again > 0 {
-		parts = append(parts, s.After)
-	} else if s.Source.State != nil {
-		parts = append(parts, fingerprintOf(s.Source))
-	}
-	for _, source := range s.Sources {
-		parts = append(parts, fingerprintOf(source))
-	}
-	first, h := s.By, fnv.New64a()
-	if len(parts) > 0 {
-		first = parts[0].By
-		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
-		if s.Ranks > 0 {
-			fmt.Fprintf(h, " of %d", s.Ranks)
-		}
-	} else {
-		if s.By == fromSeq { // whether its last item has failed does not count
-			c.State = stageState{By: fromSeq}
-		}
-		io.WriteString(h, c.String())
-	}
-	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
-}
-
-// staged makes a stage with cursors that have its stamp. produce begins at the
-// state of the cursor. sources is the number of cursors in the state's Sources,
-// or oneSource.
-//
-//go:noinline
-func staged[T any](
-	by *stamp, sources int,
-	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
-) Stream[T] {
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		state, err := stateOf(from, by.by, sources)
-		if err != nil {
-			return err
-		}
-		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
-			next.stamp = by
-			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
-		})
-	})
-}
-
-// A yieldAt yields an item of a stage that makes its own cursors: pos and next
-// become the Pos and the State of the item's Next.
-type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
-
-// Ranks in step. A deal, which is Stream.Shard or StreamOf, gives each rank its
-// own items, and yet makes cursors that fit all ranks: after the same number of
-// steps all of them stand at the same place. Behind a deal Map, Prefetch, Take
-// and Zip leave that as it is. Other stages can put the ranks out of step: each
-// rank drops other items, or comes to the end of a source at another step. Then
-// the cursors have an owner, the rank that made them, and every other rank
-// refuses them.
-//
-// A deal does not know the stages behind it, nor they the deal. So these stages
-// leave notes in the context of their sources. A deal reads the notes when it
-// is opened, and tells the outermost stage if the ranks are out of step. From
-// then on the outermost stage puts the owner into its cursors. (If a stage
-// reads ahead, timing decides whether that is a few items sooner.) At the
-// resume of a cursor with an owner, the outermost stage first asks all deals
-// for their ranks, also those in sources that have ended, which would not be
-// opened again.
-
-// A rankNote is what a stage tells the deals in its sources.
-type rankNote struct {
-	stage   string
-	always  bool // whether it puts the ranks out of step under each Tail, not only UnevenTail
-	joins   bool // whether its cursors leave out sources that have ended
-	rereads bool // whether it does so only if a stage that joins is among its sources
-
-	behind *rankNote // of the next stage away from the source; nil for the outermost
-	top    *outermost
-}
-
-// noteKey is the key of a rankNote in a context.
-type noteKey struct{}
-
-// noteOf returns the note of the next stage behind, or nil.
-func noteOf(ctx context.Context) *rankNote {
-	n, _ := ctx.Value(noteKey{}).(*rankNote)
-	return n
-}
-
-// leaveNote returns the context for the sources of a stage.
-func leaveNote(ctx context.Context, n *rankNote) context.Context {
-	n.behind = noteOf(ctx)
-	if n.behind != nil {
-		n.top = n.behind.top
-	}
-	return context.WithValue(ctx, noteKey{}, n)
-}
-
-// onlyAsked reports whether a stream is opened only to ask the deals for their
-// ranks. A source then reads nothing.
-func onlyAsked(ctx context.Context) bool {
-	n := noteOf(ctx)
-	return n != nil && n.top.asks
-}
-
-// aside returns the context for user code. A stream that user code reads is no
-// source of the stage that has called it.
-func aside(ctx context.Context) context.Context {
-	return context.WithValue(ctx, noteKey{}, (*rankNote)(nil))
-}
-
-// openDeal tells the outermost stage that the deal of a rank has been opened.
-func openDeal(ctx context.Context, rank Rank, tail Tail) {
-	n := noteOf(ctx)
-	if n == nil {
-		return
-	}
-	top, parting, joined := n.top, "", false
-	for ; n != nil; n = n.behind {
-		parts := n.always || n.rereads && joined || !n.rereads && tail == UnevenTail
-		if parts && parting == "" {
-			parting = n.stage
-		}
-		joined = joined || n.joins
-	}
-	top.mu.Lock() // a stage of the user's may open its sources in goroutines
-	defer top.mu.Unlock()
-	switch {
-	case parting == "":
-	case top.asks:
-		top.ranks = append(top.ranks, rank)
-		top.parting = cmp.Or(top.parting, parting)
-	case rank.Count > 1:
-		top.parted.Store(true)
-	}
-}
-
-// askSources opens the sources of a stage that reads several, one after the
-// other, if the deals are only asked for their ranks. A context that has ended
-// keeps the sources from yielding anything.
-func askSources[T any](ctx context.Context, epoch int, srcs ...Stream[T]) (asked bool) {
-	if !onlyAsked(ctx) {
-		return false
-	}
-	for _, s := range srcs {
-		for range s(ctx, Cursor{Epoch: epoch}) {
-		}
-	}
-	return true
-}
-
-// An ownedState is the State in a cursor of the outermost stage, if the cursor
-// has an owner.
-type ownedState struct {
-	Owner string `json:"of rank"`
-	State any    `json:"state"` // of the stage
-}
-
-// An outermost is one loop of the outermost stage. The deals write into it.
-type outermost struct {
-	ctx  context.Context
-	open func(ctx context.Context, from Cursor) // opens the stage, and yields nothing
-
-	parted   atomic.Bool // whether a deal has found the ranks out of step
-	owner    string      // whose cursors are made; "" if they fit all ranks
-	unsigned error       // why no cursor can be made
-
-	asks    bool // whether the deals are only asked for what follows
-	mu      sync.Mutex
-	ranks   []Rank // of the deals that are out of step, in the order of the sources
-	parting string // the first stage that puts them out of step
-}
-
-// begin begins the loop at a cursor. It returns the context and the cursor with
-// which the stage is opened, or says that another rank owns the cursor.
-func (o *outermost) begin(from Cursor) (context.Context, Cursor, error) {
-	var state json.RawMessage
-	saved := ownedState{State: &state}
-	data, _ := json.Marshal(from.State)
-	if decodeStrictly(data, &saved) == nil && saved.Owner != "" {
-		owner, parting := o.ask(from.Epoch)
-		if owner != saved.Owner {
-			return nil, from, from.refuseOwner(saved.Owner, owner, parting)
-		}
-		o.owner, from.State = saved.Owner, state
-	}
-	return leaveNote(o.ctx, &rankNote{top: o}), from, nil
-}
-
-// ask asks the deals for their ranks. All stages open their sources for that,
-// with a context that has ended, so that nothing is read.
-func (o *outermost) ask(epoch int) (owner, parting string) {
-	asked := &outermost{asks: true}
-	ctx, cancel := context.WithCancel(leaveNote(o.ctx, &rankNote{top: asked}))
-	cancel()
-	o.open(ctx, Cursor{Epoch: epoch})
-	ranks := asked.ranks
-	if len(slices.Compact(slices.Clone(ranks))) == 1 { // usually all sources have the same rank
-		ranks = ranks[:1]
-	}
-	return strings.Trim(fmt.Sprint(ranks), "[]"), asked.parting
-}
-
-// mustSign reports whether cursors have an owner from now on.
-func (o *outermost) mustSign() bool { return o.owner != "" || o.parted.Load() }
-
-// sign puts the owner into a cursor. It returns false, and sets unsigned, if
-// the ranks are out of step, but a stage of the user's keeps the deals from
-// being asked.
-func (o *outermost) sign(next *Cursor) bool {
-	if o.owner == "" {
-		o.owner, _ = o.ask(next.Epoch)
-	}
-	if o.owner == "" {
-		o.unsigned = errors.New("dataloader: the ranks are out of step, " +
-			"and no cursor can name its rank: a stage of your own looks at its context " +
-			"before it opens its sources, which look at it themselves")
-		return false
-	}
-	next.State = &ownedState{o.owner, next.State}
-	return true
-}
-
-// refuseOwner returns the error of a cursor that another rank has made.
-func (c Cursor) refuseOwner(owner, here, parting string) error {
-	if here == "" {
-		return c.refuse("it was made by rank %s, and the ranks were out of step; "+
-			"here no stage puts ranks out of step", owner)
-	}
-	return c.refuse("it was made by rank %s, this is rank %s, and %s puts the ranks out of step: "+
-		"save one cursor for each rank, and resume as many ranks", owner, here, parting)
+	known := ranks{}.deal(l.deal.rank, l.deal.tail)
+	known.index = known.anew
+	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+		return l.items(ctx, from, &state)
+	}, known}
 }
 
 // Stats sums up the timings of a loader, and says in one line where the time
@@ -1814,7 +1364,7 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // ranks under a BatchSampler, rounded up. ExampleProgress_loss shows the whole
 // epoch.
 //
-// ExampleStream_slowStage finds the slow stage of a pipeline.
+// ExampleNewStage_slow finds the slow stage of a pipeline.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an
 // item is done. Elsewhere it writes a line, at most every ten seconds. A last

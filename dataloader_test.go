@@ -33,9 +33,9 @@ package dataloader
 //	           TestRefusedCursors, TestReadAhead, TestResumes and
 //	           TestStreamsThatDie, if it has a state, reads ahead, reads again
 //	           or calls a function. If it reads again, it calls
-//	           stageState.checkReread. If it can put ranks out of step, it
-//	           leaves a rankNote, and has rows in rankStages and TestOwners;
-//	           if it reads several sources, it calls askSources. Six lists
+//	           stageState.checkReread. If it can put ranks out of step, its
+//	           ranks are parted, and it has rows in rankStages and TestOwners.
+//	           Six lists
 //	           name the stages: the comments at Stream, at Run (those that
 //	           cannot know the last item), at Stream.Shard (the ranks), above
 //	           streamOf (the two kinds), at stageState (what N counts), and
@@ -538,7 +538,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 	inBubble(t, func(t *testing.T) {
 		k := 0
-		for item, err := range StreamOf(loader)(t.Context(), Cursor{Epoch: 2}) {
+		for item, err := range StreamOf(loader).Items(t.Context(), Cursor{Epoch: 2}) {
 			sound := item.Err == nil || isSampleError(item.Err)
 			failIf(t, err != nil || !sound, "%s: %v, or %v is no SampleError", what, err, item.Err)
 			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
@@ -731,7 +731,7 @@ type ints = Stream[int]
 func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
 	t.Helper()
 	all := []Cursor{{}}
-	for _, item := range collect(t, s(t.Context(), Cursor{})) {
+	for _, item := range collect(t, s.Items(t.Context(), Cursor{})) {
 		all = append(all, item.Next)
 	}
 	return all
@@ -883,7 +883,7 @@ func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 		cursors, saved := []Cursor{at}, []string{at.String()}
 		another, stop := iter.Pull2(s.Epoch(t.Context(), epoch))
 		defer stop()
-		for item, err := range s(t.Context(), at) {
+		for item, err := range s.Items(t.Context(), at) {
 			failIf(t, err != nil, "after %d items: %v", len(want), err)
 			if item.Err != nil {
 				equal(t, "the value of a failed item", item.Value, *new(T))
@@ -1277,7 +1277,7 @@ func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex [
 	if streamed = readAll(t, stream); !testing.Short() {
 		equal(t, "streamed", checkStream(t, stream, 0), streamed)
 	}
-	for item := range stream(t.Context(), Cursor{}) {
+	for item := range stream.Items(t.Context(), Cursor{}) {
 		rest := strings.Contains(string(must(json.Marshal(item.Next))), `"shard":1`)
 		if e := (*TarError)(nil); item.Err != nil && (!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
 			t.Errorf("no TarError, or Rest is not %t: %v", rest, item.Err)
@@ -4363,7 +4363,9 @@ func ExampleBatch_tokenBudget() {
 	const budget = 12
 	type batch = [][]rune
 	inBudget := func(texts Stream[[]rune]) Stream[batch] {
-		return func(ctx context.Context, from Cursor) iter.Seq2[Item[batch], error] {
+		return NewStage(texts, false, func(
+			ctx context.Context, texts Stream[[]rune], from Cursor,
+		) iter.Seq2[Item[batch], error] {
 			return func(yield func(Item[batch], error) bool) {
 				send := func(item Item[batch]) bool {
 					if ctx.Err() != nil { // since the text was read that did not fit
@@ -4374,7 +4376,7 @@ func ExampleBatch_tokenBudget() {
 				}
 				var next Item[batch]
 				longest := 0
-				for text, err := range texts(ctx, from) {
+				for text, err := range texts.Items(ctx, from) {
 					if err != nil { // the source cannot be continued, and so the stage cannot
 						yield(Item[batch]{}, err)
 						return
@@ -4398,7 +4400,7 @@ func ExampleBatch_tokenBudget() {
 					send(next)
 				}
 			}
-		}
+		})
 	}
 	words := strings.Fields("to be or not to be that is the question whether tis nobler")
 	runes := func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil }
@@ -4797,14 +4799,14 @@ func ExampleStreamOf() {
 	}
 	var stream Stream[[]int] = StreamOf(loader)
 	var last Item[[]int]
-	for item, err := range stream(context.Background(), Cursor{Epoch: 7}) {
+	for item, err := range stream.Items(context.Background(), Cursor{Epoch: 7}) {
 		if err != nil { // the stream cannot be continued
 			log.Fatal(err)
 		}
 		fmt.Println(item.Value, item.Err, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
 		last = item
 	}
-	for item, err := range stream(context.Background(), last.Next) {
+	for item, err := range stream.Items(context.Background(), last.Next) {
 		fmt.Println("nothing follows the last item, but here is", item, err)
 	}
 	// Output:
@@ -5551,14 +5553,14 @@ func ExampleDataLoader_Run_pull() {
 // the next line, so a resume seeks, where FromSeq would read the file again.
 // Put in your own file, State and items. The helper checkStream in
 // dataloader_test.go tests a stream of your own.
-func ExampleStream() {
+func ExampleNewStream() {
 	file := strings.NewReader("1\n22\nthree\n4\n5")
 	type state struct {
 		By     string `json:"by"`
 		Offset int64  `json:"offset"`
 	}
 	const by = "numbers.txt" // tells its cursors from those of other streams
-	var numbers Stream[int] = func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
+	numbers := NewStream(func(ctx context.Context, from Cursor) iter.Seq2[Item[int], error] {
 		return func(yield func(Item[int], error) bool) {
 			var at state
 			err := from.Load(&at) // which leaves at as it is at the start of an epoch
@@ -5598,7 +5600,7 @@ func ExampleStream() {
 				}
 			}
 		}
-	}
+	})
 	var at Cursor
 	for n, err := range numbers.Run(context.Background(), &at) {
 		fmt.Println(n, err)
@@ -5625,7 +5627,7 @@ func ExampleStream() {
 // cursor before the last item, because a resume must read that item again. A
 // stage that decides about each item alone needs no State: it yields each item
 // with the Next that the item has.
-func ExampleStream_stage() {
+func ExampleNewStage() {
 	type pair = Pair[string, string]
 	type state struct {
 		By     string `json:"by"`
@@ -5633,7 +5635,9 @@ func ExampleStream_stage() {
 	}
 	const by = "neighbours"
 	neighbours := func(source Stream[string]) Stream[pair] {
-		return func(ctx context.Context, from Cursor) iter.Seq2[Item[pair], error] {
+		return NewStage(source, false, func(
+			ctx context.Context, source Stream[string], from Cursor,
+		) iter.Seq2[Item[pair], error] {
 			return func(yield func(Item[pair], error) bool) {
 				// At the start of an epoch Load leaves at as it is.
 				at := state{Source: Cursor{Epoch: from.Epoch}}
@@ -5648,7 +5652,7 @@ func ExampleStream_stage() {
 				var last Item[string]
 				pos := from.Pos - 1 // the first item has no neighbour yet
 				// The source looks at ctx before each item.
-				for item, err := range source(ctx, at.Source) {
+				for item, err := range source.Items(ctx, at.Source) {
 					if err != nil { // the source cannot be continued, and so the stage cannot
 						yield(Item[pair]{}, err)
 						return
@@ -5667,7 +5671,7 @@ func ExampleStream_stage() {
 					last = item
 				}
 			}
-		}
+		})
 	}
 	words := Slice[string]{"to", "be", "or", "not"}
 	pairs := neighbours(Map(Indices(Sequential(len(words))), 2, words.Get))
@@ -5896,10 +5900,12 @@ type stopwatch struct{ items, waited atomic.Int64 }
 
 // timed is a stage that passes its items on.
 func timed[T any](source Stream[T], watch *stopwatch) Stream[T] {
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+	return NewStage(source, true, func(
+		ctx context.Context, source Stream[T], from Cursor,
+	) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
 			begin := time.Now()
-			for item, err := range source(ctx, from) {
+			for item, err := range source.Items(ctx, from) {
 				watch.items.Add(1)
 				watch.waited.Add(int64(time.Since(begin)))
 				if !yield(item, err) {
@@ -5908,7 +5914,7 @@ func timed[T any](source Stream[T], watch *stopwatch) Stream[T] {
 				begin = time.Now()
 			}
 		}
-	}
+	})
 }
 
 // Which stage of a pipeline is slow, while it trains? Put timed in at two or
@@ -5923,7 +5929,7 @@ func timed[T any](source Stream[T], watch *stopwatch) Stream[T] {
 // so decode needs workers. The pipeline must end with a Prefetch: without it
 // loading and training take turns. Stages in one goroutine add up their times.
 // Copy stopwatch and timed, too, which stand before this Example.
-func ExampleStream_slowStage() {
+func ExampleNewStage_slow() {
 	var watches [3]stopwatch
 	names := timed(Map(Indices(Sequential(200)), 0, func(_ context.Context, i int) (string, error) {
 		return fmt.Sprintf("%d.png", i), nil
@@ -6739,11 +6745,11 @@ func ExampleExpand() {
 // folder or from a tar shard.
 func ExampleDecode() {
 	decode := func(_ context.Context, f File) (any, error) { return Decode(f.Name, f.Data) }
-	open := func(name string) (Stream[any], error) {
+	open := func(name string) (none Stream[any], err error) {
 		if strings.HasSuffix(name, ".tar") {
 			records, err := Tar([]string{name}, TarOptions{})
 			if err != nil {
-				return nil, err
+				return none, err
 			}
 			lists := Map(records, 0, func(_ context.Context, r Record) ([]File, error) {
 				return r.Files, nil
@@ -6752,7 +6758,7 @@ func ExampleDecode() {
 		}
 		files, err := Files(os.DirFS(name))
 		if err != nil {
-			return nil, err
+			return none, err
 		}
 		return Map(Indices(Sequential(files.Len())), 2, Transform(files, decode).Get), nil
 	}
@@ -7616,10 +7622,12 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 		return rows, err
 	}
 	rows := Unbatch(Batch(texts, 1000, divide).Prefetch(1))
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[Tensor[T]], error] {
+	return NewStage(rows, true, func(
+		ctx context.Context, rows Stream[Tensor[T]], from Cursor,
+	) iter.Seq2[Item[Tensor[T]], error] {
 		return func(yield func(Item[Tensor[T]], error) bool) {
 			empty := from.Pos == 0
-			for item, err := range rows(ctx, from) {
+			for item, err := range rows.Items(ctx, from) {
 				empty = false
 				if !yield(item, err) {
 					return
@@ -7630,7 +7638,7 @@ func packTexts[T any](texts Stream[[]T], length int) Stream[Tensor[T]] {
 				yield(Item[Tensor[T]]{}, err)
 			}
 		}
-	}
+	})
 }
 
 // mapped returns the content of a file. Here it is a copy. A program for Unix
@@ -9008,7 +9016,7 @@ func ExampleFromSeq_cache() {
 				return
 			}
 			items, complete := []item{}, true
-			for next, err := range source(ctx, Cursor{}) {
+			for next, err := range source.Items(ctx, Cursor{}) {
 				if err != nil && ctx.Err() == nil {
 					// The source has broken. FromSeq would take an error for
 					// that of an item.
@@ -13014,10 +13022,16 @@ func TestRefusedCursors(t *testing.T) {
 	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
 	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
 	mine := func(field string, value, pos int) ints { // a stage of the user's, whose State has one field more
-		return passOn(s, "mine", func(item *Item[int]) bool {
-			source := Cursor{0, pos, item.Next.State}
-			item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
-			return true
+		return NewStage(s, false, func(ctx context.Context, s ints, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				for item, err := range s.Items(ctx, from) {
+					source := Cursor{0, pos, item.Next.State}
+					item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
+					if !yield(item, err) {
+						return
+					}
+				}
+			}
 		})
 	}
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
@@ -13092,7 +13106,7 @@ func TestRefusedCursors(t *testing.T) {
 				"(leave a new one unset until the next epoch): it has"},
 		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "the source has changed"},
 		{shuffled(4), after(11, shuffled(3)), "the source has changed"}, // both sizes divide 36
-		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(1, 2).Shuffle(2, 1)), "the source has changed"},
+		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(0, 1).Shuffle(2, 1)), "the source has changed"},
 		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
 		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
@@ -13177,7 +13191,11 @@ func TestBadStreams(t *testing.T) {
 		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
 		"Stream.Shard: the tail is 3, must be PadTail":         func() { s.Shard(Rank{}, 3) },
 		"Stream.OnError: f is nil":                             func() { s.OnError(nil) },
-		"Run: the stream is nil":                               func() { Stream[int](nil).Run(t.Context(), new(Cursor)) },
+		"Run: the stream is the zero Stream; look at":          func() { ints{}.Run(t.Context(), new(Cursor)) },
+		"Stream.Items: the stream is the zero Stream; look at": func() { ints{}.Items(t.Context(), Cursor{}) },
+		"NewStream: items is nil":                              func() { NewStream[int](nil) },
+		"NewStage: items is nil":                               func() { NewStage[int, int](s, false, nil) },
+		"NewStage: the stream is the zero Stream":              func() { NewStage[int, int](ints{}, false, nil) },
 		"Stream.Shuffle: the size is 0, must be 1 to":          func() { s.Shuffle(0, 1) },
 		"Stream.Shuffle: the size is":                          func() { s.Shuffle(math.MaxInt/4+1, 1) },
 		"Stream.Prefetch: n is 0, must be 1 to 16777216":       func() { s.Prefetch(0) },
@@ -13195,10 +13213,10 @@ func TestBadStreams(t *testing.T) {
 		"Mix: Weights[0] is +Inf":                              func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
 		"Mix: Stop is 4, must be StopAtLast":                   func() { Mix(MixOptions{Stop: 4}, s) },
 		"Mix: Stop is -1":                                      func() { Mix(MixOptions{Stop: -1}, s) },
-		"Chain: stream 1 is nil":                               func() { Chain(s, nil) },
-		"Mix: stream 1 is nil":                                 func() { Mix(MixOptions{}, s, nil) },
-		"Unbatch: the stream is nil":                           func() { Unbatch[int](nil) },
-		"Zip: the second stream is nil":                        func() { Zip[int, int](s, nil) },
+		"Chain: stream 1 is the zero Stream":                   func() { Chain(s, ints{}) },
+		"Mix: stream 1 is the zero Stream":                     func() { Mix(MixOptions{}, s, ints{}) },
+		"Unbatch: the stream is the zero Stream":               func() { Unbatch(lists{}) },
+		"Zip: the second stream is the zero Stream":            func() { Zip(s, ints{}) },
 	})
 	for _, stage := range stages {
 		runRow(t, stage.name, func(t *testing.T) {
@@ -13206,7 +13224,7 @@ func TestBadStreams(t *testing.T) {
 			if _, method := reflect.TypeFor[ints]().MethodByName(stage.name); method {
 				name = "Stream." + name
 			}
-			saysAll(t, panicOf(func() { stage.of(nil, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is nil")
+			saysAll(t, panicOf(func() { stage.of(ints{}, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is the zero Stream")
 		})
 	}
 }
@@ -13290,7 +13308,7 @@ func TestReadAhead(t *testing.T) {
 func TestItemsAreForgotten(t *testing.T) {
 	type block = [4096]byte
 	var values, states []weak.Pointer[block]
-	source := Stream[*block](func(context.Context, Cursor) iter.Seq2[Item[*block], error] {
+	source := NewStream(func(context.Context, Cursor) iter.Seq2[Item[*block], error] {
 		values, states = nil, nil
 		return func(yield func(Item[*block], error) bool) {
 			for pos := 1; pos <= 60; pos++ {
@@ -13397,39 +13415,6 @@ func TestStreamRanks(t *testing.T) {
 	}
 }
 
-// TestStreamOfRanks: behind Shuffle, which reads again, the cursor of any rank
-// resumes as many ranks, and another number of ranks refuses it.
-func TestStreamOfRanks(t *testing.T) {
-	shuffled := func(rank Rank) ints {
-		opts := Options{Shuffle: true, Rank: rank, Tail: UnevenTail}
-		return Map(StreamOf(newLoader(t, numbers(12), opts)), 0, head).Shuffle(3, 1)
-	}
-	want := readAll(t, shuffled(Rank{}))
-	for k := range 3 * 3 * 9 {
-		before, after, pos := 1+k%3, 1+k/3%3, k/9
-		at := cursors(t, shuffled(Rank{0, before}))
-		if pos >= len(at) {
-			continue
-		}
-		got, refusals := []string{}, 0
-		for rank := range after {
-			rest := resume(t, shuffled(Rank{rank, after}), throughJSON(t, at[pos]))
-			if got = append(got, rest...); len(rest) > 0 && strings.HasPrefix(rest[0], "refused") {
-				refusals++
-			}
-		}
-		what := fmt.Sprintf("after %d items of %d ranks, resumed on %d", pos, before, after)
-		if pos > 0 && before != after {
-			equal(t, what+": refused", refusals, after)
-			continue
-		}
-		for rank := range before {
-			got = append(got, readAll(t, shuffled(Rank{rank, before}))[:pos]...)
-		}
-		equal(t, what, sorted(got), sorted(want))
-	}
-}
-
 // A list of numbers is an item of the pipelines of TestRanks.
 type lists = Stream[[]int]
 
@@ -13475,8 +13460,8 @@ type rankStage struct {
 	of     func(s lists, rank Rank, tail Tail) lists
 }
 
-// rankDeals are the deals of TestRanks. The last two deal two sources out in
-// different ways.
+// rankDeals are the deals of TestRanks. Some have two sources, one of which is
+// dealt out in another way, or not at all.
 var rankDeals = []struct {
 	name   string
 	inStep when
@@ -13505,13 +13490,19 @@ var rankDeals = []struct {
 		next := Rank{(rank.Index + 1) % rank.Count, rank.Count}
 		return Chain(listed(0, n).Shard(rank, tail), listed(50, n).Shard(next, tail))
 	}},
+	{"Chain of dealt and undealt", unlessUneven, false, func(n int, rank Rank, tail Tail) lists {
+		return Chain(listed(0, n).Shard(rank, tail), listed(50, 3))
+	}},
+	{"Zip of undealt and dealt", inEachTail, false, func(n int, rank Rank, tail Tail) lists {
+		return Map(Zip(listed(50, n), listed(0, n).Shard(rank, tail)), 0, joined)
+	}},
 	{"Mix of reflected ranks", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
 		last := Rank{rank.Count - 1 - rank.Index, rank.Count}
 		return Mix(MixOptions{}, listed(0, n).Shard(rank, tail), listed(50, n).Shard(last, tail))
 	}},
 }
 
-// rankStages are the stages of TestRanks.
+// rankStages are the stages of TestRanks, some of them a user's.
 var rankStages = []rankStage{
 	{"Map", inEachTail, true, func(s lists, _ Rank, _ Tail) lists { return Map(s, 0, quick) }},
 	{"Prefetch", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
@@ -13565,6 +13556,50 @@ var rankStages = []rankStage{
 		return Mix(MixOptions{Stop: CycleUntilLast}, listed(100, 3), s)
 	}},
 	{"Shuffle", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Shuffle(2, 1) }},
+	{"one's own, drops", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return drops(s) }},
+	{"one's own, passes on", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
+		return timed(s, new(stopwatch))
+	}},
+	{"one's own, counts", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return counts(s) }},
+}
+
+// drops is a stage of a user's that leaves out even lists, and passes the
+// cursors of the others on.
+func drops(s lists) lists {
+	return NewStage(s, false, func(ctx context.Context, s lists, from Cursor) iter.Seq2[Item[[]int], error] {
+		return func(yield func(Item[[]int], error) bool) {
+			for item, err := range s.Items(ctx, from) {
+				if (err != nil || item.Err != nil || odd(item.Value)) && !yield(item, err) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// counts is a stage of a user's that counts items, and makes its own cursors.
+func counts(s lists) lists {
+	type state struct {
+		By     string
+		Source Cursor
+	}
+	return NewStage(s, false, func(ctx context.Context, s lists, from Cursor) iter.Seq2[Item[[]int], error] {
+		return func(yield func(Item[[]int], error) bool) {
+			at := state{Source: Cursor{Epoch: from.Epoch}}
+			if err := from.Load(&at); err != nil || at.By == "" && from.Pos > 0 {
+				yield(Item[[]int]{}, fmt.Errorf("%w: %w", ErrCursor, err))
+				return
+			}
+			pos := from.Pos
+			for item, err := range s.Items(ctx, at.Source) {
+				pos++
+				item.Next = Cursor{from.Epoch, pos, state{"counts", item.Next}}
+				if !yield(item, err) {
+					return
+				}
+			}
+		}
+	})
 }
 
 // notThirds and odd leave out lists that begin with a multiple of three, or
@@ -13604,8 +13639,8 @@ func TestOwners(t *testing.T) {
 		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), listed(0, 9)) },
 		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
 		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
-		"Shard":     func(rank Rank) lists { return listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail) },
-		"Shuffle":   func(rank Rank) lists { return Chain(listed(0, 9).Shard(rank, PadTail), listed(0, 9)).Shuffle(3, 1) },
+		"Shard":     func(rank Rank) lists { return listed(0, 30).Shard(Rank{0, 1}, UnevenTail).Shard(rank, PadTail) },
+		"Shuffle":   func(rank Rank) lists { return even(rank).Shuffle(3, 1) },
 		"OnError under UnevenTail": func(rank Rank) lists {
 			return loaded(9, Options{Rank: rank, Tail: UnevenTail, OnError: dropBad})
 		},
@@ -13614,9 +13649,10 @@ func TestOwners(t *testing.T) {
 			behind := func(rank Rank) lists { return Map(of(rank).Take(5), 1, quick).Prefetch(2) }
 			for k, of := range []func(rank Rank) lists{of, behind} {
 				at := cursors(t, of(Rank{1, 2}))[2]
+				nested := map[string]string{"Shard": " {0 1}"}[stage] // the rank of the first deal
 				for _, other := range []Rank{{0, 2}, {0, 1}, {1, 3}} {
-					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the ranks out of step: "+
-						"save one cursor for each rank, and resume as many ranks", other, stage)
+					want := fmt.Sprintf("made by rank {1 2}%s, this is rank %v%[1]s, and %[3]s puts the ranks out of step: "+
+						"save one cursor for each rank, and resume as many ranks", nested, other, stage)
 					for _, from := range []Cursor{at, throughJSON(t, at)} {
 						err := ending(of(other).Run(t.Context(), &from))
 						saysAll(t, because(t, ErrCursor, err), want)
@@ -13625,7 +13661,7 @@ func TestOwners(t *testing.T) {
 				equal(t, fmt.Sprint("its own rank, ", k), resume(t, of(Rank{1, 2}), at), readAll(t, of(Rank{1, 2}))[2:])
 				all := cursors(t, of(Rank{1, 2}))
 				last := all[len(all)-1].String()
-				for item, err := range of(Rank{1, 2})(t.Context(), throughJSON(t, all[len(all)-2])) {
+				for item, err := range of(Rank{1, 2}).Items(t.Context(), throughJSON(t, all[len(all)-2])) {
 					failIf(t, err != nil || item.Next.String() != last, "%v, and then %v, want %s", err, item.Next, last)
 				}
 			}
@@ -13635,20 +13671,13 @@ func TestOwners(t *testing.T) {
 	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(), ptr(cursors(t, filtered.Take(9))[1]))),
 		"made by rank {1 2}, and the ranks were out of step; here no stage puts ranks out of step")
 	inside := Map(listed(0, 1), 0, func(ctx context.Context, _ []int) ([]int, error) {
-		for item := range filtered(ctx, Cursor{}) { // a stream of its own
+		for item := range filtered.Items(ctx, Cursor{}) { // a stream of its own
 			equal(t, "whether a cursor in Map has an owner", item.Next.String() == cursors(t, filtered)[1].String(), true)
 			break
 		}
 		return nil, nil
 	})
 	equal(t, "cursors of Map", len(cursors(t, inside.Filter(every))), 2)
-	early := func(ctx context.Context, from Cursor) iter.Seq2[Item[[]int], error] {
-		if ctx.Err() != nil {
-			return one(Item[[]int]{}, context.Cause(ctx))
-		}
-		return part(Rank{1, 2})(ctx, from)
-	}
-	saysAll(t, ending(Stream[[]int](early).Filter(every).Epoch(t.Context(), 0)), "no cursor can name its rank")
 	source := &feed{n: 9}
 	cursors(t, Chain(source.stream().Shard(Rank{1, 2}, UnevenTail), source.stream()))
 	equal(t, "how often a source was read", source.left.Load(), 2)
@@ -13705,6 +13734,137 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// TestRanksAreKnown: what a stream knows of its ranks is known when it is made.
+// No source is opened to be asked, and nothing depends on timing.
+func TestRanksAreKnown(t *testing.T) {
+	own, every := Rank{1, 2}, func(int) bool { return true }
+	first := func(t *testing.T, s ints, want int) {
+		t.Helper()
+		for i, err := range s.Run(t.Context(), &Cursor{Epoch: 1}) {
+			equal(t, "the first item", fmt.Sprint(i, err), fmt.Sprint(want, " <nil>"))
+			break
+		}
+	}
+	t.Run("a stage that joins epochs", func(t *testing.T) {
+		endless := NewStage(counting(9).Shard(own, UnevenTail), false, func(
+			ctx context.Context, s ints, from Cursor,
+		) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				for epoch := from.Epoch; ; epoch++ {
+					for item, err := range s.Items(ctx, Cursor{Epoch: epoch}) {
+						if !yield(item, err) {
+							return
+						}
+					}
+				}
+			}
+		})
+		first(t, Map(Batch(endless, 2, List[int]), 0, head), 101)
+	})
+	t.Run("a source without an end", func(t *testing.T) {
+		counter := NewStream(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				for pos := from.Pos; yield(Item[int]{0, nil, Cursor{from.Epoch, pos + 1, 1}}, nil); pos++ {
+				}
+			}
+		})
+		first(t, Map(Zip(counter, Indices(Sequential(9)).Shard(own, UnevenTail).Filter(every)), 0, add), 1)
+	})
+	t.Run("a source that is joined often", func(t *testing.T) {
+		source := &feed{n: 9}
+		s := source.stream().Shard(own, UnevenTail)
+		for range 16 {
+			s = Chain(s, s)
+		}
+		first(t, s, 101)
+		equal(t, "how often the source was opened", source.left.Load(), 1)
+		equal(t, "the owner", s.ranks.String(), "{1 2}")
+	})
+	t.Run("an order that takes long", func(t *testing.T) {
+		var made []int
+		order := OrderFunc(9, func(epoch int) []int { made = append(made, epoch); return upTo(9) })
+		s := Indices(order).Shard(own, UnevenTail).Repeat(0)
+		first(t, s, 1)
+		for range s.Run(t.Context(), ptr(throughJSON(t, Cursor{5, 2, &ownedState{"{1 2}", stageState{
+			By: "Repeat(0)", N: 2, Source: Cursor{Epoch: 7}}}}))) {
+			break
+		}
+		equal(t, "the epochs whose order was made", made, []int{1, 7})
+	})
+	t.Run("a reader that is ahead", func(t *testing.T) {
+		of := func() ints { return Chain(counting(5), counting(9).Shard(own, UnevenTail)) }
+		want := fmt.Sprint(cursors(t, of()))
+		for range 200 {
+			equal(t, "the cursors", fmt.Sprint(cursors(t, of().Prefetch(8))), want)
+		}
+	})
+}
+
+// TestOneForOne: a stage of a user's that says that it is one for one, and is
+// not, ends with an error, and has lost nothing until then.
+func TestOneForOne(t *testing.T) {
+	type yielder = func(Item[int], error) bool
+	stage := func(body func(all []Item[int], next Item[int], yield yielder) ([]Item[int], bool)) ints {
+		return NewStage(counting(4), true, func(ctx context.Context, s ints, from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				var all []Item[int]
+				for item, err := range s.Items(ctx, from) {
+					failIf(t, err != nil, "%v", err)
+					var more bool
+					if all, more = body(all, item, yield); !more {
+						return
+					}
+				}
+				for _, item := range all {
+					if !yield(item, nil) {
+						return
+					}
+				}
+			}
+		})
+	}
+	const says = "error dataloader: NewStage: the stage is not one for one, at "
+	for name, c := range map[string]struct {
+		s    ints
+		want []string
+	}{
+		"drops item 2": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return nil, item.Value == 2 || yield(item, nil)
+		}), []string{"0", "1", says}},
+		"drops the last item": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return nil, item.Value == 3 || yield(item, nil)
+		}), []string{"0", "1", "2", says}},
+		"yields an item twice": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return nil, yield(item, nil) && (item.Value != 1 || yield(item, nil))
+		}), []string{"0", "1", says}},
+		"yields an item more": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return []Item[int]{{Value: 9}}, yield(item, nil)
+		}), []string{"0", "1", "2", "3", says}},
+		"is an item behind": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return []Item[int]{item}, len(all) == 0 || yield(all[0], nil)
+		}), []string{says}},
+		"reads all items first": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+			return append(all, item), true
+		}), []string{says}},
+	} {
+		runRow(t, name, func(t *testing.T) {
+			got := readAll(t, c.s)
+			for i, g := range got {
+				if strings.HasPrefix(g, says) {
+					got[i] = says
+				}
+			}
+			equal(t, name, got, c.want)
+		})
+	}
+	sound := stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		item.Next = Cursor{} // which is set to that of the source
+		return nil, yield(item, nil)
+	})
+	equal(t, "cursors", fmt.Sprint(cursors(t, sound)), fmt.Sprint(cursors(t, counting(4))))
+	checkStream(t, timed(counting(9, 3), new(stopwatch)), 2)
+}
+
 // A rankRun is what one rank does in an uninterrupted epoch.
 type rankRun struct {
 	stream lists
@@ -13743,7 +13903,7 @@ func (p pipeline) check(t *testing.T) {
 	for count := 1; count < len(runs); count++ {
 		for index := range count {
 			run := rankRun{stream: p.of(Rank{index, count})}
-			for item, err := range run.stream(t.Context(), Cursor{}) {
+			for item, err := range run.stream.Items(t.Context(), Cursor{}) {
 				run.items = append(run.items, itemInWords(item, err))
 				if err == nil {
 					run.next = append(run.next, throughJSON(t, item.Next))
@@ -13814,7 +13974,7 @@ func (p pipeline) checkOther(t *testing.T, what string, before, after []rankRun,
 // resumeInWords is resume without a refusal at the end, and whether there was
 // one. A source in which an item fails when it is read again is refused, too.
 func resumeInWords(t *testing.T, s lists, from Cursor) (items []string, refused bool) {
-	for item, err := range s(t.Context(), from) {
+	for item, err := range s.Items(t.Context(), from) {
 		if err != nil && (errors.Is(err, ErrCursor) || strings.Contains(err.Error(), "before the cursor failed")) {
 			return items, true
 		}
@@ -13943,6 +14103,20 @@ func TestRandInMap(t *testing.T) {
 		"Shard of Shard": func(rank Rank) Stream[[]int] {
 			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2}, DropTail).Take(5)
 		},
+		"a batch of a Mix of dealt and undealt": func(rank Rank) Stream[[]int] {
+			mix := Mix(MixOptions{}, deal(rank), items)
+			return Map(Batch(mix, 2, List[[]int]), 0, first)
+		},
+		"a Mix of dealt and undealt, shuffled": func(rank Rank) Stream[[]int] {
+			return Mix(MixOptions{}, items, deal(rank)).Shuffle(3, 1)
+		},
+		"a Chain of dealt and undealt, shuffled": func(rank Rank) Stream[[]int] {
+			return Chain(deal(rank), items).Shuffle(50, 1)
+		},
+		"a Chain of rotated ranks": func(rank Rank) Stream[[]int] {
+			return Chain(deal(rank).Take(1), deal(Rank{(rank.Index + 1) % 4, 4}))
+		},
+		"a stage of one's own": func(rank Rank) Stream[[]int] { return counts(deal(rank)) },
 		"StreamOf":             func(rank Rank) Stream[[]int] { return Map(loaded(rank), 0, first) },
 		"StreamOf and Unbatch": func(rank Rank) Stream[[]int] { return Unbatch(loaded(rank)) },
 		"Tar": func(rank Rank) Stream[[]int] {
@@ -13994,7 +14168,7 @@ func TestStreamsThatDie(t *testing.T) {
 			}
 			source := (&feed{n: 1, before: func(ctx context.Context, i int) { f(ctx, i) }}).stream()
 			failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
-			atOnce := ints(func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
+			atOnce := NewStream(func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
 			alone, failed := "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
 			broken := "[300 " + alone[1:]
 			dies := func(s ints, want string) {
@@ -14072,7 +14246,7 @@ func TestPanicsOfTheLoop(t *testing.T) {
 // waits for it. The context of a source of a Mix ends when the loop is left.
 func TestDeafSources(t *testing.T) {
 	var reading atomic.Int64
-	deaf := ints(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+	deaf := NewStream(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
 		return func(yield func(Item[int], error) bool) {
 			reading.Add(1)
 			defer reading.Add(-1)
@@ -14421,7 +14595,7 @@ func TestMixStart(t *testing.T) {
 func TestMixCost(t *testing.T) {
 	var last Cursor
 	allocates(t, "30,000 items of 1,000 sources", 30_000*400+4<<20, func() {
-		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))}, 1000)...)(t.Context(), Cursor{}) {
+		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))}, 1000)...).Items(t.Context(), Cursor{}) {
 			last = item.Next
 		}
 	})
@@ -14532,7 +14706,7 @@ func TestSavedCursors(t *testing.T) {
 // cursor of epoch 2, since in epoch 0 a source at its start is left out. Take
 // an early and a late one of
 //
-//	for item := range s(t.Context(), Cursor{Epoch: 2}) {
+//	for item := range s.Items(t.Context(), Cursor{Epoch: 2}) {
 //		fmt.Printf(`{"name":%q,"cursor":%s,`, name, must(json.Marshal(item.Next)))
 //		fmt.Printf(`"rest":%s},`+"\n", must(json.Marshal(shown(s.Run)(&item.Next))))
 //	}
@@ -14552,6 +14726,7 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Unordered: true})
 	streamed := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 3, Sampler: sampler}))
 	ofRank := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 1<<63 + 1, Rank: Rank{1, 2}}))
+	ofNested := counting(30).Shard(Rank{0, 1}, UnevenTail).Shard(Rank{1, 2}, UnevenTail)
 	return map[string]func(*Cursor) []string{
 		"FromSeq":                        shown(ten.Run),
 		"Indices":                        shown(Indices(sampler).Run),
@@ -14580,6 +14755,7 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		"loader, unordered":              shown(unordered.Run),
 		"loader as a stream":             shown(streamed.Run),
 		"of a rank, filtered":            shown(ofRank.Filter(func(b []int) bool { return b[0]%4 > 0 }).Run),
+		"of nested ranks, filtered":      shown(ofNested.Filter(func(i int) bool { return i%4 > 0 }).Run),
 		"of a rank, in turn":             shown(Mix(MixOptions{}, Unbatch(ofRank), other).Take(9).Run),
 		"nested, no Shuffle":             shown(Batch(nested, 3, List[int]).Prefetch(2).Run),
 		"Unbatch of a loader":            shown(Unbatch(streamed).Run),
@@ -15216,7 +15392,7 @@ func FuzzTar(f *testing.F) {
 		var want []string
 		allocates(t, "a stream", 16<<20+(len(data)/tarBlock+1)*2*maxRecord, func() { want = readAll(t, stream) })
 		k := 0
-		for item := range stream(t.Context(), Cursor{}) {
+		for item := range stream.Items(t.Context(), Cursor{}) {
 			if k++; k <= 8 || k > len(want)-8 {
 				equal(t, "resumed", resume(t, stream, item.Next), want[k:])
 			}

@@ -3,8 +3,11 @@ package dataloader
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"iter"
 	"math"
@@ -583,13 +586,14 @@ func (t classTree) ReadDir(dir string) (visible []fs.DirEntry, err error) {
 // Stat follows a link. Without it, fs.Stat would open the file.
 func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS, name) }
 
-// Streams. Cursor, Item and the cursors of stages are in dataloader.go.
+// Streams. Cursor and Item are in dataloader.go.
 
 // A Stream is a pure function from a Cursor to the items that follow the
-// cursor, up to the end of its epoch. A Stream is a definition, not an
+// cursor, up to the end of its epoch: Items. A Stream is a definition, not an
 // iterator: range over it twice, or twice at once, and its source is read
 // twice. Before the range nothing is opened and no goroutine is started. After
-// the range everything is closed and all goroutines have ended.
+// the range everything is closed and all goroutines have ended. The zero Stream
+// is no stream; whoever is given one panics.
 //
 // A failed item is an item like any other: it has an Err, a zero Value, and a
 // Next. The error of the sequence means that the sequence cannot be continued,
@@ -597,11 +601,10 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 // context.Cause), the cursor does not fit, or the source itself broke. A
 // sequence with such an error has not reached the end of the epoch.
 //
-// A stream of your own is a function of this type. ExampleStream and
-// ExampleStream_stage show a source and a stage. To test your own, copy it into
-// a test file in this folder and call checkStream of dataloader_test.go. It
-// runs in a bubble of testing/synctest, where a real connection hangs. These
-// are the rules:
+// NewStream makes a source of your own, and NewStage a stage (ExampleNewStream,
+// ExampleNewStage). To test it, copy it into a test file in this folder and
+// call checkStream of dataloader_test.go, which runs in a bubble of
+// testing/synctest, where a real connection hangs. These are the rules:
 //
 //   - A cursor with Pos 0 and a nil State is the start of an epoch, and the
 //     stream begins there. Any other cursor must be one of its own: the stream
@@ -620,16 +623,130 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //     stage need not: its source has looked before each item. A stage that
 //     reorders items keeps their Value and Err, but not their Next: the cursor
 //     of a Mix of many sources is larger than most items.
-//   - On several ranks a stream may be opened once more, with a ctx that has
-//     ended, only to learn which rank it is for. So a source looks at ctx
-//     before it opens anything. A stage opens its sources all the same, all of
-//     them, one after the other, with its own ctx.
 //
 // Map, Batch, Unbatch, Zip, Chain and Mix are functions. All other stages are
 // methods.
 //
 // PyTorch: IterableDataset, and the nodes of torchdata.nodes.
-type Stream[T any] func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
+type Stream[T any] struct {
+	items func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error]
+	ranks ranks // what is known of the deals in it
+}
+
+// NewStream makes a source of your own: items returns the items that follow a
+// cursor, by the rules of Stream. NewStream panics if items is nil.
+//
+// A source knows of no ranks. So a stream that items reads should not be dealt
+// out: the package cannot see it, and would take its cursors for those of all
+// ranks. Make a stage of it.
+func NewStream[T any](
+	items func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error],
+) Stream[T] {
+	panicIf(items == nil, "NewStream: items is nil")
+	return Stream[T]{items: items}
+}
+
+// NewStage makes a stage of your own: items makes its items of those of src, by
+// the rules of Stream. items reads the src that it is given, once or as often
+// as it likes. NewStage panics if src is the zero Stream, or items is nil.
+//
+// oneForOne says that the stage yields one item for each item of src, before it
+// reads the next one, as a timer or a log does. Then the stage passes the
+// cursors on, whatever Next it sets, and leaves ranks in step (see
+// Stream.Shard). A stage that says so and does otherwise ends with an error.
+// Behind any other stage of your own, which may drop items, a cursor belongs to
+// the rank that made it.
+//
+// A stage of two sources is one of their Zip, Chain or Mix: items may read each
+// of them itself, and src only says which ranks they are for. A stage that
+// makes its sources when it is read, such as one for each epoch, takes one of
+// them as src.
+func NewStage[T, U any](
+	src Stream[T], oneForOne bool,
+	items func(ctx context.Context, src Stream[T], from Cursor) iter.Seq2[Item[U], error],
+) Stream[U] {
+	panicIf(src.items == nil, "NewStage: the stream is the zero Stream")
+	panicIf(items == nil, "NewStage: items is nil")
+	if oneForOne {
+		return Stream[U]{oneByOne(src, items), src.ranks}
+	}
+	known := src.ranks.part("a stage of your own", true)
+	known.index = known.anew
+	inside := Stream[T]{items: src.items} // without an owner, whom the stage's cursors name
+	return Stream[U]{func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
+		return items(ctx, inside, from)
+	}, known}
+}
+
+// oneByOne returns the items of a stage that yields one item for each of src,
+// before it reads the next one. The items get the cursors of those of src. If
+// the stage does otherwise, the last pair says so.
+func oneByOne[T, U any](
+	src Stream[T],
+	items func(ctx context.Context, src Stream[T], from Cursor) iter.Seq2[Item[U], error],
+) func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
+	return func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
+		return func(yield func(Item[U], error) bool) {
+			var next Cursor // after the item of src that was read last
+			due := false    // whether that item has not been yielded yet
+			wrong := false  // whether the stage has yielded none for it, or another one
+			watch := func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+				return func(yield func(Item[T], error) bool) {
+					for item, err := range src.items(ctx, from) {
+						wrong = wrong || due
+						if wrong {
+							return
+						}
+						next, due = item.Next, err == nil
+						if !yield(item, err) {
+							return
+						}
+					}
+				}
+			}
+			for item, err := range items(ctx, Stream[T]{items: watch}, from) {
+				wrong = wrong || err == nil && !due
+				if wrong {
+					break
+				}
+				item.Next, due = next, false
+				if !yield(item, err) || err != nil {
+					return
+				}
+			}
+			if wrong || due {
+				yield(Item[U]{}, fmt.Errorf("dataloader: NewStage: the stage is not one for one, "+
+					"at %v: it must yield an item for each of src, before it reads the next", next))
+			}
+		}
+	}
+}
+
+// Items returns the items that follow a cursor, up to the end of its epoch, for
+// a stage of your own. A loop has Run, which does the bookkeeping.
+func (s Stream[T]) Items(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+	panicIf(s.items == nil, "Stream.Items: the stream is the zero Stream; "+
+		"look at the error of the function that should have made it")
+	from, err := s.ranks.takeOff(from)
+	if err != nil {
+		return func(yield func(Item[T], error) bool) { yield(Item[T]{}, err) }
+	}
+	items := s.items(ctx, from)
+	owner := s.ranks.owner()
+	if owner == "" {
+		return items
+	}
+	return func(yield func(Item[T], error) bool) {
+		for item, err := range items {
+			if err == nil {
+				item.Next.State = &ownedState{owner, item.Next.State}
+			}
+			if !yield(item, err) {
+				return
+			}
+		}
+	}
+}
 
 // Epoch returns the values of one epoch, from its start. The same epoch yields
 // the same values again. Errors are those of Run.
@@ -646,9 +763,9 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 // If the context ends at that item, they may end with its cause; a resume then
 // only ends the epoch.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
-	panicIf(s == nil, "Run: the stream is nil; "+
+	panicIf(s.items == nil, "Run: the stream is the zero Stream; "+
 		"look at the error of the function that should have made it")
-	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s(ctx, from) }, at)
+	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s.Items(ctx, from) }, at)
 }
 
 // Stages are streams made of other streams. There are two kinds.
@@ -685,35 +802,16 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 //
 //go:noinline
 func streamOf[T any](
+	known ranks,
 	produce func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error,
 ) Stream[T] {
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
+	return Stream[T]{func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
 		return func(yield func(Item[T], error) bool) {
-			inner, at, err := ctx, from, error(nil)
-			var top *outermost // nil if another stage is
-			if noteOf(ctx) == nil {
-				open := func(ctx context.Context, from Cursor) {
-					produce(ctx, from, func(Item[T]) bool { return false })
-				}
-				top = &outermost{ctx: ctx, open: open}
-				inner, at, err = top.begin(from)
-			}
 			stopped := false
-			if err == nil {
-				err = produce(inner, at, func(item Item[T]) bool {
-					stopped = ctx.Err() != nil
-					if stopped {
-						return false
-					}
-					if top != nil && top.mustSign() && !top.sign(&item.Next) {
-						return false
-					}
-					return yield(item, nil)
-				})
-			}
-			if top != nil {
-				err = cmp.Or(top.unsigned, err)
-			}
+			err := produce(ctx, from, func(item Item[T]) bool {
+				stopped = ctx.Err() != nil
+				return !stopped && yield(item, nil)
+			})
 			if stopped {
 				err = context.Cause(ctx)
 			}
@@ -721,7 +819,7 @@ func streamOf[T any](
 				yield(Item[T]{}, err)
 			}
 		}
-	}
+	}, known}
 }
 
 // fromSeq describes FromSeq in cursors: nothing is known about the sequence.
@@ -749,18 +847,17 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 	panicIf(seq == nil, "FromSeq: seq is nil")
 	afterItem := &stageState{By: fromSeq}
 	afterFailed := &stageState{By: fromSeq, N: 1}
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		state, err := stateOf(from, fromSeq, oneSource)
+	return streamOf(ranks{}, func(
+		ctx context.Context, from Cursor, yield func(Item[T]) bool,
+	) error {
+		state, err := stateOf(from, fromSeq, 0)
 		if err != nil {
 			return err
-		}
-		if onlyAsked(ctx) {
-			return nil
 		}
 		pos := 0
 		var failed error // of the last item before the cursor that has failed now
 		failedAt := -1   // where that item stands
-		for value, err := range seq(aside(ctx), from.Epoch) {
+		for value, err := range seq(ctx, from.Epoch) {
 			pos++
 			if _, ok := err.(*SampleError); ok { // of a loop in seq; see itemError
 				err = fmt.Errorf("FromSeq: %w", err)
@@ -800,24 +897,31 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 // panic in keep fails the item. keep looks at the item alone. A filter that
 // remembers items before it, such as one that drops an item equal to the last,
 // would yield an item again after a resume: it is a stage with a State
-// (ExampleStream_stage). torchdata: Filter.
+// (ExampleNewStage). torchdata: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	panicIf(s == nil, "Stream.Filter: the stream is nil")
+	panicIf(s.items == nil, "Stream.Filter: the stream is the zero Stream")
 	panicIf(keep == nil, "Stream.Filter: keep is nil")
-	return passOn(s, "Filter", func(item *Item[T]) bool {
-		if item.Err != nil {
-			return true
+	known := s.ranks.part("Filter", true)
+	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		for item, err := range s.items(ctx, from) {
+			if err != nil {
+				return err
+			}
+			kept := item.Err != nil
+			if !kept {
+				err = try(func() error {
+					kept = keep(item.Value)
+					return nil
+				})
+			}
+			if err != nil {
+				kept, item = true, failedItem[T]("Stream.Filter", item.Next, err)
+			}
+			if kept && !yield(item) {
+				return nil
+			}
 		}
-		kept := false
-		err := try(func() error {
-			kept = keep(item.Value)
-			return nil
-		})
-		if err != nil {
-			*item = failedItem[T]("Stream.Filter", item.Next, err)
-			return true
-		}
-		return kept
+		return nil
 	})
 }
 
@@ -851,31 +955,25 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // package notices, because no rank knows the rows of another.
 // ExampleStream_Repeat_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
-	panicIf(s == nil, "Stream.OnError: the stream is nil")
+	panicIf(s.items == nil, "Stream.OnError: the stream is the zero Stream")
 	panicIf(f == nil, "Stream.OnError: f is nil")
-	return passOn(s, "OnError", func(item *Item[T]) bool {
-		if item.Err == nil {
-			return true
-		}
-		bad := itemError(item.Next, item.Err)
-		err := try(func() error { return f(bad) })
-		if err != nil && err != bad { // otherwise item.Err stays
-			item.Err = fmt.Errorf("Stream.OnError: %w", err)
-		}
-		return err != nil
-	})
-}
-
-// passOn makes a stage of the given name that yields the items of s for which
-// keep returns true, with their cursors. keep may change an item.
-func passOn[T any](s Stream[T], name string, keep func(item *Item[T]) bool) Stream[T] {
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
-		ctx = leaveNote(ctx, &rankNote{stage: name, always: true})
-		for item, err := range s(ctx, from) {
+	known := s.ranks.part("OnError", true)
+	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		for item, err := range s.items(ctx, from) {
 			if err != nil {
 				return err
 			}
-			if keep(&item) && !yield(item) {
+			if item.Err != nil {
+				bad := itemError(item.Next, item.Err)
+				err := try(func() error { return f(bad) })
+				if err == nil {
+					continue
+				}
+				if err != bad { // otherwise item.Err stays
+					item.Err = fmt.Errorf("Stream.OnError: %w", err)
+				}
+			}
+			if !yield(item) {
 				return nil
 			}
 		}
@@ -894,10 +992,10 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 // must not be negative. torchdata: Header. To skip the first n items instead,
 // leave a loop over s.Run after them: its cursor goes on from there.
 func (s Stream[T]) Take(n int) Stream[T] {
-	panicIf(s == nil, "Stream.Take: the stream is nil")
+	panicIf(s.items == nil, "Stream.Take: the stream is the zero Stream")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
-	return staged(&stamp{by: name}, oneSource, func(
+	return staged(s.ranks, &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		pos := from.Pos
@@ -907,7 +1005,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 		if pos == n {
 			return nil
 		}
-		for item, err := range s(ctx, state.Source) {
+		for item, err := range s.items(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
@@ -926,7 +1024,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 // the epochs from e on; an epoch of s without items is then an error.
 // torchdata: Cycler.
 func (s Stream[T]) Repeat(times int) Stream[T] {
-	panicIf(s == nil, "Stream.Repeat: the stream is nil")
+	panicIf(s.items == nil, "Stream.Repeat: the stream is the zero Stream")
 	times = max(times, 0)
 	name, endless := fmt.Sprintf("Repeat(%d)", times), times == 0
 	return joinEpochs(name, endless, times, []Stream[T]{s}, func(epoch, n int) int {
@@ -939,7 +1037,7 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
 	for i, s := range srcs {
-		panicIf(s == nil, "Chain: stream %d is nil", i)
+		panicIf(s.items == nil, "Chain: stream %d is the zero Stream", i)
 	}
 	name := fmt.Sprintf("Chain(%d)", len(srcs))
 	return joinEpochs(name, false, len(srcs), srcs, func(epoch, _ int) int { return epoch })
@@ -953,7 +1051,8 @@ func joinEpochs[T any](
 	name string, endless bool, count int,
 	srcs []Stream[T], epochOf func(epoch, n int) int,
 ) Stream[T] {
-	return staged(&stamp{by: name}, oneSource, func(
+	known := ranksOf(srcs).part(name, false)
+	return staged(known, &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if state.N > 0 && state.N >= count && !endless {
@@ -963,10 +1062,6 @@ func joinEpochs[T any](
 		if from.Epoch >= math.MaxInt/max(count, 1) {
 			return from.refuse("the epoch is too far for %s", name)
 		}
-		ctx = leaveNote(ctx, &rankNote{stage: name, joins: true})
-		if askSources(ctx, from.Epoch, srcs...) {
-			return nil
-		}
 		pos := from.Pos
 		for n := state.N; endless || n < count; n++ {
 			source := Cursor{Epoch: epochOf(from.Epoch, n)}
@@ -974,7 +1069,7 @@ func joinEpochs[T any](
 				source = state.Source
 			}
 			before := pos
-			for item, err := range srcs[n%len(srcs)](ctx, source) {
+			for item, err := range srcs[n%len(srcs)].items(ctx, source) {
 				if err != nil {
 					return err
 				}
@@ -1007,18 +1102,15 @@ func joinEpochs[T any](
 // the loop runs. Lock before the loop, or put Prefetch(1) behind a source that
 // locks.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
-	panicIf(a == nil, "Zip: the first stream is nil")
-	panicIf(b == nil, "Zip: the second stream is nil")
-	return staged(&stamp{by: "Zip"}, 2, func(
+	panicIf(a.items == nil, "Zip: the first stream is the zero Stream")
+	panicIf(b.items == nil, "Zip: the second stream is the zero Stream")
+	return staged(a.ranks.join(b.ranks), &stamp{by: "Zip"}, 2, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]],
 	) error {
-		if askSources(ctx, from.Epoch, a) && askSources(ctx, from.Epoch, b) {
-			return nil
-		}
 		pos := from.Pos
-		next, stop := iter.Pull2(b(ctx, state.Sources[1]))
+		next, stop := iter.Pull2(b.items(ctx, state.Sources[1]))
 		defer stop()
-		for x, err := range a(ctx, state.Sources[0]) {
+		for x, err := range a.items(ctx, state.Sources[0]) {
 			if err != nil {
 				return err
 			}
@@ -1044,4 +1136,340 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 		}
 		return nil
 	})
+}
+
+// A stageState is the State in a cursor of a stage, as it is saved. What N
+// counts depends on the stage:
+//
+//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place
+//	               in the next one
+//	Unbatch        the elements of the batch after Source that have been yielded
+//	Shuffle        the items after Source that have been yielded
+//	Mix            the draws
+//	Shard          the items of the row that follow; see Stream.Shard
+//	FromSeq        1 if the item before the cursor has failed
+type stageState struct {
+	By     string `json:"by"`              // describes the stage; another one refuses the cursor
+	N      int    `json:"n,omitempty"`     // see above
+	Ranks  int    `json:"ranks,omitempty"` // of Shard: their number
+	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
+
+	// Zip and Mix, which read several sources at once.
+	Sources []Cursor `json:"sources,omitempty"`
+	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
+
+	// Unbatch and Shuffle, whose resume reads items again.
+	Again int         `json:"again,omitempty"` // how many
+	After fingerprint `json:"after,omitzero"`  // of the source's cursor after these items
+}
+
+// A freshState is the State in a cursor that a stage has just made. Each item
+// of a stage allocates one, so it is kept small, and items share what they have
+// in common. Its JSON is that of a stageState.
+type freshState struct {
+	stamp  *stamp
+	n      int
+	source Cursor
+	again  *replay // the items that a resume reads again; nil for none
+	moved  *move   // the last move of one of several sources; nil if there is one source
+}
+
+// A stamp describes a stage, in all of its cursors.
+type stamp struct {
+	by   string
+	rank Rank // of Shard; otherwise zero
+}
+
+// A replay is the items that a resume reads again: their number, and the
+// source's cursor after the last one.
+type replay struct {
+	count int
+	last  Cursor
+}
+
+// A move says where one of several sources stands, whether it has ended, and
+// what moved before it. The cursors of consecutive items share base and most of
+// the moves, so an item of a Mix costs one move, however many sources there
+// are.
+type move struct {
+	before *move
+	base   *stageState // its Sources and Ended are those before the first move
+	source int
+	to     Cursor
+	ended  bool
+}
+
+// saved returns the state as it is saved. It makes the digest, and applies the
+// moves, which would take too long for each item.
+func (f *freshState) saved() *stageState {
+	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source}
+	if f.again != nil {
+		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
+	}
+	if f.moved != nil {
+		s.Sources, s.Ended = f.moved.apply()
+	}
+	return s
+}
+
+// MarshalJSON encodes the state as it is saved.
+func (f *freshState) MarshalJSON() ([]byte, error) { return json.Marshal(f.saved()) }
+
+// apply returns where the sources stand after the moves up to m, and which of
+// them have ended.
+func (m *move) apply() (sources []Cursor, ended []bool) {
+	if m.before == nil {
+		sources, ended = slices.Clone(m.base.Sources), slices.Clone(m.base.Ended)
+	} else {
+		sources, ended = m.before.apply()
+	}
+	sources[m.source], ended[m.source] = m.to, m.ended
+	return sources, ended
+}
+
+// stateOf returns the State of a cursor that the stage of the given name has
+// made, or says why the cursor does not fit. At the start of epoch e each
+// source is at the start of its own epoch e.
+func stateOf(from Cursor, name string, sources int) (stageState, error) {
+	var s stageState
+	if err := from.fit(name, &s.By, &s); err != nil {
+		return s, err
+	}
+	if from.atStart() {
+		s.Source = from
+		s.Sources = slices.Repeat([]Cursor{from}, sources)
+		s.Ended = make([]bool, sources)
+		return s, nil
+	}
+	negative := min(s.N, s.Ranks, s.Again) < 0
+	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
+	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
+	others := len(s.Sources) != sources || len(s.Ended) != sources
+	if negative || tooFar || tooMany || others {
+		return s, from.refuse("its state is damaged: n is %d, ranks %d, again %d, "+
+			"and it has %d of %d sources", s.N, s.Ranks, s.Again, len(s.Sources), sources)
+	}
+	return s, nil
+}
+
+// checkReread says that a source has changed, if the items that a stage has
+// read again are not those that it had read before the cursor. There are n now,
+// and after them the source stands at last. If N is 0, nothing is read again,
+// and checkReread returns nil.
+//
+// If an item that is read again has failed, perhaps only for a moment, its
+// error is returned, and the cursor is not refused: a program that began the
+// epoch again would repeat what was yielded.
+func (s *stageState) checkReread(from Cursor, n int, last Cursor, failed error) error {
+	if s.N == 0 {
+		return nil
+	}
+	now := fingerprintOf(last)
+	switch {
+	case n == s.Again && now == s.After:
+		return nil
+	case failed != nil:
+		return wrapReread(failed)
+	}
+	return from.refuse("the source has changed, or only its Options.DataVersion "+
+		"(leave a new one unset until the next epoch): it has %d items up to pos %d of %s now, "+
+		"and had %d up to pos %d of %s",
+		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
+}
+
+// wrapReread returns the last error of a stage whose source has other items
+// before the cursor than it had, one of which has failed.
+func wrapReread(failed error) error {
+	return fmt.Errorf("dataloader: an item before the cursor failed when it was read again, "+
+		"or the source has changed: %w", failed)
+}
+
+// A fingerprint stands for a source's cursor that a resume only compares. It
+// has a digest in place of the cursor's State: a stage that saved two whole
+// cursors of its source would double the size of its own, and twelve such
+// stages would make half a megabyte.
+type fingerprint struct {
+	Pos    int    `json:"pos"`
+	Digest string `json:"digest"`
+	By     string `json:"by"` // the innermost first source, which names a shard or a data set
+}
+
+// fingerprintOf returns the fingerprint of a cursor. The digest of a stage's
+// cursor is made of the fingerprints of its sources' cursors. If the stage
+// reads items again, only the source's cursor after these items counts. To
+// include the cursor before them would double the time with each such stage. A
+// State that is not a stageState is digested whole: a source's, or that of a
+// stage of the user's with fields of its own.
+func fingerprintOf(c Cursor) fingerprint {
+	s := new(stageState)
+	if fresh, ok := c.State.(*freshState); ok {
+		s = fresh.saved()
+	} else {
+		data, _ := json.Marshal(c.State)
+		err := cmp.Or(c.Load(s), decodeStrictly(data, new(stageState)))
+		if err != nil || s.Again > 0 != (s.After.Digest != "") {
+			s = &stageState{By: s.By}
+		}
+	}
+	var parts []fingerprint
+	if s.Again > 0 {
+		parts = append(parts, s.After)
+	} else if s.Source.State != nil {
+		parts = append(parts, fingerprintOf(s.Source))
+	}
+	for _, source := range s.Sources {
+		parts = append(parts, fingerprintOf(source))
+	}
+	first, h := s.By, fnv.New64a()
+	if len(parts) > 0 {
+		first = parts[0].By
+		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
+		if s.Ranks > 0 {
+			fmt.Fprintf(h, " of %d", s.Ranks)
+		}
+	} else {
+		if s.By == fromSeq { // whether its last item has failed does not count
+			c.State = stageState{By: fromSeq}
+		}
+		io.WriteString(h, c.String())
+	}
+	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
+}
+
+// staged makes a stage with cursors that have its stamp. produce begins at the
+// state of the cursor. sources is the number of cursors in the state's Sources,
+// or 0 if the state has one Source.
+//
+//go:noinline
+func staged[T any](
+	known ranks, by *stamp, sources int,
+	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
+) Stream[T] {
+	known.index = known.anew
+	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+		state, err := stateOf(from, by.by, sources)
+		if err != nil {
+			return err
+		}
+		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
+			next.stamp = by
+			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
+		})
+	})
+}
+
+// A yieldAt yields an item of a stage that makes its own cursors: pos and next
+// become the Pos and the State of the item's Next.
+type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
+
+// ranks is what a stream knows of the deals in it, from the moment that it is
+// made. A deal, which is Stream.Shard or StreamOf, gives each rank its own
+// items, and yet makes cursors that fit all ranks: after the same number of
+// steps all of them stand at the same place. Map, Prefetch, Take, Zip and a
+// stage of one's own that is one for one leave that as it is. Other stages put
+// the ranks out of step: each rank drops other items, or comes to the end of a
+// source at another step. From there on the cursors have an owner, the rank
+// that made them, and every other rank refuses them.
+//
+// Inside of a pipeline cursors have no owner. Items, by which the outermost
+// stream is read, puts it in and takes it off.
+type ranks struct {
+	deals   []Rank // whose part each deal is, the last deal first
+	uneven  bool   // whether one of them is under UnevenTail
+	parting string // the first stage that puts the ranks out of step, or ""
+
+	// Map needs these, because equal cursors of two ranks must not mean equal
+	// random numbers. Straight behind Shard the Pos of no two ranks are equal.
+	dealt bool   // whether there is a deal, or a Tar of a rank
+	index uint64 // which rank this is, if Pos does not tell; 0 for the first
+	anew  uint64 // the index behind a stage that counts the items anew
+}
+
+// deal returns what is known behind a deal.
+func (r ranks) deal(rank Rank, tail Tail) ranks {
+	r.deals = append([]Rank{rank}, r.deals...)
+	r.uneven = r.uneven || tail == UnevenTail
+	r.dealt = true
+	r.anew = r.anew*uint64(rank.Count) + uint64(rank.Index)
+	return r
+}
+
+// part returns what is known behind a stage that puts the ranks out of step,
+// always or only under UnevenTail.
+func (r ranks) part(stage string, always bool) ranks {
+	if len(r.deals) > 0 && (always || r.uneven) {
+		r.parting = cmp.Or(r.parting, stage)
+	}
+	return r
+}
+
+// join returns what is known behind a stage that reads two sources.
+func (r ranks) join(other ranks) ranks {
+	switch {
+	case !other.dealt:
+		return r
+	case !r.dealt:
+		return other
+	}
+	if !slices.Equal(r.deals, other.deals) {
+		r.deals = slices.Concat(r.deals, other.deals)
+	}
+	r.uneven = r.uneven || other.uneven
+	r.parting = cmp.Or(r.parting, other.parting)
+	if r.anew != other.anew {
+		r.anew = hash(r.anew, other.anew)
+	}
+	return r
+}
+
+// ranksOf returns what is known behind a stage that reads several sources.
+func ranksOf[T any](srcs []Stream[T]) (r ranks) {
+	for _, s := range srcs {
+		r = r.join(s.ranks)
+	}
+	return r
+}
+
+// String returns the ranks as a cursor names them: "{1 4}".
+func (r ranks) String() string { return strings.Trim(fmt.Sprint(r.deals), "[]") }
+
+// owner returns the rank that owns the cursors, or "" if they fit all ranks, as
+// those of the only rank do.
+func (r ranks) owner() string {
+	several := func(rank Rank) bool { return rank.Count > 1 }
+	if r.parting == "" || !slices.ContainsFunc(r.deals, several) {
+		return ""
+	}
+	return r.String()
+}
+
+// An ownedState is the State in a cursor that has an owner.
+type ownedState struct {
+	Owner string `json:"of rank"`
+	State any    `json:"state"` // of the stream
+}
+
+// ofLoader is for itemError.
+func (o *ownedState) ofLoader() bool {
+	own, ok := o.State.(interface{ ofLoader() bool })
+	return ok && own.ofLoader()
+}
+
+// takeOff takes the owner off a cursor, or refuses that of another rank.
+func (r ranks) takeOff(from Cursor) (Cursor, error) {
+	var state json.RawMessage
+	saved := ownedState{State: &state}
+	data, _ := json.Marshal(from.State)
+	if decodeStrictly(data, &saved) != nil || saved.Owner == "" {
+		return from, nil
+	}
+	switch here := r.String(); {
+	case r.parting == "":
+		return from, from.refuse("it was made by rank %s, and the ranks were out of step; "+
+			"here no stage puts ranks out of step", saved.Owner)
+	case here != saved.Owner:
+		return from, from.refuseRank(saved.Owner, here, r.parting)
+	}
+	from.State = state
+	return from, nil
 }

@@ -965,8 +965,10 @@ func Indices(s Sampler) Stream[int] {
 	n := s.Len()
 	state := &stageState{By: fmt.Sprintf("Indices(%s)", describe(s))}
 	orderOf := keepTwo(s.Order)
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[int]) bool) error {
-		if _, err := stateOf(from, state.By, oneSource); err != nil {
+	return streamOf(ranks{}, func(
+		ctx context.Context, from Cursor, yield func(Item[int]) bool,
+	) error {
+		if _, err := stateOf(from, state.By, 0); err != nil {
 			return err
 		}
 		if from.Pos > n {
@@ -1013,7 +1015,7 @@ func Indices(s Sampler) Stream[int] {
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
-	panicIf(s == nil, "Stream.Shuffle: the stream is nil")
+	panicIf(s.items == nil, "Stream.Shuffle: the stream is the zero Stream")
 	panicIf(size < 1 || size > math.MaxInt/4,
 		"Stream.Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
 	bound, step := 3*size, ceil(3*size, 8)
@@ -1021,10 +1023,9 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 		bound = 1 // all delays are 0
 	}
 	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
-	return staged(&stamp{by: name}, oneSource, func(
+	return staged(s.ranks.part("Shuffle", true), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		ctx = leaveNote(ctx, &rankNote{stage: "Shuffle", rereads: true})
 		first := from.Pos - state.N // the first item that is read
 		outside := first < 0 || first > (math.MaxInt-bound)/2 || first%step != 0
 		if outside || state.N == 0 && from.Pos > 0 {
@@ -1035,7 +1036,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 			from: from, state: state, yield: yield,
 			pos: first, read: first, begin: first, last: state.Source,
 		}
-		return shuffler.run(s(ctx, state.Source))
+		return shuffler.run(s.items(ctx, state.Source))
 	})
 }
 
@@ -1334,7 +1335,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
 	panicIf(len(srcs) == 0, "Mix: there is no source")
 	for i, s := range srcs {
-		panicIf(s == nil, "Mix: stream %d is nil", i)
+		panicIf(s.items == nil, "Mix: stream %d is the zero Stream", i)
 	}
 	panicIf(opts.Stop < StopAtLast || opts.Stop > CycleForever, "Mix: Stop is %d, "+
 		"must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", opts.Stop)
@@ -1351,13 +1352,9 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 		opts.Weights = scaleWeights(opts.Weights)
 	}
-	return staged(&stamp{by: name}, len(srcs), func(
+	return staged(ranksOf(srcs).part("Mix", false), &stamp{by: name}, len(srcs), func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		ctx = leaveNote(ctx, &rankNote{stage: "Mix", joins: true})
-		if askSources(ctx, from.Epoch, srcs...) {
-			return nil
-		}
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
 		defer m.stopReaders(cancel)
@@ -1608,17 +1605,12 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // OnError that drops the same items on all ranks. After Shard, ranks that have
 // taken the same number of steps are in step as long as only Map, Prefetch,
 // Batch, Take and Zip follow: the cursor of any rank resumes every rank, and
-// any number of ranks. Filter, OnError and Unbatch put the ranks out of step.
-// Under UnevenTail so do Batch, Repeat, Chain, Mix, and another Shard. Then a
-// cursor belongs to the rank that made it, and every other rank refuses it, so
-// save one for each rank. Shuffle, too, refuses that of another rank, or ends
-// with the error of an item that fails when it is read again. The cursor of the
-// only rank fits any number of ranks, unless Shuffle or Unbatch read items
-// again. The same holds after StreamOf.
-//
-// Nobody notices a stage of your own that drops items, that joins sources, or
-// that opens its source in another context than its own. One that does not open
-// its sources once ctx has ended is an error where the ranks are out of step.
+// any number of ranks. Filter, OnError, Unbatch, Shuffle, and a stage of your
+// own that is not one for one put the ranks out of step. Under UnevenTail so do
+// Batch, Repeat, Chain, Mix, and another Shard. Then a cursor belongs to the
+// rank that made it, and every other rank refuses it, so save one for each
+// rank. The cursor of the only rank fits any number of ranks, unless Shuffle or
+// Unbatch read items again. The same holds after StreamOf.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
 // parts; see Mix.
@@ -1644,16 +1636,14 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // In a last row that is not full, Pos and N do not tell how many ranks there
 // are, so Ranks does, for the stages that compare cursors.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
-	panicIf(s == nil, "Stream.Shard: the stream is nil")
+	panicIf(s.items == nil, "Stream.Shard: the stream is the zero Stream")
 	rank, bad := rank.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,
 		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	return staged(&stamp{"Shard by steps", rank}, oneSource, func(
+	dealt := staged(s.ranks.part("Shard", false), &stamp{"Shard by steps", rank}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		openDeal(ctx, rank, tail)
-		ctx = leaveNote(ctx, &rankNote{stage: "Shard"})
 		if state.N >= maxRanks {
 			return from.refuse("its state is damaged: n is %d, must be less than %d",
 				state.N, maxRanks)
@@ -1667,7 +1657,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 			next := freshState{n: follow, source: last}
 			return yield(own, row+rank.Index+1, next)
 		}
-		for item, err := range s(ctx, state.Source) {
+		for item, err := range s.items(ctx, state.Source) {
 			if err != nil {
 				return err
 			}
@@ -1698,12 +1688,14 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		yieldOwn()
 		return nil
 	})
+	dealt.ranks = dealt.ranks.deal(rank, tail)
+	return dealt
 }
 
 // readItem reads item n of an epoch, and the items before it.
 func readItem[T any](ctx context.Context, s Stream[T], epoch, n int) (item Item[T], err error) {
 	left := n + 1
-	for item, err = range s.Take(left)(ctx, Cursor{Epoch: epoch}) {
+	for item, err = range s.Take(left).items(ctx, Cursor{Epoch: epoch}) {
 		if err != nil {
 			return item, err
 		}

@@ -244,12 +244,7 @@ type tarState struct {
 	// reader that begins at Offset could not tell, because only the first bytes
 	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
-
-	index int // of the rank; not saved
 }
-
-// rankIndex is for rankOf.
-func (s *tarState) rankIndex() int { return s.index }
 
 // Tar returns the stream of the records in tar shards. A shard may be
 // uncompressed or compressed with gzip or bzip2; its first bytes tell, not its
@@ -308,7 +303,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	if err != nil {
-		return nil, fmt.Errorf("dataloader: Tar: %w", err)
+		return Stream[Record]{}, fmt.Errorf("dataloader: Tar: %w", err)
 	}
 	order := Sequential(len(shards))
 	if opts.Shuffle {
@@ -317,7 +312,10 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ",
 		len(shards), hashNames(shards), describe(order))
 	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[Record]) bool) error {
+	index := uint64(rank.Index)
+	return streamOf(ranks{dealt: true, index: index, anew: index}, func(
+		ctx context.Context, from Cursor, yield func(Item[Record]) bool,
+	) error {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
 		if state.By != by && strings.HasPrefix(state.By, allRanks) {
@@ -325,7 +323,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 				"each rank needs the cursor that it saved itself, of as many ranks; "+
 				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
 		}
-		if err != nil || onlyAsked(ctx) {
+		if err != nil {
 			return err
 		}
 		count := rank.dealt(len(shards))
@@ -339,7 +337,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			name := shards[shardAt(rank.nth(state.ShardNumber))]
 			for item, next := range readShard(ctx, name, &opts, state) {
 				pos++
-				next.By, next.index = by, rank.Index
+				next.By = by
 				item.Next = Cursor{from.Epoch, pos, &next}
 				if !yield(item) {
 					return nil

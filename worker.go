@@ -531,16 +531,19 @@ func try(f func() error) (err error) {
 //     source has the same numbers on any number of ranks. In StreamOf, in Tar,
 //     and where a stage such as Shuffle counts anew what Shard has dealt, the
 //     positions of all ranks are alike, so the numbers depend on the rank, too;
-//     rank 0 draws those of the only rank. Behind a stage of your own that
-//     makes its own cursors they do not: use WithSeed with the rank there.
+//     rank 0 draws those of the only rank. Only behind a NewStream or FromSeq
+//     that deals out by itself ranks draw the same: use WithSeed there.
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
-	panicIf(src == nil, "Map: the stream is nil")
+	panicIf(src.items == nil, "Map: the stream is the zero Stream")
 	panicIf(f == nil, "Map: f is nil")
 	panicIf(workers < 0 || workers > math.MaxInt32/8,
 		"Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[U]) bool) error {
+	part := mapPart - src.ranks.index
+	return streamOf(src.ranks, func(
+		ctx context.Context, from Cursor, yield func(Item[U]) bool,
+	) error {
 		seed := scopeOf(ctx).seed
 		// A Map before this one must not draw the same numbers. Outside f the
 		// context has a seed, but Rand panics.
@@ -555,21 +558,20 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 				window:  window,
 				seed:    seed,
 				newWork: func(w worker) func(int) {
-					w.ctx = aside(w.ctx)
-					return func(slot int) { apply(w, f, &items[slot], &results[slot]) }
+					return func(slot int) { apply(w, part, f, &items[slot], &results[slot]) }
 				},
 			}
 			return readAhead(between, src, from, e, items, func(slot int) bool {
 				return yield(takeItem(&results[slot]))
 			})
 		}
-		w := newWorker(aside(between), -1, seed)
+		w := newWorker(between, -1, seed)
 		var result Item[U]
-		for item, err := range src(between, from) {
+		for item, err := range src.items(between, from) {
 			if err != nil {
 				return err
 			}
-			apply(w, f, &item, &result)
+			apply(w, part, f, &item, &result)
 			if !yield(takeItem(&result)) {
 				return nil
 			}
@@ -580,7 +582,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 
 // mapSalt tells the seed of a Map from that of its source, and mapPart its
 // random numbers from those of a loader, whose seed may be the same. Ranks that
-// count alike have the parts mapPart, mapPart - 1, ….
+// count alike have other parts: mapPart minus the index in ranks.
 const (
 	mapSalt = 0x6d6170
 	mapPart = math.MaxUint64 - 1
@@ -589,7 +591,7 @@ const (
 // apply sets *result to f of *item, or to a failed item. *item keeps only its
 // Err.
 func apply[T, U any](
-	w worker, f func(context.Context, T) (U, error), item *Item[T], result *Item[U],
+	w worker, part uint64, f func(context.Context, T) (U, error), item *Item[T], result *Item[U],
 ) {
 	value, next := item.Value, item.Next
 	*result = Item[U]{Err: item.Err, Next: next}
@@ -604,7 +606,6 @@ func apply[T, U any](
 		}
 	}()
 	defer rescue(&result.Err)
-	part := mapPart - uint64(rankOf(next))
 	w.scope.setSpot(spot{uint64(next.Epoch), uint64(next.Pos), part})
 	result.Value, result.Err = f(w.ctx, value)
 }
@@ -623,9 +624,11 @@ func takeItem[T any](slot *Item[T]) Item[T] {
 // delivery are guaranteed, and no item comes twice. n must be at least 1.
 // torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
-	panicIf(s == nil, "Stream.Prefetch: the stream is nil")
+	panicIf(s.items == nil, "Stream.Prefetch: the stream is the zero Stream")
 	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
-	return streamOf(func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
+	return streamOf(s.ranks, func(
+		ctx context.Context, from Cursor, yield func(Item[T]) bool,
+	) error {
 		items := make([]Item[T], n+1) // by slot
 		return readAhead(ctx, s, from, engine{window: n}, items, func(slot int) bool {
 			return yield(takeItem(&items[slot]))
@@ -695,7 +698,7 @@ func fillSlots[T any](
 		}
 	}()
 	defer rescue(&died)
-	for item, err := range src(ctx, from) {
+	for item, err := range src.items(ctx, from) {
 		end = err
 		if err == nil && ctx.Err() != nil { // src does not look at ctx
 			end = context.Cause(ctx)
