@@ -12861,6 +12861,128 @@ func TestChangedSources(t *testing.T) {
 	}
 }
 
+// TestJoinedSources: a stage that reads items again may begin in a source that
+// has ended by the cursor. With another source in its place the resume has
+// exactly what is left of one of the two, or is refused; with its own it is
+// never refused.
+func TestJoinedSources(t *testing.T) {
+	ordered := func(order Sampler) lists {
+		return Map(Indices(order), 0, func(_ context.Context, i int) ([]int, error) { return []int{i}, nil })
+	}
+	sequence := func(n int) lists {
+		return Map(counting(n), 0, func(_ context.Context, i int) ([]int, error) { return []int{i % 100}, nil })
+	}
+	batched := func(opts Options) lists { return loaded(4, opts) }
+	firsts := map[string]lists{
+		"Random 1":          ordered(Random(4, 1)),
+		"Random 3":          ordered(Random(4, 3)),
+		"Sequential":        ordered(Sequential(4)),
+		"five":              ordered(Random(5, 1)),
+		"a sequence":        sequence(4),
+		"a longer sequence": sequence(6),
+		"batches of 2":      batched(Options{BatchSize: 2}),
+		"batches of 3":      batched(Options{BatchSize: 3}),
+		"version 1":         batched(Options{DataVersion: "1"}),
+		"version 2":         batched(Options{DataVersion: "2", Shuffle: true}),
+		"rank 0":            ordered(Sequential(8)).Shard(Rank{0, 2}, DropTail),
+		"rank 1":            ordered(Sequential(8)).Shard(Rank{1, 2}, DropTail),
+		"only rank":         ordered(Sequential(4)).Shard(Rank{0, 1}, DropTail),
+		"Shuffle 1":         ordered(Sequential(4)).Shuffle(3, 1),
+		"Shuffle 2":         ordered(Sequential(4)).Shuffle(3, 2),
+		"Chain":             Chain(ordered(Random(2, 1)), listed(2, 2)),
+		"Chain reversed":    Chain(listed(2, 2), ordered(Random(2, 1))),
+		"Repeat":            ordered(Random(4, 1)).Repeat(2).Take(4),
+		"Unbatch":           Map(Unbatch(Batch(ordered(Random(4, 1)), 3, List[[]int])), 0, quick),
+		"mine":              counts(ordered(Random(4, 1))),
+		"another of mine":   counts(ordered(Random(4, 3))),
+		"empty":             ordered(Sequential(0)),
+	}
+	others := func() lists { return listed(50, 6) }
+	joins := map[string]func(s lists) lists{
+		"Chain":         func(s lists) lists { return Chain(s, others()) },
+		"Chain, second": func(s lists) lists { return Chain(listed(40, 2), s, others()) },
+		"Chain, nested": func(s lists) lists { return Chain(Chain(s, listed(40, 2)), others()) },
+		"Repeat":        func(s lists) lists { return s.Repeat(2) },
+		"Repeat, Chain": func(s lists) lists { return Chain(s.Repeat(2), others()) },
+		"endless":       func(s lists) lists { return Chain(s, listed(40, 2)).Repeat(0).Take(14) },
+		"Mix":           func(s lists) lists { return Mix(MixOptions{}, s, others()) },
+		"Mix, cycle": func(s lists) lists {
+			return Mix(MixOptions{Stop: CycleUntilLast}, Chain(s, listed(40, 1)), listed(50, 9))
+		},
+		"Mix, forever": func(s lists) lists {
+			return Mix(MixOptions{Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
+		},
+		"Mix, weights": func(s lists) lists {
+			return Mix(MixOptions{Weights: []float64{3, 1}, Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
+		},
+		"mine": func(s lists) lists { return counts(Chain(s, others())) },
+	}
+	pairs := func(s lists, size int) lists { return Map(Unbatch(Batch(s, size, List[[]int])), 0, quick) }
+	again := map[string]func(s lists) lists{
+		"Shuffle":          func(s lists) lists { return s.Shuffle(4, 1) },
+		"Shuffle 2":        func(s lists) lists { return s.Shuffle(2, 7) },
+		"Shuffle, Shuffle": func(s lists) lists { return s.Shuffle(2, 1).Shuffle(3, 2) },
+		"Unbatch":          func(s lists) lists { return pairs(s, 6) },
+		"Unbatch, Shuffle": func(s lists) lists { return pairs(s, 3).Shuffle(2, 1) },
+		"Take, Shuffle":    func(s lists) lists { return s.Take(9).Shuffle(3, 1) },
+		"Shard, Shuffle":   func(s lists) lists { return s.Shard(Rank{0, 1}, UnevenTail).Shuffle(3, 1) },
+		"Zip, Shuffle": func(s lists) lists {
+			return Map(Zip(s, listed(70, 99)), 0, func(_ context.Context, p Pair[[]int, []int]) ([]int, error) { return p.First, nil }).Shuffle(3, 1)
+		},
+	}
+	exact, refusals, tried := 0, 0, 0
+	alone := map[string][]string{} // the items of each first source, sorted
+	for first, s := range firsts {
+		for _, item := range collect(t, s.Items(t.Context(), Cursor{})) {
+			alone[first] = append(alone[first], itemInWords(item, nil))
+		}
+		slices.Sort(alone[first])
+	}
+	for join, joined := range joins {
+		for name, of := range again {
+			runRow(t, join+", "+name, func(t *testing.T) {
+				runs := map[string]rankRun{}
+				for first, s := range firsts {
+					if first == "empty" && join != "Chain" {
+						continue // Repeat has no items, and Mix cannot cycle
+					}
+					run := rankRun{stream: of(joined(s))}
+					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
+						run.items, run.next = append(run.items, itemInWords(item, err)), append(run.next, throughJSON(t, item.Next))
+					}
+					runs[first] = run
+				}
+				for first, maker := range runs {
+					for other, run := range runs {
+						repeats := !strings.HasPrefix(join, "Chain") && join != "Mix" && join != "mine"
+						if repeats && !slices.Equal(alone[first], alone[other]) {
+							continue // the epochs before the cursor had other items
+						}
+						for k, at := range maker.next {
+							every := map[bool]int{true: 5, false: 60}[first == other] * unlessShort(1, 10)
+							if tried++; tried%every > 0 && !*everyPipeline {
+								continue
+							}
+							rest, refused := resumeInWords(t, run.stream, at)
+							what := fmt.Sprintf("%s after %d, then %s, at %v: %q", first, k+1, other, at, rest)
+							if refused {
+								refusals++
+								failIf(t, first == other, "its own is refused: %s", what)
+								continue
+							}
+							exact++
+							got := numbersIn(slices.Concat(maker.first(k+1), rest))
+							sound := slices.Equal(got, numbersIn(run.items)) || first != other && slices.Equal(got, numbersIn(maker.items))
+							failIf(t, !sound, "%s\n got %q\nwant %q\n  or %q", what, got, numbersIn(run.items), numbersIn(maker.items))
+						}
+					}
+				}
+			})
+		}
+	}
+	t.Logf("%d resumes were exact, %d refused", exact, refusals)
+}
+
 // TestMomentaryFailures: a checkpoint is clean, and during the resume an item,
 // or the rest of a shard, fails once. The cursor is never refused, and the next
 // try has the exact rest. So has the first, or it has an error, unless OnError
@@ -13586,7 +13708,7 @@ func counts(s lists) lists {
 	return NewStage(s, false, func(ctx context.Context, s lists, from Cursor) iter.Seq2[Item[[]int], error] {
 		return func(yield func(Item[[]int], error) bool) {
 			at := state{Source: Cursor{Epoch: from.Epoch}}
-			if err := from.Load(&at); err != nil || at.By == "" && from.Pos > 0 {
+			if err := from.Load(&at); err != nil || at.By != "counts" && from.Pos > 0 {
 				yield(Item[[]int]{}, fmt.Errorf("%w: %w", ErrCursor, err))
 				return
 			}
@@ -13732,6 +13854,80 @@ func TestRanks(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestBatchSizes: the cursor of a rank with batches of two resumes with batches
+// of one to three, on one to three ranks. Together all ranks have what was
+// left, or one of them refuses the cursor. If only the rank itself accepts it,
+// that rank has what it had left.
+func TestBatchSizes(t *testing.T) {
+	every, exact, refusals := func([]int) bool { return true }, 0, 0
+	for name, of := range map[string]func(part func(first int) lists) lists{
+		"alone":    func(part func(int) lists) lists { return part(0) },
+		"Prefetch": func(part func(int) lists) lists { return Map(part(0), 1, quick).Prefetch(2) },
+		"Filter":   func(part func(int) lists) lists { return part(0).Filter(every) },
+		"Unbatch":  func(part func(int) lists) lists { return Batch(Unbatch(part(0)), 1, List[int]) },
+		"Shuffle":  func(part func(int) lists) lists { return part(0).Shuffle(2, 1) },
+		"Repeat":   func(part func(int) lists) lists { return part(0).Repeat(2) },
+		"Chain":    func(part func(int) lists) lists { return Chain(part(0), part(50)) },
+		"Mix":      func(part func(int) lists) lists { return Mix(MixOptions{}, part(0), part(50)) },
+		"mine":     func(part func(int) lists) lists { return counts(part(0)) },
+		"Chain, Shuffle": func(part func(int) lists) lists {
+			return Chain(part(0), part(50)).Shuffle(2, 1)
+		},
+	} {
+		runRow(t, name, func(t *testing.T) {
+			for k := range 3 * 3 * 3 * 2 * unlessShort(5, 2) {
+				before, after, size, tail, n := 1+k%3, 1+k/3%3, 1+k/9%3, []Tail{PadTail, UnevenTail}[k/27%2], 4+k/54
+				stream := func(rank Rank, size int) lists {
+					return of(func(first int) lists {
+						data := Func(n, func(_ context.Context, i int) (int, error) { return first + i, nil })
+						return StreamOf(newLoader(t, data, Options{BatchSize: size, Rank: rank, Tail: tail}))
+					})
+				}
+				var makers []rankRun
+				var whole []string
+				for index := range before {
+					run := rankRun{stream: stream(Rank{index, before}, 2)}
+					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
+						run.items, run.next = append(run.items, itemInWords(item, err)), append(run.next, item.Next)
+					}
+					makers, whole = append(makers, run), append(whole, run.items...)
+				}
+				for index, maker := range makers {
+					for step, at := range maker.next {
+						what := fmt.Sprintf("rank %d of %d after %d steps, resumed on %d ranks in batches of %d: %v",
+							index, before, step+1, after, size, at)
+						var all []string
+						for _, run := range makers {
+							all = append(all, run.first(step+1)...)
+						}
+						anyRefused := false
+						for other := range after {
+							rest, refused := resumeInWords(t, stream(Rank{other, after}, size), throughJSON(t, at))
+							own := other == index && before == after
+							failIf(t, refused && own && size == 2, "%s: its own cursor is refused", what)
+							if own && !refused {
+								equal(t, what, numbersIn(rest), numbersIn(maker.rest(step+1)))
+							}
+							anyRefused, all = anyRefused || refused, append(all, rest...)
+						}
+						if anyRefused {
+							refusals++
+							continue
+						}
+						exact++
+						got, want := numbersIn(all), numbersIn(whole)
+						if tail == PadTail {
+							got, want = slices.Compact(got), slices.Compact(want)
+						}
+						equal(t, what, got, want)
+					}
+				}
+			}
+		})
+	}
+	t.Logf("%d resumes were exact, %d refused", exact, refusals)
 }
 
 // TestRanksAreKnown: what a stream knows of its ranks is known when it is made.

@@ -1063,25 +1063,27 @@ func joinEpochs[T any](
 			return from.refuse("the epoch is too far for %s", name)
 		}
 		pos := from.Pos
+		by := &stamp{by: name, past: state.Past}
 		for n := state.N; endless || n < count; n++ {
-			source := Cursor{Epoch: epochOf(from.Epoch, n)}
+			at := Cursor{Epoch: epochOf(from.Epoch, n)}
 			if n == state.N && !from.atStart() {
-				source = state.Source
+				at = state.Source
 			}
-			before := pos
-			for item, err := range srcs[n%len(srcs)].items(ctx, source) {
+			for item, err := range srcs[n%len(srcs)].items(ctx, at) {
 				if err != nil {
 					return err
 				}
 				pos++
-				if !yield(item, pos, freshState{n: n, source: item.Next}) {
+				at = item.Next
+				if !yield(item, pos, freshState{stamp: by, n: n, source: at}) {
 					return nil
 				}
 			}
-			if endless && pos == before && source.atStart() {
+			if endless && at.atStart() {
 				return fmt.Errorf("dataloader: Stream.%s: the stream has no items in epoch %d",
-					name, source.Epoch)
+					name, at.Epoch)
 			}
+			by = by.after(at)
 			isLast := !endless && n+1 == count
 			if ctx.Err() != nil && !isLast { // an empty stream does not notice
 				return context.Cause(ctx)
@@ -1158,6 +1160,11 @@ type stageState struct {
 	Sources []Cursor `json:"sources,omitempty"`
 	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
 
+	// Repeat, Chain and Mix, for stages that read items again and compare
+	// cursors: a digest of the last cursors of the sources that have ended and
+	// are not in the State. A resume passes it on.
+	Past string `json:"past,omitempty"`
+
 	// Unbatch and Shuffle, whose resume reads items again.
 	Again int         `json:"again,omitempty"` // how many
 	After fingerprint `json:"after,omitzero"`  // of the source's cursor after these items
@@ -1174,10 +1181,20 @@ type freshState struct {
 	moved  *move   // the last move of one of several sources; nil if there is one source
 }
 
-// A stamp describes a stage, in all of its cursors.
+// A stamp describes a stage, in many of its cursors.
 type stamp struct {
 	by   string
-	rank Rank // of Shard; otherwise zero
+	rank Rank   // of Shard; otherwise zero
+	past string // see stageState
+}
+
+// after returns the stamp behind the end of a source, whose last cursor is
+// given.
+func (s stamp) after(last Cursor) *stamp {
+	h := fnv.New64a()
+	fmt.Fprint(h, s.past, fingerprintOf(last))
+	s.past = fmt.Sprintf("%016x", h.Sum64())
+	return &s
 }
 
 // A replay is the items that a resume reads again: their number, and the
@@ -1202,7 +1219,7 @@ type move struct {
 // saved returns the state as it is saved. It makes the digest, and applies the
 // moves, which would take too long for each item.
 func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source}
+	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source, Past: f.stamp.past}
 	if f.again != nil {
 		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
@@ -1327,6 +1344,9 @@ func fingerprintOf(c Cursor) fingerprint {
 		if s.Ranks > 0 {
 			fmt.Fprintf(h, " of %d", s.Ranks)
 		}
+		if s.Past != "" {
+			fmt.Fprintf(h, " after %s", s.Past)
+		}
 	} else {
 		if s.By == fromSeq { // whether its last item has failed does not count
 			c.State = stageState{By: fromSeq}
@@ -1352,7 +1372,9 @@ func staged[T any](
 			return err
 		}
 		return produce(ctx, from, state, func(item Item[T], pos int, next freshState) bool {
-			next.stamp = by
+			if next.stamp == nil {
+				next.stamp = by
+			}
 			return yield(Item[T]{item.Value, item.Err, Cursor{from.Epoch, pos, &next}})
 		})
 	})

@@ -1357,6 +1357,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	) error {
 		ctx, cancel := context.WithCancel(ctx)
 		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
+		m.stamp = &stamp{by: name, past: state.Past}
 		defer m.stopReaders(cancel)
 		m.startFirst()
 		pos := from.Pos
@@ -1371,7 +1372,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 			}
 			m.noteMove(i, item.Next)
 			pos++
-			if !yield(item, pos, freshState{n: m.draws, moved: m.moved}) {
+			if !yield(item, pos, freshState{stamp: m.stamp, n: m.draws, moved: m.moved}) {
 				return nil
 			}
 		}
@@ -1403,6 +1404,7 @@ type mixer[T any] struct {
 	readers []*sourceReader[T] // nil for a source that has not been started
 	running sync.WaitGroup     // of the readers
 
+	stamp *stamp   // of the cursors
 	draws int      // with those of sources that were stepped over
 	at    []Cursor // where the sources stand
 	ended []bool   // which of them have ended
@@ -1576,6 +1578,7 @@ func (m *mixer[T]) endSource(i int, err error) error {
 	}
 	if cycle {
 		m.readers[i] = nil
+		m.stamp = m.stamp.after(at)
 		at = Cursor{Epoch: at.Epoch + 1}
 		m.draws--
 	}
@@ -1641,7 +1644,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,
 		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	dealt := staged(s.ranks.part("Shard", false), &stamp{"Shard by steps", rank}, 0, func(
+	dealt := staged(s.ranks.part("Shard", false), &stamp{by: "Shard by steps", rank: rank}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if state.N >= maxRanks {
