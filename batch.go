@@ -91,7 +91,7 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	return dst, nil
 }
 
-// A Ragged is a batch of sequences of different lengths, each padded to the
+// A Padded is a batch of sequences of different lengths, each padded to the
 // longest. Its shape is [number of sequences, longest length]. Lengths holds
 // the length of each sequence before padding. The sequences 1 2 3, 4 and 5 6,
 // padded with 0:
@@ -99,7 +99,7 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 //	1 2 3     Shape    [3 3]
 //	4 0 0     Lengths  [3 1 2]
 //	5 6 0
-type Ragged[E any] struct {
+type Padded[E any] struct {
 	Tensor[E]
 	Lengths []int
 }
@@ -109,8 +109,8 @@ type Ragged[E any] struct {
 // and all Lengths by the width of a vector, and read Data as a tensor of the
 // shape [number of sequences, Shape[1], width]. PyTorch: pad_sequence with
 // batch_first.
-func Pad[E any](fill E) Collate[[]E, Ragged[E]] {
-	return func(dst Ragged[E], samples [][]E) (Ragged[E], error) {
+func Pad[E any](fill E) Collate[[]E, Padded[E]] {
+	return func(dst Padded[E], samples [][]E) (Padded[E], error) {
 		dst.Lengths = dst.Lengths[:0]
 		longest := 0
 		for _, s := range samples {

@@ -1015,8 +1015,8 @@ func BenchmarkRows(b *testing.B) {
 // BenchmarkTokens is how a language model is fed: windows of 1,024 tokens of 2
 // bytes, from a file of 64 MB, as int64, shuffled, in batches of 16. The
 // baseline is a loop that reads and converts them into memory that it reuses.
-// NewFunc is 0.94 to 1.0 × that loop, with 2 workers 1.65 to 1.9 ×, and 5 ×
-// Func with Stack, which allocates and copies each window. From a file in
+// NewBatchFunc is 0.94 to 1.0 × that loop, with 2 workers 1.65 to 1.9 ×, and 5
+// × Func with Stack, which allocates and copies each window. From a file in
 // memory (see mapped), with targets that are copied from the inputs, it is 1.4
 // to 1.5 × that loop, on a busy machine.
 func BenchmarkTokens(b *testing.B) {
@@ -1057,13 +1057,13 @@ func BenchmarkTokens(b *testing.B) {
 	})
 	opts := func(workers int) Options { return Options{BatchSize: size, Shuffle: true, Workers: workers} }
 	stacked := func(workers int) func() { return epochOf(b, sample, Stack[int64], opts(workers)) }
-	filled := func(workers int) func() { return epochOfLoader(b, must(NewFunc(windows, load, opts(workers)))) }
+	filled := func(workers int) func() { return epochOfLoader(b, must(NewBatchFunc(windows, load, opts(workers)))) }
 	tokens := amount{window * windows / 1e6, "Mtokens"}
 	for _, workers := range []int{0, 2} {
 		against(b, fmt.Sprint("Func/workers=", workers), "window", windows, "loop", loop, stacked(workers), tokens)
-		against(b, fmt.Sprint("NewFunc/workers=", workers), "window", windows, "loop", loop, filled(workers), tokens)
+		against(b, fmt.Sprint("NewBatchFunc/workers=", workers), "window", windows, "loop", loop, filled(workers), tokens)
 	}
-	against(b, "NewFunc/workers=2/against-Func", "window", windows, "Func", stacked(2), filled(2), tokens)
+	against(b, "NewBatchFunc/workers=2/against-Func", "window", windows, "Func", stacked(2), filled(2), tokens)
 
 	// Inputs and targets, of which only the inputs are converted.
 	type batch = Pair[Tensor[int64], Tensor[int64]]
@@ -1085,7 +1085,7 @@ func BenchmarkTokens(b *testing.B) {
 		return dst, nil
 	}
 	for _, workers := range []int{0, 2} {
-		run := epochOfLoader(b, must(NewFunc(windows-1, pairs, opts(workers))))
+		run := epochOfLoader(b, must(NewBatchFunc(windows-1, pairs, opts(workers))))
 		name := fmt.Sprint("mapped-with-targets/workers=", workers)
 		against(b, name, "window", windows, "loop", loop, run, tokens)
 	}
@@ -1603,13 +1603,13 @@ the disk`},
 
 // BenchmarkImages decodes JPEG files of 500 by 375 pixels, which is ImageNet's
 // mean size, and scales them into batches of the shape [32 3 224 224]. With New
-// each image becomes a tensor that Stack copies into the batch, with NewFunc it
-// is written into the batch. The loop writes into one batch. share-% is how
-// much of the loop's time image/jpeg takes: 80 %. With 2 workers the loader is
-// 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time of an image
-// with New, and less than 1 % with NewFunc. image/jpeg takes 4 times as long as
-// the recipe augment. With augment, pixels that were decoded once come 10 × as
-// fast as JPEG files.
+// each image becomes a tensor that Stack copies into the batch, with
+// NewBatchFunc it is written into the batch. The loop writes into one batch.
+// share-% is how much of the loop's time image/jpeg takes: 80 %. With 2 workers
+// the loader is 1.9 to 2.1 × a plain loop. The loader adds 3 % to the CPU time
+// of an image with New, and less than 1 % with NewBatchFunc. image/jpeg takes 4
+// times as long as the recipe augment. With augment, pixels that were decoded
+// once come 10 × as fast as JPEG files.
 func BenchmarkImages(b *testing.B) {
 	const n, size, pixels = 128, 32, 3 * imageSide * imageSide
 	files := jpegFiles(16)
@@ -1665,11 +1665,11 @@ func BenchmarkImages(b *testing.B) {
 			against(b, fmt.Sprintf("%s/workers=%d", name, workers), "image", n, "loop", loop, run, amount{n, "images"})
 		}
 		line("New", epochOf(b, decoded, Stack[float32], opts))
-		line("NewFunc", epochOfLoader(b, must(NewFunc(n, fill, opts))))
+		line("NewBatchFunc", epochOfLoader(b, must(NewBatchFunc(n, fill, opts))))
 	}
 
 	// Random parts of photographs: from files, and from pixels that were
-	// decoded once, as in ExampleNewFunc_pixels.
+	// decoded once, as in ExampleNewBatchFunc_pixels.
 	decode()
 	var flat []byte
 	for _, photo := range photos {
@@ -1693,7 +1693,7 @@ func BenchmarkImages(b *testing.B) {
 			return dst, nil
 		}
 		opts := Options{BatchSize: size, Shuffle: true, Workers: workers}
-		return epochOfLoader(b, must(NewFunc(n, load, opts)))
+		return epochOfLoader(b, must(NewBatchFunc(n, load, opts)))
 	}
 	for _, workers := range []int{0, 2} {
 		against(b, fmt.Sprint("pixels/workers=", workers), "image", n, "JPEG",

@@ -26,10 +26,10 @@
 //	}
 //
 // A [DataLoader] loads a [Dataset] in the order of a [Sampler], in batches that
-// a [Collate] or the function of [NewFunc] makes. A [Stream] loads data without
-// indices. [Rand] gives each sample its random numbers, which depend on the
-// seed and its position. A batch that fails is a [*SampleError], which a loop
-// may skip; every other error is the last.
+// a [Collate] or the function of [NewBatchFunc] makes. A [Stream] loads data
+// without indices. [Rand] gives each sample its random numbers, which depend on
+// the seed and its position. A batch that fails is a [*SampleError], which a
+// loop may skip; every other error is the last.
 //
 // # To look up
 //
@@ -37,7 +37,7 @@
 //
 //	in order    Workers, Prefetch, Rank, BatchSize. The rest of the epoch
 //	            comes in other batches, with the same random numbers, except
-//	            those of NewFunc, which are the batch's
+//	            those of NewBatchFunc, which are the batch's
 //	Unordered   Workers, Prefetch
 //
 // What must not change there:
@@ -49,7 +49,7 @@
 // What must be safe for concurrent use:
 //
 //	Get, the functions of Func and       workers call them while the body
-//	Transform, Collate, NewFunc's load,  runs; without workers the loop calls
+//	Transform, Collate, NewBatchFunc's load,  runs; without workers the loop calls
 //	a sampler's functions, Map's f       them, in turn
 //	OnError and Trace, if loops share    the loop calls them, just before it
 //	them                                 hands over a batch
@@ -162,7 +162,7 @@ type Options struct {
 	//
 	// OnError is not asked about a Goexit, nor about errors of no single
 	// sample, which have Index -1 and fail the batch: those of Collate,
-	// NewFunc's load and the sampler.
+	// NewBatchFunc's load and the sampler.
 	//
 	// Have a budget, as in ExampleOptions_onError: an epoch without batches is
 	// no error. Cursors do not contain what OnError counts. Under UnevenTail a
@@ -273,10 +273,10 @@ type plan struct {
 }
 
 // New makes a loader of the samples of data, which collate makes into batches.
-// Unlike with NewFunc, each sample has its own Rand, and OnError is asked about
-// each sample that fails. New calls data.Len once. Options that make no sense,
-// or leave no rank a batch, are an error that names the field, its value and
-// what is allowed. An empty data set is not an error; it yields no batches.
+// Unlike with NewBatchFunc, each sample has its own Rand, and OnError is asked
+// about each sample that fails. New calls data.Len once. Options that make no
+// sense, or leave no rank a batch, are an error that names the field, its value
+// and what is allowed. An empty data set is not an error; it yields no batches.
 func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataLoader[B], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: the data set is nil")
@@ -288,16 +288,16 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 	return loaderOf(data.Len(), opts, func() builder[B] { return fetchAndCollate(data, collate) })
 }
 
-// NewFunc makes a loader of n samples. The function load makes each batch from
-// the samples with the given indices, in their order. It may build the batch in
-// the memory of dst, as append does: dst is a batch that the caller has given
-// back with DataLoader.Recycle, or the zero value. load must not retain
-// indices, which are reused for the next batch.
+// NewBatchFunc makes a loader of n samples. The function load makes each batch
+// from the samples with the given indices, in their order. It may build the
+// batch in the memory of dst, as append does: dst is a batch that the caller
+// has given back with DataLoader.Recycle, or the zero value. load must not
+// retain indices, which are reused for the next batch.
 //
-// Use NewFunc if samples must be read or decoded: load writes them straight
-// into their batch, where New would allocate and copy each of them. Use it also
-// if a whole batch comes in one call, as from a database
-// (ExampleNewFunc_database). load may copy from a file that is mapped into
+// Use NewBatchFunc if samples must be read or decoded: load writes them
+// straight into their batch, where New would allocate and copy each of them.
+// Use it also if a whole batch comes in one call, as from a database
+// (ExampleNewBatchFunc_database). load may copy from a file that is mapped into
 // memory. On warm pages that takes half as long as ReadAt, or less. But if the
 // file is truncated meanwhile, a signal ends the program, where ReadAt returns
 // an error.
@@ -308,11 +308,11 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 // not asked, so load itself decides about a bad sample. Split and Concat need a
 // Dataset; load may map the indices to those of a part instead. Everything else
 // is as in New. PyTorch: __getitems__.
-func NewFunc[B any](
+func NewBatchFunc[B any](
 	n int, load func(ctx context.Context, dst B, indices []int) (B, error), opts Options,
 ) (*DataLoader[B], error) {
 	if load == nil {
-		return nil, errors.New("dataloader: NewFunc: load is nil")
+		return nil, errors.New("dataloader: NewBatchFunc: load is nil")
 	}
 	build := func(m *maker, dst B) (B, error) {
 		defer trace.StartRegion(m.ctx, "load").End()
@@ -671,13 +671,13 @@ type Cursor struct {
 	// one refuses it. Workers and Prefetch are not part of the description. Nor
 	// are Rank and BatchSize, unless Unordered is set or the ranks are out of
 	// step (see Stream.Shard): with others the rest of the epoch comes in other
-	// batches, with the same random numbers. With NewFunc the random numbers
-	// belong to the batch, so they change with its size. The description has
-	// lengths, seeds and Options.DataVersion, but not the content of the data.
-	// A stream may also keep data of its own in State. Where ranks are out of
-	// step, State is the rank and, in it, the State of the stream. At the start
-	// of an epoch State is nil. In a cursor decoded from JSON it is a
-	// json.RawMessage, which Load decodes.
+	// batches, with the same random numbers. With NewBatchFunc the random
+	// numbers belong to the batch, so they change with its size. The
+	// description has lengths, seeds and Options.DataVersion, but not the
+	// content of the data. A stream may also keep data of its own in State.
+	// Where ranks are out of step, State is the rank and, in it, the State of
+	// the stream. At the start of an epoch State is nil. In a cursor decoded
+	// from JSON it is a json.RawMessage, which Load decodes.
 	State any `json:"state,omitempty"`
 }
 
@@ -1147,8 +1147,8 @@ func (p *pass) sampleError(step, index int, err error) *SampleError {
 }
 
 // A SampleError says which batch of a loader, or which item of a stream, has
-// failed, and why. Usually one sample is the cause, hence the name. A loop over
-// Run or Epoch may skip a *SampleError. Every other error is the last.
+// failed, and why. A loop over Run or Epoch may skip a *SampleError. Every
+// other error is the last.
 //
 // Epoch, Batch and Pos say where the loop is. In a loop over a stream they are
 // those of the stream that the loop reads, not of a stream or loader that it is
@@ -1240,7 +1240,7 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 //
 // Stats cannot see the garbage collector, which takes time from loading and
 // training alike. If a profile shows it, more workers do not help: reuse memory
-// by Recycle or NewFunc, or set GOGC=400.
+// by Recycle or NewBatchFunc, or set GOGC=400.
 type Stats struct {
 	mu                        sync.Mutex // guards the other fields
 	batches, loops            int
@@ -1377,8 +1377,11 @@ func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[
 // isTerminal reports whether w is a terminal, as far as the standard library
 // can tell: a character device.
 func isTerminal(w io.Writer) bool {
-	f, _ := w.(*os.File)
-	info, err := f.Stat() // an error if f is nil, because w is no file
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 

@@ -187,7 +187,7 @@ func jitter(seed uint64) func(int) time.Duration {
 func dropBad(*SampleError) error { return nil }
 
 // An atOnce stands for a data set of n samples whose batches a loading makes
-// with NewFunc.
+// with NewBatchFunc.
 type atOnce struct {
 	Dataset[int] // nil
 	n            int
@@ -523,7 +523,7 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 	}
 	l.opts.Workers, l.opts.Prefetch = workers, prefetch
 	if b, ok := l.data.(atOnce); ok {
-		return must(NewFunc(b.n, b.load, l.opts))
+		return must(NewBatchFunc(b.n, b.load, l.opts))
 	}
 	return must(New(l.data, l.collate, l.opts))
 }
@@ -1979,7 +1979,7 @@ func ExampleDataLoader_Run_schedule() {
 				}
 				return rows, nil
 			}
-			loader, err := NewFunc(n, load, Options{
+			loader, err := NewBatchFunc(n, load, Options{
 				BatchSize: stages[k].batchSize, Shuffle: true, Seed: 1, Workers: 2,
 			})
 			if err != nil {
@@ -3005,7 +3005,7 @@ func ExampleBuckets() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		var ragged Ragged[rune] = batch
+		var ragged Padded[rune] = batch
 		fmt.Printf("%v %v %q\n", ragged.Shape, ragged.Lengths, string(ragged.Data))
 	}
 	// Output:
@@ -3191,7 +3191,7 @@ func ExampleBatches_evenWork() {
 func ExamplePad_fewShapes() {
 	const budget, pad = 1 << 14, 0 // tokens in a batch
 	roundUp := func(length int) int { return max(16, 1<<bits.Len(uint(length-1))) }
-	fill := func(dst Ragged[int32], texts [][]int32) (Ragged[int32], error) {
+	fill := func(dst Padded[int32], texts [][]int32) (Padded[int32], error) {
 		width := 0
 		for _, text := range texts {
 			width = max(width, roundUp(len(text)))
@@ -3221,7 +3221,7 @@ func ExamplePad_fewShapes() {
 	if err := errors.Join(err1, err2); err != nil {
 		log.Fatal(err)
 	}
-	show := func(name string, opts Options, collate Collate[[]int32, Ragged[int32]]) {
+	show := func(name string, opts Options, collate Collate[[]int32, Padded[int32]]) {
 		loader, err := New(texts, collate, opts)
 		if err != nil {
 			log.Fatal(err)
@@ -4405,8 +4405,8 @@ func ExampleBatch_tokenBudget() {
 	words := strings.Fields("to be or not to be that is the question whether tis nobler")
 	runes := func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil }
 	texts := Map(Indices(Sequential(len(words))), 2, runes)
-	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Ragged[rune], error) {
-		return Pad('.')(Ragged[rune]{}, b)
+	padded := Map(inBudget(texts), 2, func(_ context.Context, b batch) (Padded[rune], error) {
+		return Pad('.')(Padded[rune]{}, b)
 	})
 	for b, err := range padded.Epoch(context.Background(), 0) {
 		if err != nil {
@@ -4526,13 +4526,13 @@ func ExampleMix() {
 }
 
 // MixOptions mix data sets by weight. A mix ends by one of four rules. If b
-// shall start over until a ends, mix a and b.Repeat(0) with StopAtFirst.
-// Weights of 3 and 1 spread the items of b. Strictly three items of a and then
-// one of b are Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join
-// appends the second half of a pair to the first. Weights count items: of short
-// and long documents in equal numbers hardly a token is from the short ones.
-// For shares of tokens divide each weight by the mean length, or pack each
-// source into rows and mix the rows.
+// shall start over until a ends, mix a and b.Cycle() with StopAtFirst. Weights
+// of 3 and 1 spread the items of b. Strictly three items of a and then one of b
+// are Unbatch(Map(Zip(Batch(a, 3, List), b), 0, join)), where join appends the
+// second half of a pair to the first. Weights count items: of short and long
+// documents in equal numbers hardly a token is from the short ones. For shares
+// of tokens divide each weight by the mean length, or pack each source into
+// rows and mix the rows.
 func ExampleMixOptions() {
 	letters := func(text string) Stream[string] {
 		letter := func(_ context.Context, i int) (string, error) { return text[i : i+1], nil }
@@ -4553,7 +4553,7 @@ func ExampleMixOptions() {
 	const short, long = 400, 4000 // tokens
 	documents := func(length int) Stream[int] {
 		always := func(context.Context, int) (int, error) { return length, nil }
-		return Map(Indices(Sequential(1)).Repeat(0), 0, always)
+		return Map(Indices(Sequential(1)).Cycle(), 0, always)
 	}
 	for _, weights := range [][]float64{{1, 1}, {1. / short, 1. / long}} {
 		mix := Mix(MixOptions{Weights: weights}, documents(short), documents(long)).Take(1100)
@@ -4758,7 +4758,7 @@ func ExampleChain() {
 	for _, s := range []Stream[int]{
 		Chain(low, high),
 		low.Repeat(2),
-		low.Repeat(0).Take(8), // endless without Take
+		low.Cycle().Take(8), // endless without Take
 		Chain(low, high).Shard(Rank{Index: 1, Count: 2}, UnevenTail),
 	} {
 		var all []int
@@ -5220,14 +5220,14 @@ func ExampleResize() {
 	// then epoch 1
 }
 
-// Repeat(0) does in a pipeline what Resize does for a loader: its epoch never
-// ends, so the workers of Map do not stop between two passes. Put Repeat before
-// the stages with workers; after them it would stop them at the end of each
-// pass. The loop ends after a number of steps. The cursor's Epoch stays 0, and
-// its State holds the pass and the place in the pass.
-func ExampleStream_Repeat() {
+// Cycle does in a pipeline what Resize does for a loader: its epoch never ends,
+// so the workers of Map do not stop between two passes. Put Cycle before the
+// stages with workers; after them it would stop them at the end of each pass.
+// The loop ends after a number of steps. The cursor's Epoch stays 0, and its
+// State holds the pass and the place in the pass.
+func ExampleStream_Cycle() {
 	data := Slice[string]{"a", "b", "c", "d"}
-	forever := Indices(Random(data.Len(), 1)).Repeat(0)
+	forever := Indices(Random(data.Len(), 1)).Cycle()
 	batches := Batch(Map(forever, 2, data.Get), 2, List[string])
 
 	var at Cursor
@@ -5460,7 +5460,7 @@ func ExampleDataLoader_Recycle_ownMemory() {
 		}
 		return dst, nil
 	}
-	loader, err := NewFunc(n, load, Options{
+	loader, err := NewBatchFunc(n, load, Options{
 		BatchSize: batchSize, Workers: workers, Prefetch: prefetch,
 	})
 	if err != nil {
@@ -5800,14 +5800,14 @@ func ExampleStream_Shard() {
 // number of steps, the last ones wait for ever. Here each rank decodes only its
 // own records, and drops those that it cannot decode. From a stream without an
 // end it takes as many full batches as the others. That is an epoch.
-func ExampleStream_Repeat_ranks() {
+func ExampleStream_Cycle_ranks() {
 	texts := []string{"0", "1", "2", "three", "4", "5", "6", "7", "8", "nine"}
 	records := Indices(Random(len(texts), 1)) // or Tar
 	decode := func(_ context.Context, i int) (int, error) { return strconv.Atoi(texts[i]) }
 	drop := func(bad *SampleError) error { return nil } // count it, and have a budget
 	const ranks, steps = 3, 2
 	for rank := range ranks {
-		own := records.Repeat(0).Shard(Rank{Index: rank, Count: ranks}, UnevenTail)
+		own := records.Cycle().Shard(Rank{Index: rank, Count: ranks}, UnevenTail)
 		batches := Batch(Map(own, 2, decode).OnError(drop), 2, List[int]).Take(steps)
 		for batch, err := range batches.Epoch(context.Background(), 0) {
 			if err != nil {
@@ -5961,12 +5961,12 @@ func ExampleNewStage_slow() {
 // ## Recipes: batches for other machines
 //
 // A server makes the batches, and trainings elsewhere get them by HTTP, in Go
-// (ExampleNewFunc_served) or in Python (testdata/served.py). Batch k of an
+// (ExampleNewBatchFunc_served) or in Python (testdata/served.py). Batch k of an
 // epoch is a pure function, so servers keep nothing that an answer depends on:
 // any number of equal servers may stand behind a load balancer, and one that
 // dies costs a request that is made again.
 
-// A server of batches, for ExampleNewFunc_served and for PyTorch
+// A server of batches, for ExampleNewBatchFunc_served and for PyTorch
 // (testdata/served.py). A batch is the body of a response: encode makes arrays
 // of the samples, in NumPy's format, which every language reads. SIGTERM ends
 // the server, when it has answered the requests under way. Put in your own
@@ -6228,7 +6228,7 @@ func cutArray[E any](dst Tensor[E], body []byte) (_ Tensor[E], rest []byte, err 
 // the type batchClient to its method try, with newBatchClient, servedBatches,
 // errServed and errRefused, and cutArray and arrayHeader, which stand above.
 // (serveBatches and appendArray make the batches here.)
-func ExampleNewFunc_served() {
+func ExampleNewBatchFunc_served() {
 	data := Func(20, func(ctx context.Context, i int) (int64, error) {
 		if i == 13 {
 			return 0, errors.New("a truncated file")
@@ -6355,7 +6355,7 @@ func servedBatches[B any](
 		}
 		return dst, err
 	}
-	return NewFunc(1_000_000_000, load, opts)
+	return NewBatchFunc(1_000_000_000, load, opts)
 }
 
 // get makes up to ten attempts at a request, with pauses of 1 to 9 seconds: 45
@@ -7023,11 +7023,11 @@ var normalised = func() (table [3][256]float32) {
 //	photo, _, err := decoder.DecodePart(data, part, imageSide)
 //	augment(rng, dst, photo, photo.Bounds())
 //
-// With NewFunc, dst is the sample's place in the batch, so that Stack copies
-// nothing. That saves a seventh of the time with the adapter, and costs what a
-// Get has: the Rand of NewFunc is the batch's, one generator for the whole
-// batch, so the numbers of a sample depend on the samples before it, and a
-// photograph that cannot be decoded fails the batch.
+// With NewBatchFunc, dst is the sample's place in the batch, so that Stack
+// copies nothing. That saves a seventh of the time with the adapter, and costs
+// what a Get has: the Rand of NewBatchFunc is the batch's, one generator for
+// the whole batch, so the numbers of a sample depend on the samples before it,
+// and a photograph that cannot be decoded fails the batch.
 func augment(rng *rand.Rand, dst []float32, photo image.Image, part image.Rectangle) {
 	pixels, ok := photo.(*image.RGBA)
 	if !ok {
@@ -7227,9 +7227,9 @@ func Example_tarPipeline() {
 // Stack) each image would have memory of its own, and so would each batch.
 //
 // Map has up to 8 × workers batches in flight, which is much for large ones; a
-// loader with OpenTar and NewFunc has Workers × Prefetch. A record that fails
-// fails its batch, unless decode leaves it out. Rand in decode is the batch's.
-// (tarEntries and must make the shard here.)
+// loader with OpenTar and NewBatchFunc has Workers × Prefetch. A record that
+// fails fails its batch, unless decode leaves it out. Rand in decode is the
+// batch's. (tarEntries and must make the shard here.)
 func ExampleMap_decodedBatches() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -7301,7 +7301,7 @@ func ExampleMap_decodedBatches() {
 // file, and writes the sample straight into its batch. Copy mapped, and all
 // from imageSide, colorMean and colorStd over normalised, augment and blend to
 // randomPart, too.
-func ExampleNewFunc_pixels() {
+func ExampleNewBatchFunc_pixels() {
 	dir, err := os.MkdirTemp("", "pixels")
 	if err != nil {
 		log.Fatal(err)
@@ -7341,7 +7341,7 @@ func ExampleNewFunc_pixels() {
 	if len(data)%size != 0 {
 		log.Fatalf("%s has %d bytes, which are no whole photographs", name, len(data))
 	}
-	loader, err := NewFunc(len(data)/size, load, Options{BatchSize: 3, Shuffle: true, Workers: 2})
+	loader, err := NewBatchFunc(len(data)/size, load, Options{BatchSize: 3, Shuffle: true, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -7458,8 +7458,8 @@ func Example_trainingFromTar() {
 
 // ## Recipes: data in other forms
 
-// NewFunc feeds a language model with windows of tokens, from files as llm.c
-// writes them: 256 int32, of which the first three are a magic number, a
+// NewBatchFunc feeds a language model with windows of tokens, from files as
+// llm.c writes them: 256 int32, of which the first three are a magic number, a
 // version and the number of tokens, then uint16 for GPT-2 or uint32 for Llama
 // 3. Nothing would fail without the checks: the header would be 512 tokens, and
 // tokens of another width, tokenizer or kind of file would be noise. The check
@@ -7474,7 +7474,7 @@ func Example_trainingFromTar() {
 // token is an input once an epoch. For windows that begin at any token, let
 // windows be tokens - window, and first i + f.windows - ends[k]. It is faster
 // still if the files are mapped into memory (see mapped): nothing is read then.
-func ExampleNewFunc() {
+func ExampleNewBatchFunc() {
 	const window, vocabulary = 3, 50257
 	type tokenFile struct {
 		*os.File
@@ -7585,7 +7585,7 @@ func ExampleNewFunc() {
 		}
 		return dst, nil
 	}
-	loader, err := NewFunc(n, load, Options{
+	loader, err := NewBatchFunc(n, load, Options{
 		BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2, DataVersion: "files 0 and 1",
 	})
 	if err != nil {
@@ -7865,16 +7865,16 @@ func ExampleUnbatch_wholeDocuments() {
 // Units of many rows, such as the row groups of Parquet files, the record
 // batches of Arrow files or the chunks of HDF5 files: a unit is read whole, and
 // its rows become items. Workers × Prefetch + 1 units are in memory at once,
-// here 3. With Map(…, 2, …) in place of NewFunc there are 17; with Map(…, 0,
-// …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle come
-// on top: copy rows that share their unit's memory, because one such row keeps
-// the whole unit. A resume reads the units of these rows again. It compares
-// only how many rows they have, so change DataVersion with the rows. All ranks
-// read all units, and Shard deals out the rows. If one rank missed a unit, it
-// would go on with rows of the other ranks, and nobody would notice. Therefore
-// OnError ends the loop before Unbatch counts a failed unit, and the next
-// process tries the unit again. For a unit that is damaged on all ranks, let
-// load return no rows.
+// here 3. With Map(…, 2, …) in place of NewBatchFunc there are 17; with Map(…,
+// 0, …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle
+// come on top: copy rows that share their unit's memory, because one such row
+// keeps the whole unit. A resume reads the units of these rows again. It
+// compares only how many rows they have, so change DataVersion with the rows.
+// All ranks read all units, and Shard deals out the rows. If one rank missed a
+// unit, it would go on with rows of the other ranks, and nobody would notice.
+// Therefore OnError ends the loop before Unbatch counts a failed unit, and the
+// next process tries the unit again. For a unit that is damaged on all ranks,
+// let load return no rows.
 func ExampleUnbatch_rowGroups() {
 	// Each stands for a part of a file.
 	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"}
@@ -7882,7 +7882,7 @@ func ExampleUnbatch_rowGroups() {
 		unit := strings.NewReader(units[indices[0]])
 		return csv.NewReader(unit).ReadAll() // your reader, whose errors name the unit
 	}
-	loader, err := NewFunc(len(units), load, Options{
+	loader, err := NewBatchFunc(len(units), load, Options{
 		Shuffle: true, Seed: 1, Workers: 2, Prefetch: 1, DataVersion: "v1",
 	})
 	if err != nil {
@@ -8430,7 +8430,7 @@ func Example_mnist() {
 	// [1 2 2] [1 1 1 1] [9]
 }
 
-// tinyDB stands for the database of ExampleNewFunc_database, with what
+// tinyDB stands for the database of ExampleNewBatchFunc_database, with what
 // database/sql needs of a driver: a table of texts.
 type tinyDB map[int64]string
 
@@ -8486,7 +8486,7 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 // twice, so load puts the texts in the order of the indices. Postgres has $1,
 // $2, … for the question marks, or id = ANY($1). (tinyDB and tinyRows, which
 // stand above, are only the database here.)
-func ExampleNewFunc_database() {
+func ExampleNewBatchFunc_database() {
 	dir, err := os.MkdirTemp("", "run") // where the checkpoints are
 	if err != nil {
 		log.Fatal(err)
@@ -8574,7 +8574,7 @@ func ExampleNewFunc_database() {
 			}
 			return batch, nil
 		}
-		return NewFunc(len(ids), load, Options{
+		return NewBatchFunc(len(ids), load, Options{
 			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
 			DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
 		})
@@ -8927,7 +8927,7 @@ func ExampleTarOptions_elastic() {
 			if err != nil {
 				return nil, err
 			}
-			endless := records.Repeat(0).Prefetch(perReader)
+			endless := records.Cycle().Prefetch(perReader)
 			pull, stop := iter.Pull2(endless.Run(context.Background(), &at[i]))
 			defer stop()
 			next = append(next, pull)
@@ -9267,7 +9267,7 @@ func TestMain(m *testing.M) {
 // fromTheWeb matches the tests and Examples that need a web server on this
 // machine.
 const fromTheWeb = "^Test(Web.*|Secrets|OpenShard|ServedPython)$|^Example(OpenShard_bearerToken|" +
-	"Func_remoteRecords|Opener_cacheOnDisk|DataLoader_Batch_served|NewFunc_served)$"
+	"Func_remoteRecords|Opener_cacheOnDisk|DataLoader_Batch_served|NewBatchFunc_served)$"
 
 // TestReadme builds and runs every program of README.md in a module with a copy
 // of this package. What README.md links to, what its commands name, and every
@@ -10068,7 +10068,7 @@ func TestCacheWaiters(t *testing.T) {
 // TestRand checks that the random numbers of a sample are its own, for every
 // epoch and seed, except inside a Cache. They are the same for every number of
 // workers, in order or not, after a resume, for any number of ranks, and by
-// Batch. The batch of a NewFunc has one generator.
+// Batch. The batch of a NewBatchFunc has one generator.
 func TestRand(t *testing.T) {
 	draw := func(ctx context.Context, dst, indices []int) ([]int, error) {
 		for dst = dst[:0]; len(dst) < len(indices); {
@@ -10080,7 +10080,7 @@ func TestRand(t *testing.T) {
 	for _, l := range []loading{
 		{"shuffled", augmented(), nil, shuffled, ""},
 		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
-		{"NewFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
+		{"NewBatchFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
 	} {
 		all := batches(t, l.loader(0, 0), 2)
 		l.want, want[l.name] = fmt.Sprint(all), slices.Concat(all...)
@@ -10756,7 +10756,7 @@ func TestStackAndPad(t *testing.T) {
 	saysAll(t, errorOf(Stack(tensor{}, []tensor{{Data: []int{1, 2}}})), "sample 0", "shape []", "2 elements; set Shape")
 	saysAll(t, errorOf(Stack(tensor{}, nil)), "no samples")
 	pad := Pad(-1)
-	ragged := must(pad(Ragged[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
+	ragged := must(pad(Padded[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
 	equal(t, "three", fmt.Sprint(ragged), "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
 	equal(t, "one, in used memory", fmt.Sprint(must(pad(ragged, [][]int{{7, 8}}))), "{{[7 8] [1 2]} [2]}")
 	equal(t, "empty ones", fmt.Sprint(must(pad(ragged, [][]int{{}, {}}))), "{{[] [2 0]} [0 0]}")
@@ -10812,7 +10812,7 @@ func TestRecycle(t *testing.T) {
 func TestBatchRecycles(t *testing.T) {
 	var fresh atomic.Int64 // calls that got no memory
 	var atOnce sync.WaitGroup
-	loader := must(NewFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
+	loader := must(NewBatchFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
 		if cap(dst) == 0 {
 			fresh.Add(1)
 		}
@@ -11278,40 +11278,9 @@ func TestPanicPlace(t *testing.T) {
 	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
 	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
 	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
-		"= dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
+		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
 	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
-		"= dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
-}
-
-// TestRescuers checks that placeOfPanic knows the names of the functions that
-// rescue: its search ends at them.
-func TestRescuers(t *testing.T) {
-	_, source := declared(t)
-	maps.DeleteFunc(source, func(name, _ string) bool {
-		return strings.HasSuffix(name, "_test.go")
-	})
-	var known []string
-	rescuing := map[string]bool{}
-	eachNode(source, func(in *ast.FuncDecl, n ast.Node) {
-		name := in.Name.Name
-		if in.Type.TypeParams != nil {
-			name += "[...]"
-		}
-		switch n := n.(type) {
-		case *ast.CompositeLit:
-			if name == "placeOfPanic" && types.ExprString(n.Type) == "[]string" {
-				for _, literal := range n.Elts {
-					known = append(known, must(strconv.Unquote(literal.(*ast.BasicLit).Value)))
-				}
-			}
-		case *ast.CallExpr:
-			called := types.ExprString(n.Fun)
-			if called == "rescue" || called == "placeOfPanic" && name != "rescue" {
-				rescuing[name] = true
-			}
-		}
-	})
-	equal(t, "the rescuers", sorted(known), slices.Sorted(maps.Keys(rescuing)))
+		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
 }
 
 // TestAllocations checks that with Recycle a batch of an epoch under way costs
@@ -11324,7 +11293,7 @@ func TestAllocations(t *testing.T) {
 	for workers := range 3 {
 		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
 		recycles(t, "List", newLoader(t, numbers(4000), opts))
-		recycles(t, "NewFunc", must(NewFunc(4000, fill, opts)))
+		recycles(t, "NewBatchFunc", must(NewBatchFunc(4000, fill, opts)))
 		recycles(t, "Stack", must(New(must(Rows(Tensor[int]{make([]int, 8000), []int{4000, 2}})), Stack[int], opts)))
 	}
 }
@@ -11797,7 +11766,7 @@ func TestBadOptions(t *testing.T) {
 		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
 		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
-		{errorOf(NewFunc[int](3, nil, Options{})), "NewFunc: load is nil"},
+		{errorOf(NewBatchFunc[int](3, nil, Options{})), "NewBatchFunc: load is nil"},
 		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.Len() }), "= panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.At(0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
@@ -12696,14 +12665,14 @@ func TestStreams(t *testing.T) {
 			"[200 203 error Stream.OnError: EOF 205 error Stream.OnError: panic: ouch 207 error item 8 is bad]"},
 		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
 		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
-		{"Repeat forever", of(counting(2).Repeat(0).Take(5)), "[200 201 300 301 400]"},
+		{"Repeat forever", of(counting(2).Cycle().Take(5)), "[200 201 300 301 400]"},
 		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
 		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
 		{"Zip, second longer", of(Zip(counting(2), letters("abc"))), "[{200 a} {201 b}]"},
 		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
 		{"Indices of a sampler that has grown", of(grown), "[0 1 2]"},
 		{"Shuffle, greatest size", of(counting(9).Shuffle(math.MaxInt/4, 1)), "[201 208 205 204 203 207 200 202 206]"},
-		{"Shuffle, endless", of(counting(4).Repeat(0).Shuffle(3, 1).Take(9)), "[201 200 203 202 300 301 303 400 302]"},
+		{"Shuffle, endless", of(counting(4).Cycle().Shuffle(3, 1).Take(9)), "[201 200 203 202 300 301 303 400 302]"},
 		{"Shuffle, in letters to be escaped", of(Zip(size, counting(9)).Shuffle(5, 6)), ""},
 		{"Mix first", of(Mix(MixOptions{Stop: StopAtFirst}, letters("a"), letters("bB"), letters("cCc"))), "[a b c]"},
 		{"Mix last", of(Mix(last, letters("a"), letters("bB"), letters("cCx"))), "[a b c B C x]"},
@@ -12904,11 +12873,15 @@ func TestJoinedSources(t *testing.T) {
 		"Chain, nested": func(s lists) lists { return Chain(Chain(s, listed(40, 2)), others()) },
 		"Repeat":        func(s lists) lists { return s.Repeat(2) },
 		"Repeat, Chain": func(s lists) lists { return Chain(s.Repeat(2), others()) },
-		"endless":       func(s lists) lists { return Chain(s, listed(40, 2)).Repeat(0).Take(14) },
+		"endless":       func(s lists) lists { return Chain(s, listed(40, 2)).Cycle().Take(14) },
 		"Mix":           func(s lists) lists { return Mix(MixOptions{}, s, others()) },
 		"Mix, cycle": func(s lists) lists {
 			return Mix(MixOptions{Stop: CycleUntilLast}, Chain(s, listed(40, 1)), listed(50, 9))
 		},
+		"Mix, cycle, second": func(s lists) lists {
+			return Mix(MixOptions{Stop: CycleUntilLast}, Chain(listed(40, 3), s), listed(50, 15))
+		},
+		"endless, second": func(s lists) lists { return Chain(listed(40, 3), s).Cycle().Take(18) },
 		"Mix, forever": func(s lists) lists {
 			return Mix(MixOptions{Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
 		},
@@ -13312,6 +13285,8 @@ func TestBadStreams(t *testing.T) {
 		"Stream.Take: n is -1, must not be negative":           func() { s.Take(-1) },
 		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
 		"Stream.Shard: the tail is 3, must be PadTail":         func() { s.Shard(Rank{}, 3) },
+		"Stream.Repeat: times is 0, must be at least 1; Cycle": func() { s.Repeat(0) },
+		"Stream.Cycle: the stream is the zero Stream":          func() { ints{}.Cycle() },
 		"Stream.OnError: f is nil":                             func() { s.OnError(nil) },
 		"Run: the stream is the zero Stream; look at":          func() { ints{}.Run(t.Context(), new(Cursor)) },
 		"Stream.Items: the stream is the zero Stream; look at": func() { ints{}.Items(t.Context(), Cursor{}) },
@@ -13357,10 +13332,10 @@ func TestBadStreams(t *testing.T) {
 func TestStreamsWithoutItems(t *testing.T) {
 	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever}, []float64{1, 1, 1}
 	for says, s := range map[string]ints{
-		"Stream.Repeat(0): the stream": empty.Repeat(0),
-		"Mix: source 0":                Mix(forever, empty, three),
-		"Mix: source 1":                Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
-		"Mix: source 2":                Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
+		"Stream.Cycle: the stream": empty.Cycle(),
+		"Mix: source 0":            Mix(forever, empty, three),
+		"Mix: source 1":            Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
+		"Mix: source 2":            Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
 	} {
 		runRow(t, says, func(t *testing.T) {
 			for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
@@ -13758,6 +13733,7 @@ func TestOwners(t *testing.T) {
 		},
 		"Unbatch":   func(rank Rank) lists { return Batch(Unbatch(even(rank)), 1, List[int]) },
 		"Repeat(2)": func(rank Rank) lists { return part(rank).Repeat(2) },
+		"Cycle":     func(rank Rank) lists { return part(rank).Cycle().Take(9) },
 		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), listed(0, 9)) },
 		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
 		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
@@ -13979,7 +13955,7 @@ func TestRanksAreKnown(t *testing.T) {
 	t.Run("an order that takes long", func(t *testing.T) {
 		var made []int
 		order := OrderFunc(9, func(epoch int) []int { made = append(made, epoch); return upTo(9) })
-		s := Indices(order).Shard(own, UnevenTail).Repeat(0)
+		s := Indices(order).Shard(own, UnevenTail).Cycle()
 		first(t, s, 1)
 		for range s.Run(t.Context(), ptr(throughJSON(t, Cursor{5, 2, &ownedState{"{1 2}", stageState{
 			By: "Repeat(0)", N: 2, Source: Cursor{Epoch: 7}}}}))) {
@@ -14913,7 +14889,7 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		return Mix(MixOptions{Weights: []float64{1, 3}, Seed: 8, Stop: stop}, all...)
 	}
 	names, shards := tenShards()
-	nested := Map(Zip(Chain(other, ten).Repeat(2).Take(30), ten.Repeat(0)), 2, add)
+	nested := Map(Zip(Chain(other, ten).Repeat(2).Take(30), ten.Cycle()), 2, add)
 	tar := func(rank Rank) Stream[Record] {
 		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Rank: rank, Open: inMemory(shards)}))
 	}

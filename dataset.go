@@ -303,9 +303,9 @@ const cacheSalt = 0x6361636865
 // number of workers or ranks, in or out of order, before and after a resume. A
 // sample that PadTail repeats has another position.
 //
-// In the load of NewFunc the whole batch has one generator, which depends on
-// the batch's first position. Its numbers therefore depend on how the epoch is
-// divided into batches.
+// In the load of NewBatchFunc the whole batch has one generator, which depends
+// on the batch's first position. Its numbers therefore depend on how the epoch
+// is divided into batches.
 //
 // The generator is valid until the function that was given ctx returns. It is
 // not safe for concurrent use. Rand needs the context that a function of yours
@@ -953,7 +953,7 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // yields one failed item for a batch. If a connection breaks on one rank alone,
 // its rows move: samples come twice and others never, and nothing in the
 // package notices, because no rank knows the rows of another.
-// ExampleStream_Repeat_ranks has OnError behind Shard.
+// ExampleStream_Cycle_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	panicIf(s.items == nil, "Stream.OnError: the stream is the zero Stream")
 	panicIf(f == nil, "Stream.OnError: f is nil")
@@ -1020,15 +1020,24 @@ func (s Stream[T]) Take(n int) Stream[T] {
 }
 
 // Repeat joins several epochs of s into one: epoch e covers the epochs e×times
-// to e×times + times-1 of s. With times <= 0 the epoch never ends and covers
-// the epochs from e on; an epoch of s without items is then an error.
-// torchdata: Cycler.
+// to e×times + times-1 of s. times must be at least 1.
 func (s Stream[T]) Repeat(times int) Stream[T] {
 	panicIf(s.items == nil, "Stream.Repeat: the stream is the zero Stream")
-	times = max(times, 0)
-	name, endless := fmt.Sprintf("Repeat(%d)", times), times == 0
-	return joinEpochs(name, endless, times, []Stream[T]{s}, func(epoch, n int) int {
-		return epoch*max(times, 1) + n
+	panicIf(times < 1, "Stream.Repeat: times is %d, must be at least 1; "+
+		"Cycle repeats without an end", times)
+	name := fmt.Sprintf("Repeat(%d)", times)
+	return joinEpochs(name, times, []Stream[T]{s}, func(epoch, n int) int {
+		return epoch*times + n
+	})
+}
+
+// Cycle joins the epochs of s into one that never ends: epoch e covers the
+// epochs of s from e on. An epoch of s without items is an error. Its cursors
+// call it Repeat(0). torchdata: Cycler.
+func (s Stream[T]) Cycle() Stream[T] {
+	panicIf(s.items == nil, "Stream.Cycle: the stream is the zero Stream")
+	return joinEpochs("Repeat(0)", endless, []Stream[T]{s}, func(epoch, n int) int {
+		return epoch + n
 	})
 }
 
@@ -1040,22 +1049,27 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 		panicIf(s.items == nil, "Chain: stream %d is the zero Stream", i)
 	}
 	name := fmt.Sprintf("Chain(%d)", len(srcs))
-	return joinEpochs(name, false, len(srcs), srcs, func(epoch, _ int) int { return epoch })
+	return joinEpochs(name, len(srcs), srcs, func(epoch, _ int) int { return epoch })
 }
+
+// endless is a count of epochs.
+const endless = -1
 
 // joinEpochs puts count epochs of the sources one after the other, or endless
 // ones. The sources take turns: number n is source n, or n modulo their number,
 // in the epoch that epochOf returns. In the cursor, N is that number and Source
 // the place in the source.
 func joinEpochs[T any](
-	name string, endless bool, count int,
-	srcs []Stream[T], epochOf func(epoch, n int) int,
+	name string, count int, srcs []Stream[T], epochOf func(epoch, n int) int,
 ) Stream[T] {
-	known := ranksOf(srcs).part(name, false)
-	return staged(known, &stamp{by: name}, 0, func(
+	stage := name
+	if count == endless {
+		stage = "Cycle"
+	}
+	return staged(ranksOf(srcs).part(stage, false), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		if state.N > 0 && state.N >= count && !endless {
+		if count >= 0 && state.N > 0 && state.N >= count {
 			return from.refuse("its state is damaged: %d is not one of %d parts of %s",
 				state.N, count, name)
 		}
@@ -1064,7 +1078,7 @@ func joinEpochs[T any](
 		}
 		pos := from.Pos
 		by := &stamp{by: name, past: state.Past}
-		for n := state.N; endless || n < count; n++ {
+		for n := state.N; count == endless || n < count; n++ {
 			at := Cursor{Epoch: epochOf(from.Epoch, n)}
 			if n == state.N && !from.atStart() {
 				at = state.Source
@@ -1079,12 +1093,12 @@ func joinEpochs[T any](
 					return nil
 				}
 			}
-			if endless && at.atStart() {
-				return fmt.Errorf("dataloader: Stream.%s: the stream has no items in epoch %d",
-					name, at.Epoch)
+			if count == endless && at.atStart() {
+				return fmt.Errorf("dataloader: Stream.Cycle: the stream has no items in epoch %d",
+					at.Epoch)
 			}
 			by = by.after(at)
-			isLast := !endless && n+1 == count
+			isLast := n+1 == count
 			if ctx.Err() != nil && !isLast { // an empty stream does not notice
 				return context.Cause(ctx)
 			}

@@ -499,9 +499,10 @@ func newTwister(seed uint32) func() uint32 {
 // OrderFunc is an order that the caller computes: order(epoch) returns the n
 // indices of an epoch, the same ones whenever it is asked for that epoch. The
 // indices are copied. If their number is not n, that is the last error of the
-// loop. Inside Resize each batch fails instead. A cursor cannot distinguish two
-// OrderFuncs of the same length. OrderFunc panics if n is negative or order is
-// nil.
+// loop. Inside Resize each batch fails instead. order must not read from the
+// loader or the stream that asks it, which would wait for itself. A cursor
+// cannot distinguish two OrderFuncs of the same length. OrderFunc panics if n
+// is negative or order is nil.
 func OrderFunc(n int, order func(epoch int) []int) Sampler {
 	panicIf(n < 0, "OrderFunc: n is %d, must not be negative", n)
 	panicIf(order == nil, "OrderFunc: order is nil")

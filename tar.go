@@ -139,7 +139,7 @@ type TarOptions struct {
 	// Rank says which part of the shards is read, after the shuffle. The zero
 	// Rank reads all shards. The parts may have different numbers of records.
 	// If all ranks must take the same number of steps, let an epoch be k
-	// records of each rank: records.Repeat(0).Take(k).
+	// records of each rank: records.Cycle().Take(k).
 	//
 	// Each rank saves its own cursor and resumes from it. Another rank, which
 	// does not know how far these shards are read, refuses it; but Chain and
@@ -1199,11 +1199,14 @@ func pause(ctx context.Context, d time.Duration) error {
 // openFile opens a file at an offset, or a pipe at offset 0.
 func openFile(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	file, err := os.Open(name)
-	if err == nil && offset != 0 {
+	if err != nil {
+		return nil, err
+	}
+	if offset != 0 {
 		_, err = file.Seek(offset, io.SeekStart)
 	}
 	if err != nil {
-		file.Close() // which may be nil
+		file.Close()
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { file.SetReadDeadline(time.Now()) })
@@ -1699,7 +1702,9 @@ type shardPart struct {
 func (d *TarDataset) Close() error {
 	var err error
 	for _, shard := range d.shards {
-		err = errors.Join(err, shard.file.Close()) // which may be nil, if OpenTar has failed
+		if shard.file != nil { // otherwise OpenTar has failed
+			err = errors.Join(err, shard.file.Close())
+		}
 	}
 	return err
 }

@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"runtime/trace"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -268,8 +267,8 @@ type task[B any] struct {
 }
 
 // A builder makes the batch of the indices that a maker has chosen, in the
-// memory of dst. It is that of fetchAndCollate, or calls the load of NewFunc. A
-// builder is for one maker.
+// memory of dst. It is that of fetchAndCollate, or calls the load of
+// NewBatchFunc. A builder is for one maker.
 type builder[B any] func(m *maker, dst B) (B, error)
 
 // makeBatch turns a task into its batch, or into the error of the batch.
@@ -466,19 +465,16 @@ func rescue(err *error) {
 //   - the standard library and this package, if the user's code has called them
 //     (Rand, for example)
 //   - the user's code
-//   - the function of this package that rescues it
 //
-// The search ends at that function: if OrderFunc itself panics, no frame is the
-// user's.
+// If this package itself panics, as OrderFunc does, that is the user's loop.
 func placeOfPanic() string {
 	pcs := make([]uintptr, 100)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
 	self, _ := frames.Next()
 	here := strings.TrimSuffix(self.Function, "placeOfPanic") // the path of this package, and a dot
 	library := ""                                             // its folder; "" before the panic
-	rescuers := []string{"makeBatch[...]", "try", "apply[...]", "fillSlots[...]", "handOver[...]"}
 	for f, more := frames.Next(); more; f, more = frames.Next() {
-		name, own := strings.CutPrefix(f.Function, here)
+		own := strings.HasPrefix(f.Function, here)
 		switch {
 		case f.Function == "runtime.gopanic":
 			library = strings.TrimSuffix(f.File, "runtime/panic.go")
@@ -488,8 +484,6 @@ func placeOfPanic() string {
 		case library == "" || strings.HasPrefix(f.File, library):
 		case !own || strings.HasSuffix(f.File, "_test.go"):
 			return fmt.Sprintf(" (%s:%d)", path.Base(f.File), f.Line)
-		case slices.Contains(rescuers, name):
-			return ""
 		}
 	}
 	return ""
