@@ -40,20 +40,21 @@ import (
 	"unicode/utf8"
 )
 
-// This file reads tar shards in three layers. Each layer can be read alone:
+// This file has three parts, which can be read alone: shards, where shards come
+// from, and what files become.
+//
+// Shards are read in three layers:
 //
 //	readShard     what a fault costs: one record, or the rest of the shard
 //	recordReader  records: consecutive files with the same key
 //	tarReader     entries: headers, and the data, which is read or skipped
 //
-// The stream of Tar uses all three, the Dataset of OpenTar the lower two. The
-// other parts of the file need no layer:
+// The stream of Tar uses all three, the Dataset of OpenTar the lower two.
+// TarWriter writes shards.
 //
-//	OpenShard     opens a shard in a file or in the web
-//	TarWriter     writes shards
-//	Expand        lists the names of shards
-//	Decode        decodes files by their extension
-//	ImageTensor   makes a tensor from an image
+// Expand lists the names of shards, and OpenShard opens one in a file or in the
+// web. Decode decodes files by their extension, and ImageTensor makes a tensor
+// from an image.
 
 // A Record is one sample of a tar shard: the files that share a key and stand
 // next to each other in the archive, as in WebDataset. The key is the name of a
@@ -1132,6 +1133,342 @@ func sumHeader(b []byte) int64 {
 	return sum
 }
 
+// A TarDataset is a Dataset with the same records as Tar. Compressed shards
+// cannot be read by index. Get may be called concurrently. A TarDataset keeps
+// each shard open until Close.
+//
+// PyTorch: wids, the indexed form of webdataset.
+type TarDataset struct {
+	records Dataset[Record]
+	shards  []*tarShard
+}
+
+// A tarShard is the Dataset of one shard's records.
+type tarShard struct {
+	name   string
+	file   *os.File
+	places []recordPlace
+}
+
+// A recordPlace says where a record is: from the headers of its first file to
+// those of the file after it, or to the end marker, both included, because only
+// they show that the record has ended. sum is recordReader's.
+type recordPlace struct {
+	begin, end int64
+	sum        uint64
+}
+
+// OpenTar opens tar shards, which are files, as one data set. It reads all
+// headers, sixteen shards at a time, and keeps 24 bytes for each record. Every
+// start of a program reads the headers again, so shards on a slow disk or a
+// network are better streamed, by Tar.
+//
+// OpenTar returns an error for a shard that is damaged, truncated or
+// compressed, or that has a sparse file, files but no record, or more zeros
+// after its end marker than Tar allows. The number of records does not change
+// afterwards. A record with a fault of its own (a field that comes twice, a
+// hard link, more than 1 GiB, which is Tar's MaxRecord of 0) has its index, and
+// Get returns the error. Errors of both kinds are a TarError.
+func OpenTar(paths ...string) (*TarDataset, error) {
+	d := new(TarDataset)
+	var datasets []Dataset[Record]
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	var running sync.WaitGroup
+	limit := make(chan struct{}, 16)
+	for _, name := range paths {
+		shard := &tarShard{name: name}
+		d.shards = append(d.shards, shard)
+		datasets = append(datasets, shard)
+		running.Go(func() {
+			limit <- struct{}{}
+			if err := shard.scan(ctx); err != nil {
+				cancel(err) // which ends the other scans
+			}
+			<-limit
+		})
+	}
+	running.Wait()
+	err := context.Cause(ctx)
+	if len(paths) == 0 {
+		err = errors.New("there are no shards")
+	}
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
+	}
+	d.records = Concat(datasets...)
+	return d, nil
+}
+
+// scan opens the shard, and notes where its records are.
+func (s *tarShard) scan(ctx context.Context) error {
+	r := newRecordReader(s.name, defaultMaxRecord)
+	r.wanted = []string{} // no field: files are not loaded
+	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
+		if strings.Contains(s.name, "://") {
+			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
+		}
+		s.file, err = os.Open(s.name)
+		return s.file, err
+	}
+	err := r.enterShard(ctx, open, tarState{})
+	if r.compressed {
+		err = errors.New("it is compressed, and cannot be read at an offset: " +
+			"decompress it, or use Tar")
+	}
+	for err == nil {
+		begin := r.entry.begin
+		if _, err = r.readRecord(); err == nil {
+			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
+		}
+	}
+	if err == io.EOF {
+		return nil
+	}
+	return newTarError(s.name, &r.entry, err)
+}
+
+// Len returns the number of records.
+func (d *TarDataset) Len() int { return d.records.Len() }
+
+// Get reads record i. It returns an error if names or sizes in the record have
+// changed since OpenTar read them. The files of a record share one piece of
+// memory if the record has less than 256 KiB with its headers.
+func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
+	return d.records.Get(ctx, i)
+}
+
+// Len returns the number of records in the shard.
+func (s *tarShard) Len() int { return len(s.places) }
+
+// Get reads one record as Tar does, with the headers or the end marker behind
+// it, up to 256 KiB at once. OpenTar has read the same headers, so any fault
+// except the record's own shows that the shard has changed.
+func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
+	place := s.places[i]
+	r := newRecordReader(s.name, defaultMaxRecord)
+	part := shardPart{io.NewSectionReader(s.file, place.begin, place.end-place.begin), nil}
+	if part.Size() <= tarBuffer {
+		r.wholeSize = int(part.Size())
+	}
+	open := func(context.Context, string, int64) (io.ReadCloser, error) { return part, nil }
+	err := r.enterShard(ctx, open, tarState{Offset: place.begin})
+	var item Item[Record]
+	if err == nil {
+		item, err = r.readRecord()
+	}
+	switch {
+	case err == nil && r.sum == place.sum && !r.compressed:
+		return item.Value, item.Err
+	case err == nil:
+		err = errors.New("a file has another name or size")
+	}
+	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
+		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
+	}
+	return Record{}, newTarError(s.name, &r.entry, err)
+}
+
+// A shardPart is a part of a shard. Nobody closes it: the shard stays open, and
+// Closer is nil.
+type shardPart struct {
+	*io.SectionReader
+	io.Closer
+}
+
+// Close closes the shards. Get returns an error afterwards.
+func (d *TarDataset) Close() error {
+	var err error
+	for _, shard := range d.shards {
+		if shard.file != nil { // otherwise OpenTar has failed
+			err = errors.Join(err, shard.file.Close())
+		}
+	}
+	return err
+}
+
+// A TarWriter writes records to a tar shard. The same records make the same
+// bytes: the fields are sorted, and the headers have no time and no owner. A
+// TarWriter writes in small pieces, so put a bufio.Writer between it and a
+// file. It must not be used concurrently.
+//
+// PyTorch: webdataset.TarWriter, without its encoders.
+type TarWriter struct {
+	tar  *tar.Writer
+	keys map[string]bool // of the records so far
+}
+
+// NewTarWriter returns a TarWriter that writes to w, which may be a file, or a
+// gzip.Writer on top of one.
+func NewTarWriter(w io.Writer) *TarWriter {
+	return &TarWriter{tar.NewWriter(w), map[string]bool{}}
+}
+
+// Write writes a record, without its Shard. If the record could not be read
+// again as it is, Write returns an error and writes nothing. A record must have
+// files, and a key that no other record of the shard has. The key must be a
+// relative path without a dot in its last element. Each field must occur once,
+// be in lower case, not be empty and have no slash; it must begin neither with
+// a dot, as the extensions of filepath.Ext do, nor with the key and a dot. Key
+// and field together must have fewer than a million bytes. Write does not know
+// the MaxRecord of the reader.
+func (w *TarWriter) Write(r Record) error {
+	byName := func(a, b File) int { return strings.Compare(a.Name, b.Name) }
+	files := slices.SortedFunc(slices.Values(r.Files), byName)
+	err := w.checkRecord(r.Key, files)
+	for i := 0; i < len(files) && err == nil; i++ {
+		name := r.Key + "." + files[i].Name
+		data := files[i].Data
+		err = w.tar.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     name,
+			Size:     int64(len(data)),
+			Mode:     0o444,
+		})
+		if err == nil {
+			_, err = w.tar.Write(data)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("dataloader: TarWriter: record %s: %w", quote(r.Key), err)
+	}
+	w.keys[r.Key] = true
+	return nil
+}
+
+// maxName is the length of the longest name. archive/tar neither reads nor
+// writes headers of more than 1 MiB.
+const maxName = 1_000_000
+
+// checkRecord says why a record, with its files sorted, could not be read again
+// as it is.
+func (w *TarWriter) checkRecord(key string, files []File) error {
+	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
+	err := cmp.Or(
+		errorIf(len(files) == 0, "it has no files"),
+		errorIf(w.keys[key], "the shard has a record with this key already"),
+		errorIf(!inside, `the key must be a relative path without ".."`))
+	if err != nil {
+		return err
+	}
+	base := path.Base(key)
+	for i, f := range files {
+		name := key + "." + f.Name
+		readKey, readField, ok := splitName(name)
+		extension := strings.TrimPrefix(path.Base("/"+f.Name), base)
+		short, dotted := strings.CutPrefix(extension, ".")
+		switch {
+		case len(name) > maxName:
+			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d",
+				i, len(name), maxName)
+		case ok && dotted:
+			return fmt.Errorf("field %s must be %s", quote(f.Name), quote(short))
+		case !ok:
+			return fmt.Errorf("file %s would be skipped when it is read, as are %s",
+				quote(name), skippedFiles)
+		case readKey != key || readField != f.Name:
+			return fmt.Errorf("file %s would be read as field %s of record %s",
+				quote(name), quote(readField), quote(readKey))
+		case f.Name == "" || strings.Contains(name, "\x00"):
+			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL",
+				quote(f.Name), quote(name))
+		case i > 0 && f.Name == files[i-1].Name:
+			return fmt.Errorf("field %s comes twice", quote(f.Name))
+		}
+	}
+	return nil
+}
+
+// Close writes the end marker; a shard without one counts as truncated. Close
+// does not close the underlying writer.
+func (w *TarWriter) Close() error {
+	if err := w.tar.Close(); err != nil {
+		return fmt.Errorf("dataloader: TarWriter: %w", err)
+	}
+	return nil
+}
+
+// Where shards come from.
+
+// maxExpand is the largest number of names that a pattern may stand for.
+const maxExpand = 1 << 20
+
+// Expand lists the names that a pattern stands for, with braces as in bash:
+// "{a,b}" stands for a and b, "{8..11}" for the numbers from 8 to 11, and
+// "{008..011}" for the same with zeros in front. Numbers may count down; those
+// with a plus sign, and -0, get other zeros than in bash. If there are several
+// braces, the last changes fastest. A pattern without braces stands for itself.
+//
+// Expand returns an error for braces within braces, a brace without its other
+// half, braces with neither a comma nor two numbers, such as "{000-146}", and
+// more than 2^20 names. bash leaves some of these unchanged, so that a typing
+// error shows up only as a missing file. Letters, steps and backslashes, which
+// bash knows, are not needed for names of shards.
+func Expand(pattern string) ([]string, error) {
+	names := []string{""} // what the pattern stands for, up to rest
+	for rest := pattern; rest != ""; {
+		before, after, opened := strings.Cut(rest, "{")
+		inside, after, closed := strings.Cut(after, "}")
+		choices := []string{""}
+		var err error
+		if opened != closed || strings.ContainsAny(before+inside, "{}") {
+			err = errors.New("braces must come in pairs, and must not be nested")
+		} else if opened {
+			choices, err = expandBraces(inside)
+		}
+		if err == nil && len(choices) > maxExpand/len(names) {
+			err = errTooMany
+		}
+		if err != nil {
+			return nil, fmt.Errorf("dataloader: Expand(%s): %w", quote(pattern), err)
+		}
+		var longer []string
+		for _, name := range names {
+			for _, choice := range choices {
+				longer = append(longer, name+before+choice)
+			}
+		}
+		names = longer
+		rest = after
+	}
+	return names, nil
+}
+
+var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
+
+// expandBraces lists what a pair of braces stands for. If a number has zeros in
+// front, all numbers get the width of the wider end, sign included, as in bash.
+func expandBraces(inside string) (all []string, err error) {
+	if strings.Contains(inside, ",") {
+		return strings.Split(inside, ","), nil
+	}
+	fromText, toText, _ := strings.Cut(inside, "..")
+	from, err1 := strconv.ParseInt(fromText, 10, 64)
+	to, err2 := strconv.ParseInt(toText, 10, 64)
+	if err1 != nil || err2 != nil {
+		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}",
+			quote("{"+inside+"}"))
+	}
+	if uint64(max(from, to)-min(from, to)) >= maxExpand {
+		return nil, errTooMany
+	}
+	width := 0
+	if fmt.Sprint(from) != fromText || fmt.Sprint(to) != toText {
+		width = max(len(fromText), len(toText))
+	}
+	step := int64(1)
+	if to < from {
+		step = -1
+	}
+	for n := from; ; n += step {
+		all = append(all, fmt.Sprintf("%0*d", width, n))
+		if n == to {
+			return all, nil
+		}
+	}
+}
+
 // OpenShard is the Opener for files, which may be file URLs, and for http and
 // https URLs.
 //
@@ -1554,339 +1891,7 @@ func parseRetryAfter(header string) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// A TarDataset is a Dataset with the same records as Tar. Compressed shards
-// cannot be read by index. Get may be called concurrently. A TarDataset keeps
-// each shard open until Close.
-//
-// PyTorch: wids, the indexed form of webdataset.
-type TarDataset struct {
-	records Dataset[Record]
-	shards  []*tarShard
-}
-
-// A tarShard is the Dataset of one shard's records.
-type tarShard struct {
-	name   string
-	file   *os.File
-	places []recordPlace
-}
-
-// A recordPlace says where a record is: from the headers of its first file to
-// those of the file after it, or to the end marker, both included, because only
-// they show that the record has ended. sum is recordReader's.
-type recordPlace struct {
-	begin, end int64
-	sum        uint64
-}
-
-// OpenTar opens tar shards, which are files, as one data set. It reads all
-// headers, sixteen shards at a time, and keeps 24 bytes for each record. Every
-// start of a program reads the headers again, so shards on a slow disk or a
-// network are better streamed, by Tar.
-//
-// OpenTar returns an error for a shard that is damaged, truncated or
-// compressed, or that has a sparse file, files but no record, or more zeros
-// after its end marker than Tar allows. The number of records does not change
-// afterwards. A record with a fault of its own (a field that comes twice, a
-// hard link, more than 1 GiB, which is Tar's MaxRecord of 0) has its index, and
-// Get returns the error. Errors of both kinds are a TarError.
-func OpenTar(paths ...string) (*TarDataset, error) {
-	d := new(TarDataset)
-	var datasets []Dataset[Record]
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	var running sync.WaitGroup
-	limit := make(chan struct{}, 16)
-	for _, name := range paths {
-		shard := &tarShard{name: name}
-		d.shards = append(d.shards, shard)
-		datasets = append(datasets, shard)
-		running.Go(func() {
-			limit <- struct{}{}
-			if err := shard.scan(ctx); err != nil {
-				cancel(err) // which ends the other scans
-			}
-			<-limit
-		})
-	}
-	running.Wait()
-	err := context.Cause(ctx)
-	if len(paths) == 0 {
-		err = errors.New("there are no shards")
-	}
-	if err != nil {
-		d.Close()
-		return nil, fmt.Errorf("dataloader: OpenTar: %w", err)
-	}
-	d.records = Concat(datasets...)
-	return d, nil
-}
-
-// scan opens the shard, and notes where its records are.
-func (s *tarShard) scan(ctx context.Context) error {
-	r := newRecordReader(s.name, defaultMaxRecord)
-	r.wanted = []string{} // no field: files are not loaded
-	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
-		if strings.Contains(s.name, "://") {
-			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
-		}
-		s.file, err = os.Open(s.name)
-		return s.file, err
-	}
-	err := r.enterShard(ctx, open, tarState{})
-	if r.compressed {
-		err = errors.New("it is compressed, and cannot be read at an offset: " +
-			"decompress it, or use Tar")
-	}
-	for err == nil {
-		begin := r.entry.begin
-		if _, err = r.readRecord(); err == nil {
-			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
-		}
-	}
-	if err == io.EOF {
-		return nil
-	}
-	return newTarError(s.name, &r.entry, err)
-}
-
-// Len returns the number of records.
-func (d *TarDataset) Len() int { return d.records.Len() }
-
-// Get reads record i. It returns an error if names or sizes in the record have
-// changed since OpenTar read them. The files of a record share one piece of
-// memory if the record has less than 256 KiB with its headers.
-func (d *TarDataset) Get(ctx context.Context, i int) (Record, error) {
-	return d.records.Get(ctx, i)
-}
-
-// Len returns the number of records in the shard.
-func (s *tarShard) Len() int { return len(s.places) }
-
-// Get reads one record as Tar does, with the headers or the end marker behind
-// it, up to 256 KiB at once. OpenTar has read the same headers, so any fault
-// except the record's own shows that the shard has changed.
-func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
-	place := s.places[i]
-	r := newRecordReader(s.name, defaultMaxRecord)
-	part := shardPart{io.NewSectionReader(s.file, place.begin, place.end-place.begin), nil}
-	if part.Size() <= tarBuffer {
-		r.wholeSize = int(part.Size())
-	}
-	open := func(context.Context, string, int64) (io.ReadCloser, error) { return part, nil }
-	err := r.enterShard(ctx, open, tarState{Offset: place.begin})
-	var item Item[Record]
-	if err == nil {
-		item, err = r.readRecord()
-	}
-	switch {
-	case err == nil && r.sum == place.sum && !r.compressed:
-		return item.Value, item.Err
-	case err == nil:
-		err = errors.New("a file has another name or size")
-	}
-	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
-		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
-	}
-	return Record{}, newTarError(s.name, &r.entry, err)
-}
-
-// A shardPart is a part of a shard. Nobody closes it: the shard stays open, and
-// Closer is nil.
-type shardPart struct {
-	*io.SectionReader
-	io.Closer
-}
-
-// Close closes the shards. Get returns an error afterwards.
-func (d *TarDataset) Close() error {
-	var err error
-	for _, shard := range d.shards {
-		if shard.file != nil { // otherwise OpenTar has failed
-			err = errors.Join(err, shard.file.Close())
-		}
-	}
-	return err
-}
-
-// A TarWriter writes records to a tar shard. The same records make the same
-// bytes: the fields are sorted, and the headers have no time and no owner. A
-// TarWriter writes in small pieces, so put a bufio.Writer between it and a
-// file. It must not be used concurrently.
-//
-// PyTorch: webdataset.TarWriter, without its encoders.
-type TarWriter struct {
-	tar  *tar.Writer
-	keys map[string]bool // of the records so far
-}
-
-// NewTarWriter returns a TarWriter that writes to w, which may be a file, or a
-// gzip.Writer on top of one.
-func NewTarWriter(w io.Writer) *TarWriter {
-	return &TarWriter{tar.NewWriter(w), map[string]bool{}}
-}
-
-// Write writes a record, without its Shard. If the record could not be read
-// again as it is, Write returns an error and writes nothing. A record must have
-// files, and a key that no other record of the shard has. The key must be a
-// relative path without a dot in its last element. Each field must occur once,
-// be in lower case, not be empty and have no slash; it must begin neither with
-// a dot, as the extensions of filepath.Ext do, nor with the key and a dot. Key
-// and field together must have fewer than a million bytes. Write does not know
-// the MaxRecord of the reader.
-func (w *TarWriter) Write(r Record) error {
-	byName := func(a, b File) int { return strings.Compare(a.Name, b.Name) }
-	files := slices.SortedFunc(slices.Values(r.Files), byName)
-	err := w.checkRecord(r.Key, files)
-	for i := 0; i < len(files) && err == nil; i++ {
-		name := r.Key + "." + files[i].Name
-		data := files[i].Data
-		err = w.tar.WriteHeader(&tar.Header{
-			Typeflag: tar.TypeReg,
-			Name:     name,
-			Size:     int64(len(data)),
-			Mode:     0o444,
-		})
-		if err == nil {
-			_, err = w.tar.Write(data)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("dataloader: TarWriter: record %s: %w", quote(r.Key), err)
-	}
-	w.keys[r.Key] = true
-	return nil
-}
-
-// maxName is the length of the longest name. archive/tar neither reads nor
-// writes headers of more than 1 MiB.
-const maxName = 1_000_000
-
-// checkRecord says why a record, with its files sorted, could not be read again
-// as it is.
-func (w *TarWriter) checkRecord(key string, files []File) error {
-	inside := !strings.HasPrefix(key, "/") && !slices.Contains(strings.Split(key, "/"), "..")
-	err := cmp.Or(
-		errorIf(len(files) == 0, "it has no files"),
-		errorIf(w.keys[key], "the shard has a record with this key already"),
-		errorIf(!inside, `the key must be a relative path without ".."`))
-	if err != nil {
-		return err
-	}
-	base := path.Base(key)
-	for i, f := range files {
-		name := key + "." + f.Name
-		readKey, readField, ok := splitName(name)
-		extension := strings.TrimPrefix(path.Base("/"+f.Name), base)
-		short, dotted := strings.CutPrefix(extension, ".")
-		switch {
-		case len(name) > maxName:
-			return fmt.Errorf("the name of file %d has %d bytes, must have at most %d",
-				i, len(name), maxName)
-		case ok && dotted:
-			return fmt.Errorf("field %s must be %s", quote(f.Name), quote(short))
-		case !ok:
-			return fmt.Errorf("file %s would be skipped when it is read, as are %s",
-				quote(name), skippedFiles)
-		case readKey != key || readField != f.Name:
-			return fmt.Errorf("file %s would be read as field %s of record %s",
-				quote(name), quote(readField), quote(readKey))
-		case f.Name == "" || strings.Contains(name, "\x00"):
-			return fmt.Errorf("field %s must not be empty, and file %s must not have a NUL",
-				quote(f.Name), quote(name))
-		case i > 0 && f.Name == files[i-1].Name:
-			return fmt.Errorf("field %s comes twice", quote(f.Name))
-		}
-	}
-	return nil
-}
-
-// Close writes the end marker; a shard without one counts as truncated. Close
-// does not close the underlying writer.
-func (w *TarWriter) Close() error {
-	if err := w.tar.Close(); err != nil {
-		return fmt.Errorf("dataloader: TarWriter: %w", err)
-	}
-	return nil
-}
-
-// maxExpand is the largest number of names that a pattern may stand for.
-const maxExpand = 1 << 20
-
-// Expand lists the names that a pattern stands for, with braces as in bash:
-// "{a,b}" stands for a and b, "{8..11}" for the numbers from 8 to 11, and
-// "{008..011}" for the same with zeros in front. Numbers may count down; those
-// with a plus sign, and -0, get other zeros than in bash. If there are several
-// braces, the last changes fastest. A pattern without braces stands for itself.
-//
-// Expand returns an error for braces within braces, a brace without its other
-// half, braces with neither a comma nor two numbers, such as "{000-146}", and
-// more than 2^20 names. bash leaves some of these unchanged, so that a typing
-// error shows up only as a missing file. Letters, steps and backslashes, which
-// bash knows, are not needed for names of shards.
-func Expand(pattern string) ([]string, error) {
-	names := []string{""} // what the pattern stands for, up to rest
-	for rest := pattern; rest != ""; {
-		before, after, opened := strings.Cut(rest, "{")
-		inside, after, closed := strings.Cut(after, "}")
-		choices := []string{""}
-		var err error
-		if opened != closed || strings.ContainsAny(before+inside, "{}") {
-			err = errors.New("braces must come in pairs, and must not be nested")
-		} else if opened {
-			choices, err = expandBraces(inside)
-		}
-		if err == nil && len(choices) > maxExpand/len(names) {
-			err = errTooMany
-		}
-		if err != nil {
-			return nil, fmt.Errorf("dataloader: Expand(%s): %w", quote(pattern), err)
-		}
-		var longer []string
-		for _, name := range names {
-			for _, choice := range choices {
-				longer = append(longer, name+before+choice)
-			}
-		}
-		names = longer
-		rest = after
-	}
-	return names, nil
-}
-
-var errTooMany = fmt.Errorf("it stands for more than %d names", maxExpand)
-
-// expandBraces lists what a pair of braces stands for. If a number has zeros in
-// front, all numbers get the width of the wider end, sign included, as in bash.
-func expandBraces(inside string) (all []string, err error) {
-	if strings.Contains(inside, ",") {
-		return strings.Split(inside, ","), nil
-	}
-	fromText, toText, _ := strings.Cut(inside, "..")
-	from, err1 := strconv.ParseInt(fromText, 10, 64)
-	to, err2 := strconv.ParseInt(toText, 10, 64)
-	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%s must be a list such as {a,b}, or numbers such as {000..146}",
-			quote("{"+inside+"}"))
-	}
-	if uint64(max(from, to)-min(from, to)) >= maxExpand {
-		return nil, errTooMany
-	}
-	width := 0
-	if fmt.Sprint(from) != fromText || fmt.Sprint(to) != toText {
-		width = max(len(fromText), len(toText))
-	}
-	step := int64(1)
-	if to < from {
-		step = -1
-	}
-	for n := from; ; n += step {
-		all = append(all, fmt.Sprintf("%0*d", width, n))
-		if n == to {
-			return all, nil
-		}
-	}
-}
+// What files become.
 
 // Decode decodes a file by its extension, as far as the standard library can:
 //
