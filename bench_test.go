@@ -33,212 +33,46 @@ import (
 	"time"
 )
 
-// Every figure that is a claim is a ratio: each line below times its own code
-// and the baseline in turn, round by round in the same process, and reports the
-// median. So it means the same on a machine that is busy with other things.
-//
-// The figures in the comments below are from a quiet machine with 2 CPUs and Go
-// 1.26, and where they say so from a busy one. Nothing was measured on more
-// CPUs.
-
-// against times run, which does n units of work, against a baseline that does
-// as many. It reports the time of a unit and, as x-<name of the baseline>, how
-// many times as fast as the baseline run is. The amounts are reported per
-// second.
-func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
-	b.Run(name, func(b *testing.B) {
-		theirs, mine, allocs := rounds(b, base, run)
-		ratios := make([]float64, len(mine))
-		for i := range mine {
-			ratios[i] = theirs[i] / mine[i]
+// BenchmarkStart is the time and memory of New and of the first batch: of 10^12
+// samples, from the start and resumed in the middle; of New and a resume at a
+// saved cursor; and of a small data set with workers. The first batch of 10^12
+// samples takes 7 to 10 µs, at a resume in the middle 8 to 13 µs.
+func BenchmarkStart(b *testing.B) {
+	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
+	opts := Options{BatchSize: 64, Shuffle: true}
+	loader := must(New(numbers(huge), List[int], opts))
+	middle := Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
+	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] { // as in testdata/peers.py
+		return must(New(numbers(1281167), List[int], opts)).Run(ctx, at)
+	}
+	b.Run("n=1e12/New", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			must(New(numbers(huge), List[int], opts))
 		}
-		for _, a := range amounts {
-			b.ReportMetric(a.n/median(mine)*1e9, a.unit+"/s")
-		}
-		b.ReportMetric(median(mine)/float64(n), "ns/"+unit)
-		b.ReportMetric(median(ratios), "x-"+baseline)
-		b.ReportMetric(allocs/float64(n), "allocs/"+unit)
 	})
-}
-
-// rounds runs base and run in turn. It returns how long each round of both
-// took, in ns, and how often run allocates.
-func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs float64) {
-	defer runtime.KeepAlive(trainingHeap())
-	base()
-	run()
-	var before, after runtime.MemStats
-	for b.Loop() {
-		t0 := time.Now()
-		base()
-		t1 := time.Now()
-		runtime.ReadMemStats(&before)
-		t2 := time.Now()
-		run()
-		t3 := time.Now()
-		runtime.ReadMemStats(&after)
-		allocs += float64(after.Mallocs - before.Mallocs)
-		theirs = append(theirs, float64(t1.Sub(t0)))
-		mine = append(mine, float64(t3.Sub(t2)))
-	}
-	b.ReportMetric(0, "ns/op") // that of a round, of both
-	return theirs, mine, allocs / float64(len(mine))
-}
-
-// trainingHeap returns memory to be kept alive while something is measured, as
-// much as a small training has. The collector runs whenever the heap has
-// doubled. So beside the few MB of a benchmark it would run all the time: a
-// stream of records of 4 KB took 25 to 50 % longer on two cores, with 25
-// collections in an epoch of 20,000 records.
-func trainingHeap() []byte {
-	heap := make([]byte, 100<<20)
-	runtime.GC() // from here on the collector runs at 200 MB
-	return heap
-}
-
-// An amount is how much one round does, in some unit.
-type amount struct {
-	n    float64
-	unit string
-}
-
-func median(x []float64) float64 {
-	slices.Sort(x)
-	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
-}
-
-// epochOf returns a function that goes through one epoch of a loader and gives
-// each batch back.
-func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
-	return epochOfLoader(b, must(New(data, collate, opts)))
-}
-
-// epochOfLoader does the same for a loader.
-func epochOfLoader[B any](b *testing.B, loader *DataLoader[B]) func() {
-	return func() {
-		for batch, err := range loader.Epoch(b.Context(), 0) {
-			if err != nil {
-				b.Fatal(err)
-			}
-			loader.Recycle(batch)
-		}
-	}
-}
-
-// pool returns a function that calls f(k) for 0 <= k < n in unordered workers
-// that share a queue, at most 4 ahead. That is the least that any loader of
-// this shape has to do.
-func pool(n, workers int, f func(k int)) func() {
-	return func() {
-		tasks, results := make(chan int, 4), make(chan int, 4)
-		var all sync.WaitGroup
-		for range workers {
-			all.Go(func() {
-				for k := range tasks {
-					f(k)
-					results <- k
-				}
-			})
-		}
-		send := 0
-		for recv := range n {
-			for send < min(n, recv+4) {
-				tasks <- send
-				send++
-			}
-			<-results
-		}
-		close(tasks)
-		all.Wait()
-	}
-}
-
-// futures returns a function that does the same in order, in the way that comes
-// to mind first: a goroutine for each task, and a channel of channels.
-func futures(n, workers int, f func(k int)) func() {
-	return func() {
-		queue := make(chan chan int, 2*workers)
-		go func() {
-			defer close(queue)
-			for k := range n {
-				future := make(chan int, 1)
-				queue <- future
-				go func() {
-					f(k)
-					future <- k
-				}()
-			}
-		}()
-		for future := range queue {
-			<-future
-		}
-	}
-}
-
-// BenchmarkTrivial is the loader's own cost: batches of one sample that costs
-// nothing. With 2 workers a batch takes 310 ns, without allocation in order and
-// with 1.6 allocations out of order; a bare unordered pool of goroutines takes
-// 130 ns.
-func BenchmarkTrivial(b *testing.B) {
-	const n = 50000
-	base := pool(n, 2, func(int) {})
-	line := func(name string, run func()) { against(b, name, "batch", n, "pool", base, run) }
-	line("unordered-pool", base)
-	line("channel-of-futures", futures(n, 2, func(int) {}))
-	for workers := range 3 {
-		line(fmt.Sprintf("workers=%d", workers), epochOf(b, numbers(n), List[int], Options{Workers: workers}))
-	}
-	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
-}
-
-// BenchmarkThroughput loads batches that take 1 ms of waiting, as for a
-// request, and batches that take 200 µs of computing, with 1 to 16 workers.
-// With -update it draws the picture of the README.
-func BenchmarkThroughput(b *testing.B) {
-	pic := svg{height: 340}
-	const left, right, bottom, top, most = 50, 620, 300, 20, 16
-	x := func(workers int) int { return left + (right-left)*workers/most }
-	y := func(speed float64) float64 { return bottom - (bottom-top)*speed/most }
-	for i := 0; i <= most; i += 2 {
-		pic.add(`<line class="grid" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(float64(i)), right, y(float64(i)))
-		pic.add(`<text class="tick" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
-		pic.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
-	}
-	const axis = `<text class="tick" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
-	pic.add(axis, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
-	pic.add(`<polyline class="dashed" points="%d,%.0f %d,%.0f %d,%.0f"/>`, left, y(1), x(1), y(1), right, y(most))
-	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
-	for _, kind := range []struct {
-		name, class string
-		n           int
-		load        func(k int)
+	for _, line := range []struct {
+		name string
+		run  func(context.Context, *Cursor) iter.Seq2[[]int, error]
+		at   Cursor
 	}{
-		{"waiting", "load-line", 64, func(int) { time.Sleep(time.Millisecond) }},
-		{"computing", "slow-line", 300, burn(200 * time.Microsecond)},
+		{"n=1e12/first", loader.Run, Cursor{}},
+		{"n=1e12/middle", loader.Run, middle},
+		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0, 10_000))},
+		{"n=1000/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
 	} {
-		data := Func(kind.n, func(_ context.Context, k int) (int, error) {
-			kind.load(k)
-			return k, nil
-		})
-		points, last := fmt.Sprintf("%d,%.0f", x(0), y(1)), 0.0 // 0 workers are the plain loop
-		for _, workers := range []int{1, 2, 4, 8, 16} {
-			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
-				loop, mine, _ := rounds(b, func() {
-					for k := range kind.n {
-						kind.load(k)
+		b.Run(line.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				at := line.at
+				for _, err := range line.run(b.Context(), &at) {
+					if err != nil {
+						b.Fatal(err)
 					}
-				}, epochOf(b, data, List[int], Options{Workers: workers}))
-				last = median(loop) / median(mine)
-				b.ReportMetric(last, "x-loop")
-				b.ReportMetric(float64(kind.n)/median(mine)*1e9, "batches/s")
-			})
-			points += fmt.Sprintf(" %d,%.0f", x(workers), y(last))
-		}
-		pic.add(`<polyline class="%s" points="%s"/>`, kind.class, points)
-		pic.add(`<text x="%d" y="%.0f">%s: %.1f×</text>`, right+8, y(last)+4, kind.name, last)
-	}
-	if *update {
-		goldenFile(b, "throughput.svg", pic.bytes("How many times as fast as a plain loop, against the number of workers"))
+					break
+				}
+			}
+		})
 	}
 }
 
@@ -846,6 +680,217 @@ func paletteCSS() string {
 		light.String(), dark.String(), classes.String())
 }
 
+// Second reading: what is claimed of speed.
+
+// Every figure that is a claim is a ratio: each line below times its own code
+// and the baseline in turn, round by round in the same process, and reports the
+// median. So it means the same on a machine that is busy with other things.
+//
+// The figures in the comments below are from a quiet machine with 2 CPUs and Go
+// 1.26, and where they say so from a busy one. Nothing was measured on more
+// CPUs.
+
+// against times run, which does n units of work, against a baseline that does
+// as many. It reports the time of a unit and, as x-<name of the baseline>, how
+// many times as fast as the baseline run is. The amounts are reported per
+// second.
+func against(b *testing.B, name, unit string, n int, baseline string, base, run func(), amounts ...amount) {
+	b.Run(name, func(b *testing.B) {
+		theirs, mine, allocs := rounds(b, base, run)
+		ratios := make([]float64, len(mine))
+		for i := range mine {
+			ratios[i] = theirs[i] / mine[i]
+		}
+		for _, a := range amounts {
+			b.ReportMetric(a.n/median(mine)*1e9, a.unit+"/s")
+		}
+		b.ReportMetric(median(mine)/float64(n), "ns/"+unit)
+		b.ReportMetric(median(ratios), "x-"+baseline)
+		b.ReportMetric(allocs/float64(n), "allocs/"+unit)
+	})
+}
+
+// rounds runs base and run in turn. It returns how long each round of both
+// took, in ns, and how often run allocates.
+func rounds(b *testing.B, base, run func()) (theirs, mine []float64, allocs float64) {
+	defer runtime.KeepAlive(trainingHeap())
+	base()
+	run()
+	var before, after runtime.MemStats
+	for b.Loop() {
+		t0 := time.Now()
+		base()
+		t1 := time.Now()
+		runtime.ReadMemStats(&before)
+		t2 := time.Now()
+		run()
+		t3 := time.Now()
+		runtime.ReadMemStats(&after)
+		allocs += float64(after.Mallocs - before.Mallocs)
+		theirs = append(theirs, float64(t1.Sub(t0)))
+		mine = append(mine, float64(t3.Sub(t2)))
+	}
+	b.ReportMetric(0, "ns/op") // that of a round, of both
+	return theirs, mine, allocs / float64(len(mine))
+}
+
+// trainingHeap returns memory to be kept alive while something is measured, as
+// much as a small training has. The collector runs whenever the heap has
+// doubled. So beside the few MB of a benchmark it would run all the time: a
+// stream of records of 4 KB took 25 to 50 % longer on two cores, with 25
+// collections in an epoch of 20,000 records.
+func trainingHeap() []byte {
+	heap := make([]byte, 100<<20)
+	runtime.GC() // from here on the collector runs at 200 MB
+	return heap
+}
+
+// An amount is how much one round does, in some unit.
+type amount struct {
+	n    float64
+	unit string
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
+}
+
+// epochOf returns a function that goes through one epoch of a loader and gives
+// each batch back.
+func epochOf[T, B any](b *testing.B, data Dataset[T], collate Collate[T, B], opts Options) func() {
+	return epochOfLoader(b, must(New(data, collate, opts)))
+}
+
+// epochOfLoader does the same for a loader.
+func epochOfLoader[B any](b *testing.B, loader *DataLoader[B]) func() {
+	return func() {
+		for batch, err := range loader.Epoch(b.Context(), 0) {
+			if err != nil {
+				b.Fatal(err)
+			}
+			loader.Recycle(batch)
+		}
+	}
+}
+
+// pool returns a function that calls f(k) for 0 <= k < n in unordered workers
+// that share a queue, at most 4 ahead. That is the least that any loader of
+// this shape has to do.
+func pool(n, workers int, f func(k int)) func() {
+	return func() {
+		tasks, results := make(chan int, 4), make(chan int, 4)
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() {
+				for k := range tasks {
+					f(k)
+					results <- k
+				}
+			})
+		}
+		send := 0
+		for recv := range n {
+			for send < min(n, recv+4) {
+				tasks <- send
+				send++
+			}
+			<-results
+		}
+		close(tasks)
+		all.Wait()
+	}
+}
+
+// futures returns a function that does the same in order, in the way that comes
+// to mind first: a goroutine for each task, and a channel of channels.
+func futures(n, workers int, f func(k int)) func() {
+	return func() {
+		queue := make(chan chan int, 2*workers)
+		go func() {
+			defer close(queue)
+			for k := range n {
+				future := make(chan int, 1)
+				queue <- future
+				go func() {
+					f(k)
+					future <- k
+				}()
+			}
+		}()
+		for future := range queue {
+			<-future
+		}
+	}
+}
+
+// BenchmarkTrivial is the loader's own cost: batches of one sample that costs
+// nothing. With 2 workers a batch takes 310 ns, without allocation in order and
+// with 1.6 allocations out of order; a bare unordered pool of goroutines takes
+// 130 ns.
+func BenchmarkTrivial(b *testing.B) {
+	const n = 50000
+	base := pool(n, 2, func(int) {})
+	line := func(name string, run func()) { against(b, name, "batch", n, "pool", base, run) }
+	line("unordered-pool", base)
+	line("channel-of-futures", futures(n, 2, func(int) {}))
+	for workers := range 3 {
+		line(fmt.Sprintf("workers=%d", workers), epochOf(b, numbers(n), List[int], Options{Workers: workers}))
+	}
+	line("workers=2/unordered", epochOf(b, numbers(n), List[int], Options{Workers: 2, Unordered: true}))
+}
+
+// BenchmarkThroughput loads batches that take 1 ms of waiting, as for a
+// request, and batches that take 200 µs of computing, with 1 to 16 workers.
+// With -update it draws the picture of the README.
+func BenchmarkThroughput(b *testing.B) {
+	pic := svg{height: 340}
+	const left, right, bottom, top, most = 50, 620, 300, 20, 16
+	x := func(workers int) int { return left + (right-left)*workers/most }
+	y := func(speed float64) float64 { return bottom - (bottom-top)*speed/most }
+	for i := 0; i <= most; i += 2 {
+		pic.add(`<line class="grid" x1="%d" y1="%.0f" x2="%d" y2="%.0f"/>`, left, y(float64(i)), right, y(float64(i)))
+		pic.add(`<text class="tick" x="%d" y="%.0f">%d×</text>`, left-16, y(float64(i))+4, i)
+		pic.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(i), bottom+18, i)
+	}
+	const axis = `<text class="tick" x="%d" y="%d">workers; against a plain loop, on %d CPUs</text>`
+	pic.add(axis, (left+right)/2, bottom+36, runtime.GOMAXPROCS(0))
+	pic.add(`<polyline class="dashed" points="%d,%.0f %d,%.0f %d,%.0f"/>`, left, y(1), x(1), y(1), right, y(most))
+	pic.add(`<text x="%d" y="%.0f">ideal</text>`, x(12)-44, y(12)-4)
+	for _, kind := range []struct {
+		name, class string
+		n           int
+		load        func(k int)
+	}{
+		{"waiting", "load-line", 64, func(int) { time.Sleep(time.Millisecond) }},
+		{"computing", "slow-line", 300, burn(200 * time.Microsecond)},
+	} {
+		data := Func(kind.n, func(_ context.Context, k int) (int, error) {
+			kind.load(k)
+			return k, nil
+		})
+		points, last := fmt.Sprintf("%d,%.0f", x(0), y(1)), 0.0 // 0 workers are the plain loop
+		for _, workers := range []int{1, 2, 4, 8, 16} {
+			b.Run(fmt.Sprintf("%s/workers=%d", kind.name, workers), func(b *testing.B) {
+				loop, mine, _ := rounds(b, func() {
+					for k := range kind.n {
+						kind.load(k)
+					}
+				}, epochOf(b, data, List[int], Options{Workers: workers}))
+				last = median(loop) / median(mine)
+				b.ReportMetric(last, "x-loop")
+				b.ReportMetric(float64(kind.n)/median(mine)*1e9, "batches/s")
+			})
+			points += fmt.Sprintf(" %d,%.0f", x(workers), y(last))
+		}
+		pic.add(`<polyline class="%s" points="%s"/>`, kind.class, points)
+		pic.add(`<text x="%d" y="%.0f">%s: %.1f×</text>`, right+8, y(last)+4, kind.name, last)
+	}
+	if *update {
+		goldenFile(b, "throughput.svg", pic.bytes("How many times as fast as a plain loop, against the number of workers"))
+	}
+}
+
 // BenchmarkTrace is what Options.Trace adds to a batch: the difference to the
 // same loader without Trace. It is 200 to 250 ns, and with Stats 220 to 260 ns.
 func BenchmarkTrace(b *testing.B) {
@@ -1142,54 +1187,6 @@ func BenchmarkRandom(b *testing.B) {
 		against(b, fmt.Sprintf("replace/n=%d", n), "draw", n, "search", search, drawn(Weighted(weights, n, true, 1)))
 		against(b, fmt.Sprintf("half/n=%d", n), "draw", n/2, "sort", sort, drawn(Weighted(weights, n/2, false, 1)))
 		against(b, fmt.Sprintf("few/n=%d", n), "draw", 500, "sort", sort, drawn(Weighted(weights, 500, false, 1)))
-	}
-}
-
-// BenchmarkStart is the time and memory of New and of the first batch: of 10^12
-// samples, from the start and resumed in the middle, by a loader and by a
-// pipeline; of New and a resume at a saved cursor; and of a small data set with
-// workers. The first batch of 10^12 samples takes 7 to 10 µs, at a resume in
-// the middle 8 to 13 µs.
-func BenchmarkStart(b *testing.B) {
-	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
-	opts := Options{BatchSize: 64, Shuffle: true}
-	loader := must(New(numbers(huge), List[int], opts))
-	pipeline := Batch(Map(Indices(Random(huge, 0)), 2, quick), 64, List[int])
-	middle := func(by string) Cursor {
-		return Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf(by, huge)}}
-	}
-	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] { // as in testdata/peers.py
-		return must(New(numbers(1281167), List[int], opts)).Run(ctx, at)
-	}
-	b.Run("n=1e12/New", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			must(New(numbers(huge), List[int], opts))
-		}
-	})
-	for _, line := range []struct {
-		name string
-		run  func(context.Context, *Cursor) iter.Seq2[[]int, error]
-		at   Cursor
-	}{
-		{"n=1e12/first", loader.Run, Cursor{}},
-		{"n=1e12/middle", loader.Run, middle("Random(%d, seed 0)")},
-		{"n=1e12/middle-of-pipeline", pipeline.Run, middle("Indices(Random(%d, seed 0))")},
-		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0, 10_000))},
-		{"n=1000/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
-	} {
-		b.Run(line.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				at := line.at
-				for _, err := range line.run(b.Context(), &at) {
-					if err != nil {
-						b.Fatal(err)
-					}
-					break
-				}
-			}
-		})
 	}
 }
 

@@ -1199,39 +1199,6 @@ type Timing struct {
 	First bool          // whether it is the first batch of a loop
 }
 
-// Second reading: a loader as a stream, the cursors of stages, and where the
-// time goes.
-
-// StreamOf returns a loader as a stream of its batches: to map them, or to mix
-// them with those of another loader. It is a function because a method would
-// make every program compile all stages for every type of batch.
-//
-// A loader with Options.Unordered is no stream. What it yields depends on
-// timing, and a stage that reads its source again at a resume would lose
-// samples and repeat others. Its stream yields only an error that says so.
-// StreamOf panics if l is nil.
-//
-// Any number of ranks, with any batch size, resumes the cursors of the stream,
-// as those of the loader, unless the stages behind it put the ranks out of
-// step; Stream.Shard says which do. Behind Shuffle and Unbatch, which read
-// items again, the batch size must be the same, too.
-func StreamOf[B any](l *DataLoader[B]) Stream[B] {
-	l.mustExist()
-	if l.opts.Unordered {
-		return streamOf(ranks{}, func(context.Context, Cursor, func(Item[B]) bool) error {
-			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
-				"because a resume could lose samples: use its Run, or leave Unordered unset")
-		})
-	}
-	state := *l.state
-	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
-	known := ranks{}.deal(l.deal.rank, l.deal.tail)
-	known.index = known.anew
-	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-		return l.items(ctx, from, &state)
-	}, known}
-}
-
 // Stats sums up the timings of a loader, and says in one line where the time
 // goes. Set Options.Trace to the Observe method of a new(Stats), and print that
 // pointer at any time. The zero value is ready for use. Stats is safe for
@@ -1351,6 +1318,38 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 			"if they wait rather than compute; to compute there are %d CPUs", enough, cpus)
 	}
 	return fmt.Sprintf("the loader is the bottleneck, workers needed: %d", enough)
+}
+
+// Second reading: a loader as a stream, and how far a loop has got.
+
+// StreamOf returns a loader as a stream of its batches: to map them, or to mix
+// them with those of another loader. It is a function because a method would
+// make every program compile all stages for every type of batch.
+//
+// A loader with Options.Unordered is no stream. What it yields depends on
+// timing, and a stage that reads its source again at a resume would lose
+// samples and repeat others. Its stream yields only an error that says so.
+// StreamOf panics if l is nil.
+//
+// Any number of ranks, with any batch size, resumes the cursors of the stream,
+// as those of the loader, unless the stages behind it put the ranks out of
+// step; Stream.Shard says which do. Behind Shuffle and Unbatch, which read
+// items again, the batch size must be the same, too.
+func StreamOf[B any](l *DataLoader[B]) Stream[B] {
+	l.mustExist()
+	if l.opts.Unordered {
+		return streamOf(ranks{}, func(context.Context, Cursor, func(Item[B]) bool) error {
+			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
+				"because a resume could lose samples: use its Run, or leave Unordered unset")
+		})
+	}
+	state := *l.state
+	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
+	known := ranks{}.deal(l.deal.rank, l.deal.tail)
+	known.index = known.anew
+	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
+		return l.items(ctx, from, &state)
+	}, known}
 }
 
 // Progress returns seq, and shows on w how far seq has got: the number of

@@ -200,7 +200,8 @@ func (b atOnce) Len() int { return b.n }
 // every epoch and without a String.
 type fixedBatches [][]int
 
-func (f fixedBatches) Len() int                      { return len(f) }
+func (f fixedBatches) Len() int { return len(f) }
+
 func (f fixedBatches) Batches(int) func(k int) []int { return func(k int) []int { return f[k] } }
 
 // positions is an epoch of a sampler as a list.
@@ -306,14 +307,6 @@ func outcomes[T any](seq iter.Seq2[T, error]) []string {
 		}
 	}
 	return all
-}
-
-// readAll writes down epoch 0 of a stream, as outcomes does.
-func readAll[T any](t testing.TB, s Stream[T]) []string { return outcomes(s.Epoch(t.Context(), 0)) }
-
-// resume writes down what a stream yields from a cursor on.
-func resume[T any](t testing.TB, s Stream[T], from Cursor) []string {
-	return outcomes(s.Run(t.Context(), &from))
 }
 
 // equal fails the test if got is not want. A nil slice is not an empty one.
@@ -528,17 +521,17 @@ func (l loading) loader(workers, prefetch int) *DataLoader[[]int] {
 	return must(New(l.data, l.collate, l.opts))
 }
 
-// checkWith checks what comes with so many workers: as a stream, resumed
-// everywhere with other workers, and by Batch.
+// checkWith checks what comes with so many workers: resumed everywhere with
+// other workers, by Batch, and as a stream.
 func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	t.Helper()
 	loader, resumed := l.loader(workers, prefetch), l.loader(other, 0)
 	what := fmt.Sprintf("%+v, workers %d, prefetch %d", l.opts, workers, prefetch)
-	got := checkStream(t, StreamOf(loader), 2)
-	equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 	inBubble(t, func(t *testing.T) {
+		got := outcomes(loader.Epoch(t.Context(), 2))
+		equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 		k := 0
-		for item, err := range StreamOf(loader).Items(t.Context(), Cursor{Epoch: 2}) {
+		for item, err := range loader.items(t.Context(), Cursor{Epoch: 2}, loader.state) {
 			sound := item.Err == nil || isSampleError(item.Err)
 			failIf(t, err != nil || !sound, "%s: %v, or %v is no SampleError", what, err, item.Err)
 			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
@@ -552,7 +545,14 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 			equal(t, what+": Len", loader.Len(), k)
 		}
 	})
+	if checkAsStream != nil {
+		equal(t, what+": as a stream", fmt.Sprint(checkAsStream(t, loader, 2)), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
+	}
 }
+
+// checkAsStream puts an epoch of a loader through everything that a stream
+// promises, and returns the epoch's outcomes. The second reading sets it.
+var checkAsStream func(t *testing.T, l *DataLoader[[]int], epoch int) []string
 
 // expect is what a loader has to give from a position on, as
 // DistributedSampler's documentation describes it.
@@ -603,30 +603,6 @@ func zScore(t testing.TB, counts []int, weights ...float64) float64 {
 	return (chi - freedom) / math.Sqrt(2*max(1, freedom))
 }
 
-// tree is a file system with folders at several depths.
-func tree() fs.FS {
-	files, names := fstest.MapFS{}, "a.txt b.png cat/1.png cat/2.png cat/old/0.png cat/.hidden dog/1.png dog/x/y/z.txt .git/config"
-	for _, name := range strings.Fields(names) {
-		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
-	}
-	return files
-}
-
-// closedFS is a file system in which the files and one folder cannot be opened.
-type closedFS struct {
-	fs.FS
-	folder string
-}
-
-func (c closedFS) Open(name string) (fs.File, error) {
-	if info, err := c.Stat(name); err != nil || !info.IsDir() || name == c.folder {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
-	}
-	return c.FS.Open(name)
-}
-
-func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
-
 // augmented is a data set of random numbers: all 0 if each call of Rand made a
 // new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
@@ -656,65 +632,8 @@ func alive[T any](all []weak.Pointer[T]) int {
 	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
-// ## Helpers for streams
-
-// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
-// sequence. It counts how the sequence is read.
-type feed struct {
-	n      int
-	bad    []int                            // the items that fail
-	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
-	read   atomic.Int64                     // how many items were read
-	left   atomic.Int64                     // how many sequences have ended, or were left
-}
-
-func (s *feed) stream() ints {
-	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
-		return func(yield func(int, error) bool) {
-			defer s.left.Add(1)
-			for i := 0; ; i++ {
-				if s.before != nil {
-					s.before(ctx, i)
-				}
-				if i == s.n {
-					return
-				}
-				s.read.Add(1)
-				var err error
-				if slices.Contains(s.bad, i) {
-					err = fmt.Errorf("item %d is bad", i)
-				}
-				if !yield(100*epoch+i, err) {
-					return
-				}
-			}
-		}
-	})
-}
-
-// counting is the stream of a source that nobody looks at.
-func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
-
-// letters is the stream of the letters of s.
-func letters(s string) Stream[string] {
-	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
-}
-
 // quick returns v.
 func quick[T any](_ context.Context, v T) (T, error) { return v, nil }
-
-// head returns the first element of a batch.
-func head(_ context.Context, b []int) (int, error) { return b[0], nil }
-
-// double returns twice i, slowly, with some random noise. Every 17th number
-// fails, with a value beside the error.
-func double(ctx context.Context, i int) (int, error) {
-	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
-	if i%17 == 16 {
-		return i, errBad
-	}
-	return 2*i + 10000*Rand(ctx).IntN(3), nil
-}
 
 // one is a sequence of one pair.
 func one[T any](v T, err error) iter.Seq2[T, error] {
@@ -723,19 +642,6 @@ func one[T any](v T, err error) iter.Seq2[T, error] {
 
 // ptr is a pointer to a copy of v.
 func ptr[T any](v T) *T { return &v }
-
-type ints = Stream[int]
-
-// cursors are the cursors of epoch 0 of a stream: the start, and the one after
-// each item.
-func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
-	t.Helper()
-	all := []Cursor{{}}
-	for _, item := range collect(t, s.Items(t.Context(), Cursor{})) {
-		all = append(all, item.Next)
-	}
-	return all
-}
 
 // ending is the error of a sequence that begins and ends with it, or nil.
 func ending[T any](seq iter.Seq2[T, error]) (err error) {
@@ -747,46 +653,6 @@ func ending[T any](seq iter.Seq2[T, error]) (err error) {
 		return nil
 	}
 	return err
-}
-
-// stages are all stages, made of a stream and, if they join streams, of another
-// one. n varies their other arguments; there are n/4%4 workers. No stage leaves
-// out an item because i%4 is 1.
-var stages = []struct {
-	name string
-	of   func(s ints, n int, other func() ints) ints
-}{
-	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
-	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
-	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
-	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
-	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
-	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
-	{"Mix", func(s ints, n int, other func() ints) ints {
-		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
-		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
-	}},
-	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
-	{"OnError", func(s ints, n int, _ func() ints) ints {
-		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
-	}},
-	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
-	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
-	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
-}
-
-// add returns the sum of a pair.
-func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
-
-// eachStage runs a test for the stream that each stage makes of s and n, in a
-// bubble of testing/synctest.
-func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
-	t.Helper()
-	for _, stage := range stages {
-		runRowInBubble(t, fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
-			test(t, stage.of(s, n, func() ints { return s.Shuffle(3, 3) }))
-		})
-	}
 }
 
 // checkDataset checks what a loader relies on: a sample is the same whenever it
@@ -867,6 +733,3094 @@ func writeContents(w io.Writer, v reflect.Value) {
 		}
 	default:
 		fmt.Fprintln(w, v)
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the files in testdata")
+
+// # The loaders of the lesson
+
+// A data set, a loader and the training loop, with a checkpoint after every
+// step.
+func Example() {
+	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
+		return float64(i * i), nil // open, read, decode
+	})
+	loader, err := New(squares, List[float64], Options{
+		BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var at Cursor
+	for at.Epoch < 2 {
+		for batch, err := range loader.Run(context.Background(), &at) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			checkpoint, err := json.Marshal(at)
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(batch, string(checkpoint))
+		}
+	}
+	// Output:
+	// [4 0 81 49] {"epoch":0,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [1 25 16 36] {"epoch":0,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [64 9] {"epoch":0,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [36 25 49 1] {"epoch":1,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [81 4 64 0] {"epoch":1,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
+	// [16 9] {"epoch":1,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
+}
+
+// Without workers: the calling goroutine loads each batch when the loop asks
+// for it.
+func ExampleNew_oneProcess() {
+	features := make(Slice[Tensor[float32]], 20)
+	for i := range features {
+		features[i] = Tensor[float32]{Data: make([]float32, 100), Shape: []int{100}}
+	}
+	labels := Func(20, func(ctx context.Context, i int) (int, error) { return i % 3, nil })
+	data, err := Pairs(features, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	loader, err := New(data, CollatePair(Stack[float32], List[int]), Options{BatchSize: 8})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(loader.Len(), "batches")
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch.First.Shape, batch.Second)
+	}
+	// Output:
+	// 3 batches
+	// [8 100] [0 1 2 0 1 2 0 1]
+	// [8 100] [2 0 1 2 0 1 2 0]
+	// [4 100] [1 2 0 1]
+}
+
+// Out of order: workers load, and a batch is handed over as soon as it is
+// ready. Batch 0 is slow and comes last.
+func ExampleNew_outOfOrder() {
+	others := make(chan bool)
+	slow := Func(6, func(ctx context.Context, i int) (int, error) {
+		if i == 0 {
+			<-others // sample 0 takes as long as all the others
+		}
+		return i, nil
+	})
+	loader, err := New(slow, List[int], Options{Workers: 2, Unordered: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	received := 0
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(batch)
+		if received++; received == 5 {
+			close(others)
+		}
+	}
+	// Output: [1][2][3][4][5][0]
+}
+
+// In order, the default: workers load in any order, and batches are handed over
+// in the sampler's order.
+func ExampleNew_inOrder() {
+	others := make(chan bool, 3)
+	slow := Func(6, func(ctx context.Context, i int) (int, error) {
+		switch i {
+		case 0: // waits for the three batches that may be loaded ahead of it
+			<-others
+			<-others
+			<-others
+		case 1, 2, 3:
+			others <- true
+		}
+		return i, nil
+	})
+	loader, err := New(slow, List[int], Options{Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(batch)
+	}
+	// Output: [0][1][2][3][4][5]
+}
+
+// The first of five loaders, each the one before with a few lines changed. It
+// has no goroutine: it loads and trains in turn. load makes batch k of the
+// three decisions: what sample i is, in which order samples come, and how they
+// become a batch, here their sum. The other four have a load that says more of
+// time.
+func Example_inTenLines() {
+	loader := func(n int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			for k := range n {
+				if !yield(k, load(k)) {
+					return
+				}
+			}
+		}
+	}
+
+	data := func(i int) int { return i * i }
+	order := rand.New(rand.NewPCG(1, 0)).Perm(6)
+	collate := func(samples []int) (batch int) {
+		for _, sample := range samples {
+			batch += sample
+		}
+		return batch
+	}
+	load := func(k int) int {
+		fmt.Print("load ", k, ", ")
+		var samples []int
+		for _, i := range order[2*k : 2*k+2] {
+			samples = append(samples, data(i))
+		}
+		return collate(samples)
+	}
+	for k, batch := range loader(3, load) {
+		fmt.Println("train on", k, batch)
+	}
+	// Output:
+	// load 0, train on 0 26
+	// load 1, train on 1 20
+	// load 2, train on 2 9
+}
+
+// The second of five loaders: one goroutine loads while the loop trains. It
+// gets tasks from a queue, and puts results into another. Each queue has room
+// for window, the most batches in flight, so neither a send of the loop nor one
+// of the worker blocks. When the loop is left, the worker loads what is still
+// queued, finds its queue closed, and ends.
+func Example_oneWorker() {
+	type result struct{ k, batch int }
+	loader := func(n, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for it
+			defer close(tasks)   // first the worker hears that there is no more work
+			running.Go(func() {
+				for k := range tasks {
+					results <- result{k, load(k)}
+				}
+			})
+			send := 0
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			for range n {
+				r := <-results
+				refill() // before the loop body runs, so that the worker is busy meanwhile
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	loaded := make(chan int, 10)
+	load := func(k int) int {
+		loaded <- k
+		return k * k
+	}
+	for k, batch := range loader(5, 2, load) {
+		fmt.Print("train on ", k, " ", batch)
+		if k+2 < 5 {
+			for <-loaded != k+2 {
+			}
+			fmt.Print(", meanwhile ", k+2, " is loaded")
+		}
+		fmt.Println()
+	}
+	// Output:
+	// train on 0 0, meanwhile 2 is loaded
+	// train on 1 1, meanwhile 3 is loaded
+	// train on 2 4, meanwhile 4 is loaded
+	// train on 3 9
+	// train on 4 16
+}
+
+// The third of five loaders: several workers, out of order. One line has been
+// added to the second, marked with "new". The workers share the queues. Results
+// come as they are ready, so the order depends on timing. A slow batch keeps a
+// worker and a place in the window, and holds up no other.
+func Example_outOfOrder() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait()
+			defer close(tasks)
+			for range workers { // new
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send := 0
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			for range n {
+				r := <-results
+				refill()
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	trained := make(chan bool)
+	load := func(k int) int {
+		if k == 0 {
+			<-trained // on all others
+		}
+		return k * k
+	}
+	others := 0
+	for k := range loader(20, 3, 6, load) {
+		if k == 0 {
+			fmt.Println("batch 0 comes after others:", others)
+		} else if others++; others == 19 {
+			close(trained)
+		}
+	}
+	// Output:
+	// batch 0 comes after others: 19
+}
+
+// The fourth of five loaders, in fifty lines: several workers, in order. The
+// lines that keep the order are marked: a result that has come before its turn
+// waits in a cache. The engine in worker.go is this loop, plus a context that
+// stops the workers and survival of panics and Goexit, as in
+// Example_errorsAndBreaks, a reader for streams, and slots that are reused. The
+// batch in the body keeps its slot, so there are window + 1 slots, and the
+// cache is a flag for each. Here no result lies in a slot, and the cache has
+// room for window results.
+//
+// At the head of the loop over recv, every k from recv to send-1 is in exactly
+// one place: in the queue tasks, with a worker, in the queue results, or in the
+// cache. There are at most window of them, and each queue has room for window.
+// So no send ever blocks. While the body has batch recv, the same is true of
+// the k from recv+1 to send-1. The engine counts recv before the body.
+func Example_inFiftyLines() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for them
+			defer close(tasks)   // first the workers hear that there is no more work
+			for range workers {
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send := 0
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			cache := make([]*result, window) // order: results that came before their turn
+			for recv := range n {            // here recv <= send <= recv+window
+				for cache[recv%window] == nil { // order
+					r := <-results
+					cache[r.k%window] = &r // order
+				}
+				r := cache[recv%window]  // order
+				cache[recv%window] = nil // order
+				// Before the loop body runs, so that the workers are busy
+				// meanwhile.
+				refill()
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	// Batch 0 waits until five others have been loaded. Nothing else is loaded
+	// until batch 0 has come.
+	var loaded, working atomic.Int64
+	others := make(chan int64, 100)
+	load := func(k int) int {
+		working.Add(1)
+		defer working.Add(-1)
+		if k == 0 {
+			for range 5 {
+				<-others
+			}
+			fmt.Println("loaded before batch 0:", loaded.Load())
+		}
+		others <- loaded.Add(1)
+		return k * k
+	}
+	for k, batch := range loader(100, 3, 6, load) {
+		fmt.Println(k, batch)
+		if k == 6 {
+			break // the workers finish what is queued, and end
+		}
+	}
+	fmt.Println("working after the loop:", working.Load(), "loaded:", loaded.Load())
+	// Output:
+	// loaded before batch 0: 5
+	// 0 0
+	// 1 1
+	// 2 4
+	// 3 9
+	// 4 16
+	// 5 25
+	// 6 36
+	// working after the loop: 0 loaded: 13
+}
+
+// The fifth of five loaders: the fourth, unchanged, and what makes it resume.
+// The order depends on the epoch alone, and the random numbers of a batch on
+// its place in the order alone. So the place, two numbers, is all that must be
+// saved: the cursor. It moves before the body runs, because who saves it in the
+// body has trained on the batch. What is in flight is not in it, and is loaded
+// again. The training dies after each batch in turn, and goes on from one line
+// of JSON, each time with another number of workers. The package has the same
+// cursor, for any order, any number of ranks, and out of order.
+func Example_resumes() {
+	type result struct{ k, batch int }
+	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
+		return func(yield func(k, batch int) bool) {
+			tasks, results := make(chan int, window), make(chan result, window)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for them
+			defer close(tasks)   // first the workers hear that there is no more work
+			for range workers {
+				running.Go(func() {
+					for k := range tasks {
+						results <- result{k, load(k)}
+					}
+				})
+			}
+			send := 0
+			refill := func() {
+				if send < n {
+					tasks <- send
+					send++
+				}
+			}
+			for range window {
+				refill()
+			}
+			cache := make([]*result, window) // order: results that came before their turn
+			for recv := range n {            // here recv <= send <= recv+window
+				for cache[recv%window] == nil { // order
+					r := <-results
+					cache[r.k%window] = &r // order
+				}
+				r := cache[recv%window]  // order
+				cache[recv%window] = nil // order
+				// Before the loop body runs, so that the workers are busy
+				// meanwhile.
+				refill()
+				if !yield(r.k, r.batch) {
+					return
+				}
+			}
+		}
+	}
+
+	type cursor struct{ Epoch, Batch int }
+	const n, epochs, seed = 8, 3, 42
+	order := func(epoch int) []int { return rand.New(rand.NewPCG(seed, uint64(epoch))).Perm(n) }
+	run := func(at *cursor, workers int) iter.Seq[int] {
+		return func(yield func(batch int) bool) {
+			from, samples := *at, order(at.Epoch)
+			load := func(k int) int {
+				pos := from.Batch + k
+				rng := rand.New(rand.NewPCG(seed, uint64(from.Epoch*n+pos)))
+				return 100*samples[pos] + rng.IntN(100) // a sample, and an augmentation
+			}
+			for k, batch := range loader(n-from.Batch, workers, 2*workers, load) {
+				*at = cursor{from.Epoch, from.Batch + k + 1}
+				if !yield(batch) {
+					return
+				}
+			}
+			*at = cursor{from.Epoch + 1, 0}
+		}
+	}
+
+	var trained []int
+	train := func(saved []byte, workers, steps int) []byte { // dies after so many steps
+		var at cursor
+		if err := json.Unmarshal(saved, &at); err != nil {
+			log.Fatal(err)
+		}
+		for at.Epoch < epochs {
+			for batch := range run(&at, workers) {
+				trained = append(trained, batch)
+				saved, _ = json.Marshal(at)
+				if steps--; steps == 0 {
+					return saved
+				}
+			}
+		}
+		saved, _ = json.Marshal(at)
+		return saved
+	}
+	fmt.Println(string(train([]byte("{}"), 3, 13)))
+	trained = nil
+	train([]byte("{}"), 3, -1)
+	whole := trained
+	same := true
+	for steps := 1; steps <= len(whole); steps++ {
+		trained = nil
+		saved := []byte("{}")
+		for life := 0; len(trained) < len(whole); life++ {
+			saved = train(saved, 1+life%4, steps)
+		}
+		same = same && slices.Equal(trained, whole)
+	}
+	fmt.Println("killed after any number of batches, the same", len(whole), "batches:", same)
+	// Output:
+	// {"Epoch":1,"Batch":5}
+	// killed after any number of batches, the same 24 batches: true
+}
+
+// The second of the five loaders again, with what a training needs; it leads to
+// engine.run and engine.startWorker. All tasks are queued at once. load may
+// fail, and be stopped by its context. The loop asks ctx first: a load that is
+// stopped fails in its own words, but no batch is bad. load may also end its
+// goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run
+// then. Without the deferred function of work the loop would wait for ever,
+// because the worker is gone, and with it the task that it had.
+func Example_errorsAndBreaks() {
+	type result struct {
+		batch int
+		err   error
+	}
+	loader := func(
+		ctx context.Context, n int, load func(ctx context.Context, k int) (int, error),
+	) iter.Seq2[int, error] {
+		return func(yield func(batch int, err error) bool) {
+			tasks, results := make(chan int, n), make(chan result, n)
+			for k := range n {
+				tasks <- k
+			}
+			close(tasks)
+			var running sync.WaitGroup
+			defer running.Wait() // then wait for it
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel() // first the worker hears that no more batches are needed
+			var work func()
+			work = func() {
+				working := false
+				defer func() {
+					if working { // load has not returned
+						results <- result{0, errGoexit}
+						running.Go(work) // another goroutine takes the place of this one
+					}
+				}()
+				for k := range tasks {
+					var r result
+					if ctx.Err() == nil {
+						working = true
+						r.batch, r.err = load(ctx, k)
+						working = false
+					}
+					results <- r
+				}
+			}
+			running.Go(work)
+			for range n {
+				r := <-results
+				if ctx.Err() != nil {
+					yield(0, context.Cause(ctx))
+					return
+				}
+				if !yield(r.batch, r.err) {
+					return
+				}
+			}
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	load := func(ctx context.Context, k int) (int, error) {
+		if k == 1 {
+			runtime.Goexit()
+		} else if k == 2 {
+			<-ctx.Done()
+			return 0, errors.New("the connection is closed")
+		}
+		return k * k, nil
+	}
+	for batch, err := range loader(ctx, 10, load) {
+		fmt.Println(batch, err)
+		if err != nil {
+			stop() // stands for a signal
+		}
+	}
+	// Output:
+	// 0 <nil>
+	// 0 runtime.Goexit was called
+	// 0 context canceled
+}
+
+// # The tests of the first reading
+
+// The tests of dataloader.go begin with those of a notebook that builds
+// PyTorch's DataLoader step by step.
+
+// ## The page that draws what a loader does
+
+// A scenario, and what happens in it, are those of TestTimeline in
+// bench_test.go. The page draws them anew for each change of its form.
+
+var playOn = flag.String("play", "", "the address on which TestPlay serves its page")
+
+// A slider is a number of a scenario that the page asks for.
+type slider struct {
+	name, label string
+	value       *int
+	least, most int
+}
+
+// sliders are those of s. One from 0 to 1 is a box to tick.
+func (s *scenario) sliders() []slider {
+	return []slider{
+		{"workers", "Workers", &s.workers, 0, 8},
+		{"prefetch", "Prefetch", &s.prefetch, 1, 5},
+		{"unordered", "Unordered", &s.unordered, 0, 1},
+		{"batches", "batches", &s.batches, 1, 40},
+		{"load", "loading takes", &s.load, 0, 200},
+		{"longer", "odd batches longer by", &s.longer, 0, 200},
+		{"slow", "slow batch", &s.slow, -1, 39},
+		{"takes", "the slow batch takes", &s.takes, 0, 1000},
+		{"train", "training takes", &s.train, 0, 200},
+		{"fails", "batch that fails", &s.fails, -1, 39},
+		{"leaves", "break after batch", &s.leaves, -1, 39},
+		{"deaf", "Get ignores its context", &s.deaf, 0, 1},
+		{"at", "the line stands at", &s.at, 0, math.MaxInt32},
+	}
+}
+
+// scenarioOf returns the scenario that a form has sent. What is missing or no
+// number is that of newScenario; what is out of range is clamped.
+func scenarioOf(form url.Values) *scenario {
+	s := newScenario()
+	for _, sl := range s.sliders() {
+		n, err := strconv.Atoi(form.Get(sl.name))
+		if err == nil {
+			*sl.value = min(max(n, sl.least), sl.most)
+		}
+	}
+	if unit := form.Get("unit"); slices.Contains(timeUnits(), unit) {
+		s.unit = unit
+	}
+	return s
+}
+
+// timeUnits are the units of a scenario.
+func timeUnits() []string { return []string{"ms", "s", "m", "h"} }
+
+// A player is a page that plays scenarios, one at a time.
+type player struct {
+	mu sync.Mutex
+	t  *testing.T // for the bubbles, which belong to a test; nothing fails it
+}
+
+func (p *player) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s := scenarioOf(r.URL.Query())
+	p.mu.Lock()
+	run := s.run(p.t)
+	p.mu.Unlock()
+	s.at = min(s.at, int(run.end/s.units(1)))
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	fmt.Fprintf(w, pageHead, paletteCSS(), s.form(run), run.figure())
+}
+
+// form returns the sliders as a form.
+func (s *scenario) form(run *played) string {
+	text := new(strings.Builder)
+	for _, sl := range s.sliders() {
+		if sl.most == 1 {
+			checked := map[int]string{1: " checked"}[*sl.value]
+			fmt.Fprintf(text, `<label><input type="checkbox" name="%s" value="1"%s> %s</label>`+"\n",
+				sl.name, checked, sl.label)
+			continue
+		}
+		step := 1
+		if sl.name == "at" {
+			text.WriteString(s.unitMenu())
+			sl.most = int(run.end / s.units(1))
+			step = 1 + sl.most/500
+		}
+		shown := strconv.Itoa(*sl.value)
+		if *sl.value < 0 {
+			shown = "none"
+		}
+		fmt.Fprintf(text, `<label>%s: <output>%s</output>`+
+			`<input type="range" name="%s" min="%d" max="%d" step="%d" value="%d"></label>`+"\n",
+			sl.label, shown, sl.name, sl.least, sl.most, step, *sl.value)
+	}
+	return text.String()
+}
+
+// unitMenu returns the choice of a unit, and the button.
+func (s *scenario) unitMenu() string {
+	text := `<label>times are in <select name="unit">`
+	for _, unit := range timeUnits() {
+		selected := map[bool]string{true: " selected"}[unit == s.unit]
+		text += fmt.Sprintf("<option%s>%s</option>", selected, unit)
+	}
+	return text + "</select></label>\n<button>play</button>\n"
+}
+
+// figure returns the picture of a run, what Stats says, and a table.
+func (p *played) figure() string {
+	text := new(strings.Builder)
+	if p.err != nil {
+		fmt.Fprintf(text, "<pre>%s</pre>", html.EscapeString(p.err.Error()))
+		return text.String()
+	}
+	how := fmt.Sprintf("window %d, %s", p.window(), []string{"in order", "out of order"}[p.unordered])
+	if p.workers == 0 {
+		how = "load and train in turn"
+	}
+	fmt.Fprintf(text, "<figcaption>Workers: %d, %s: %s</figcaption>\n<div class=\"lanes\">\n",
+		p.workers, how, p.took())
+	place := func(from, to time.Duration) string {
+		percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(max(p.end, 1)) }
+		return fmt.Sprintf(`style="left: %.2f%%; width: %.2f%%"`, percent(from), percent(to-from))
+	}
+	for _, l := range p.lanes(0) {
+		fmt.Fprintf(text, `<div class="lane"><span>%s</span>`, l.name)
+		for _, b := range l.bars {
+			label := ""
+			if b.batch >= 0 {
+				label = strconv.Itoa(b.batch)
+			}
+			fmt.Fprintf(text, `<b class="%s" %s>%s</b>`, b.class, place(b.from, b.to), label)
+		}
+		text.WriteString("</div>\n")
+	}
+	fmt.Fprintf(text, `<div class="lane"><span>%s</span>`, p.unit)
+	for _, tick := range p.ticks() {
+		fmt.Fprintf(text, `<i %s>%d</i>`, place(tick, tick), tick/p.units(1))
+	}
+	text.WriteString("</div>\n")
+	for _, m := range p.moments() {
+		class := map[bool]string{true: " at"}[m.marked]
+		fmt.Fprintf(text, `<div class="moment%s" %s></div><p class="note%s">%s</p>`+"\n",
+			class, place(m.from, m.to), class, m.note)
+	}
+	fmt.Fprintf(text, "</div>\n<p class=\"stats\">%s</p>\n", html.EscapeString(p.stats.String()))
+	text.WriteString("<details><summary>The batches as a table</summary><table>\n" +
+		"<tr><th>batch<th>sent<th>begun<th>loaded<th>received<th>done with\n")
+	for _, j := range p.journeys {
+		fmt.Fprintf(text, "<tr><td>%d", j.batch)
+		for _, d := range []time.Duration{j.sent, j.start, j.done, j.received, j.returned} {
+			if d == never {
+				text.WriteString("<td>–")
+			} else {
+				fmt.Fprintf(text, "<td>%d", d/p.units(1))
+			}
+		}
+		text.WriteString("\n")
+	}
+	text.WriteString("</table></details>")
+	return text.String()
+}
+
+// pageHead is the page: the colours, the form and the figure stand in it.
+// Without script the form is sent by its button; with script each change is.
+const pageHead = `<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>What does a loader do?</title>
+<style>
+%s
+body { margin: 1em auto; max-width: 60em; padding: 0 .6em; }
+body { font: 15px/1.4 ui-sans-serif, system-ui, sans-serif; }
+h1 { font-size: 1.2em; }
+form { display: grid; align-items: end; gap: .4em 1em; grid-template-columns: repeat(auto-fill, minmax(10em, 1fr)); }
+input[type=range] { display: block; width: 100%%; margin: 0; }
+label:has([name=at]) { grid-column: 1 / -1; }
+figure { margin: 1em 0; }
+figcaption { font-weight: 600; }
+.lanes { position: relative; margin: .4em .8em 0 5em; padding-top: var(--room); --room: 3em; }
+@media (max-width: 40em) { .lanes { --room: 6em; } }
+.lane { position: relative; height: 1.3em; }
+.lane span { position: absolute; left: -5em; }
+.lane b { position: absolute; top: 1px; height: 1.4em; min-width: 3px; box-sizing: border-box; }
+.lane b { overflow: hidden; border-right: 1px solid var(--page); border-radius: 3px; }
+.lane b { text-align: center; line-height: 1.4; }
+.lane i { position: absolute; transform: translate(-50%%); width: auto !important; }
+.lane i { font-style: normal; font-size: 12px; }
+b { font-size: 12px; font-weight: normal; padding: 0 1px; }
+.dashed { border: 1px dashed var(--dashed) !important; }
+.bad { z-index: 1; }
+.dropped { opacity: .4; }
+.moment { position: absolute; top: var(--room); bottom: 1.3em; }
+.note { position: absolute; top: 0; left: -5em; right: -.8em; margin: 0; visibility: hidden; }
+.note.at, .moment:hover + .note { visibility: visible; }
+.lanes:has(.moment:hover) .note.at:not(:hover + .note) { visibility: hidden; }
+.moment.at::after, .moment:hover::after { content: ""; position: absolute; left: 50%%; height: 100%%; }
+.moment::after { border-left: 2px solid var(--mark); }
+.lanes:has(.moment:hover) .moment.at:not(:hover)::after { content: none; }
+table { border-spacing: 1em 0; text-align: right; font-variant-numeric: tabular-nums; }
+</style>
+<h1>What does a loader do?</h1>
+<form>
+%s
+</form>
+<figure>
+%s
+</figure>
+<p><b class="load">loading</b> <b class="wait">ready, waiting</b> <b class="train">training</b>
+<b class="slow">the slow batch</b> <b class="bad">failed</b> <b class="dashed">window full</b>
+<b class="load dropped">dropped</b></p>
+<script>
+const form = document.forms[0]
+let asked = 0
+form.oninput = async () => {
+	const mine = ++asked, query = '?' + new URLSearchParams(new FormData(form))
+	const text = await (await fetch(query)).text()
+	if (mine != asked) return // a later change has been answered, or will be
+	const page = new DOMParser().parseFromString(text, 'text/html')
+	const details = page.querySelector('details')
+	if (details) details.open = document.querySelector('details')?.open
+	document.querySelector('figure').replaceWith(page.querySelector('figure'))
+	const outputs = page.querySelectorAll('output'), at = page.querySelector('[name=at]')
+	document.querySelectorAll('output').forEach((o, i) => { o.value = outputs[i].value })
+	form.at.max = at.max
+	form.at.step = at.step
+	history.replaceState(null, '', query)
+}
+</script>
+</html>
+`
+
+// TestPlay asks the page for some scenarios, plays each of them again, and
+// checks that the page says what a Get and the body see. With -play it serves
+// the page instead:
+//
+//	go test -run TestPlay -play localhost:8080 -timeout 0
+func TestPlay(t *testing.T) {
+	page := &player{t: t}
+	if *playOn != "" {
+		listener, err := net.Listen("tcp", *playOn)
+		failIf(t, err != nil, "%v", err)
+		fmt.Printf("http://%v shows what a loader does; Ctrl-C ends it\n", listener.Addr())
+		t.Fatal(http.Serve(listener, page))
+	}
+	queries := []string{
+		"", "workers=0", "workers=1&train=50", "unordered=1", "prefetch=5", "batches=40&workers=8",
+		"train=0", "fails=2", "fails=0&slow=0&workers=0", "leaves=3", "leaves=3&deaf=1&unit=h",
+		"leaves=0&unordered=1&deaf=1", "unit=m&load=200&takes=1000&at=300", "batches=1",
+		"load=1&longer=0&train=0&slow=-1",
+	}
+	lesson := must(os.ReadFile("testdata/lesson.md"))
+	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson, -1) {
+		queries = append(queries, string(url[1]))
+	}
+	for _, query := range queries {
+		runRow(t, cmp.Or(query, "the first page"), func(t *testing.T) {
+			form := must(url.ParseQuery(query))
+			text := page.ask(query)
+			s := scenarioOf(form)
+			for name := range form {
+				kept := fmt.Sprintf(`name="%s" [^>]*value="%[2]s"|selected>%[2]s`, name, form.Get(name))
+				shown := regexp.MustCompile(kept).MatchString(text)
+				failIf(t, !shown, "%s is not on the page", name)
+			}
+			checkPage(t, s, text)
+		})
+	}
+	clamped := page.ask("workers=8&batches=1&prefetch=1&slow=39&at=50")
+	bad := page.ask("workers=99&batches=-5&prefetch=0&slow=4000&unit=year&at=999999999&train=a")
+	equal(t, "what is out of range", bad, clamped)
+}
+
+// ask returns the page for a query.
+func (p *player) ask(query string) string {
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?"+query, nil))
+	return w.Body.String()
+}
+
+// A sighting is what a Get and the body see of a batch.
+type sighting struct{ start, done, received, returned time.Duration }
+
+// checkPage plays a scenario without Trace, and compares what is seen with the
+// bars, the notes and the table of a page.
+func checkPage(t *testing.T, s *scenario, page string) {
+	t.Helper()
+	seen := make([]sighting, s.batches)
+	for k := range seen {
+		seen[k] = sighting{never, never, never, never}
+	}
+	var end time.Duration
+	inBubble(t, func(t *testing.T) {
+		begin := time.Now()
+		data := Func(s.batches, func(ctx context.Context, k int) (int, error) {
+			seen[k].start = time.Since(begin)
+			defer func() { seen[k].done = time.Since(begin) }()
+			return s.Get(ctx, k)
+		})
+		opts := Options{Workers: s.workers, Unordered: s.unordered == 1}
+		opts.Prefetch = min(s.workers, 1) * s.prefetch
+		for batch, err := range newLoader(t, data, opts).Epoch(t.Context(), 0) {
+			k := s.fails
+			if len(batch) == 1 {
+				k = batch[0]
+			}
+			failIf(t, k < 0, "a batch of %v, and the error %v", batch, err)
+			seen[k].received = time.Since(begin)
+			if err == nil {
+				time.Sleep(s.units(s.train))
+			}
+			if seen[k].returned = time.Since(begin); k == s.leaves {
+				break
+			}
+		}
+		end = time.Since(begin)
+	})
+	near := func(what string, from, to time.Duration, left, width string) {
+		percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(end) }
+		x, w := must(strconv.ParseFloat(left, 64)), must(strconv.ParseFloat(width, 64))
+		far := math.Abs(x-percent(from))+math.Abs(x+w-percent(min(to, end))) > 0.03
+		failIf(t, far, "%s: left %v %%, width %v %%, must be from %v to %v", what, x, w, from, to)
+	}
+	loads, trains := 0, 0
+	laneOf := regexp.MustCompile(`<div class="lane"><span>(\w+).*`)
+	barOf := regexp.MustCompile(`<b class="[\w -]+" style="left: ([\d.]+)%; width: ([\d.]+)%">(\d+)</b>`)
+	for _, lane := range laneOf.FindAllStringSubmatch(page, -1) {
+		for _, bar := range barOf.FindAllStringSubmatch(lane[0], -1) {
+			k := must(strconv.Atoi(bar[3]))
+			switch lane[1] {
+			case "load", "worker":
+				loads++
+				near(fmt.Sprint("loading of ", k), seen[k].start, seen[k].done, bar[1], bar[2])
+			case "train":
+				trains++
+				near(fmt.Sprint("training on ", k), seen[k].received, seen[k].returned, bar[1], bar[2])
+			}
+		}
+	}
+	cells := func(all ...time.Duration) (text string) {
+		for _, d := range all {
+			text += "<td>"
+			if d == never {
+				text += "–"
+			} else {
+				text += strconv.Itoa(int(d / s.units(1)))
+			}
+		}
+		return text
+	}
+	begun, trained := 0, 0
+	for k, b := range seen {
+		row := regexp.MustCompile(fmt.Sprintf("(?m)^<tr><td>%d<td>[^<]+(.*)$", k))
+		got, want := row.FindStringSubmatch(page)[1], cells(b.start, b.done, b.received, b.returned)
+		equal(t, fmt.Sprint("the row of batch ", k), got, want)
+		if b.done-b.start > end/400 {
+			begun++
+		}
+		if b.returned-b.received > end/400 || b.returned < never && k == s.fails {
+			trained++
+		}
+	}
+	equal(t, "bars of loading", loads, begun)
+	equal(t, "bars of training", trains, trained)
+	notes := regexp.MustCompile(`class="note[^>]*>\d+ to (\d+) \w+: recv = (\d+), send = (\d+)([^<]*)`)
+	number, inBody := regexp.MustCompile(`\d+`), regexp.MustCompile(`\d+ in the body`)
+	for _, note := range notes.FindAllStringSubmatch(page, -1) {
+		var to, recv, send int
+		must(fmt.Sscan(strings.Join(note[1:4], " "), &to, &recv, &send))
+		received := 0
+		for _, b := range seen {
+			if b.received/s.units(1) < time.Duration(to) {
+				received++
+			}
+		}
+		inFlight := number.FindAllString(inBody.ReplaceAllString(note[4], ""), -1)
+		equal(t, "batches in flight in "+note[0], len(inFlight), send-recv)
+		equal(t, "recv in "+note[0], recv, received)
+		failIf(t, recv > send || send > recv+max(1, s.window()), "%s", note[0])
+	}
+}
+
+// ## dataset.go: data sets, the random numbers of a sample, files
+
+// TestRows checks that a row is a view of the tensor's memory, which an append
+// to it leaves alone.
+func TestRows(t *testing.T) {
+	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
+	rows := must(Rows(table))
+	equal(t, "rows", fmt.Sprint(values(t, rows)), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
+	row := must(rows.Get(t.Context(), 1))
+	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
+	_ = append(row.Data, 9)
+	equal(t, "after an append to row 1", table.Data, []int{1, 2, 3, 4, 5, 6})
+	equal(t, "rows of a vector", fmt.Sprint(values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
+	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
+}
+
+// TestDatasets checks what each adapter makes of small data sets, and that all
+// of them refuse an index outside.
+func TestDatasets(t *testing.T) {
+	letters := Slice[string]{"a", "b", "c", "d", "e"}
+	indices := []int{4, 0, 0}
+	subset := must(Subset(letters, indices))
+	indices[0] = 1 // Subset has a copy
+	equal(t, "Subset", fmt.Sprint(values(t, subset)), "[e a a]")
+	equal(t, "Pairs", fmt.Sprint(values(t, must(Pairs(letters, numbers(5))))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
+	parts := Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})
+	equal(t, "Concat", values(t, parts), []string(letters))
+	saysAll(t, panicOf(func() { Concat(numbers(math.MaxInt), numbers(1)) }), "Concat: the length of part 1 is negative, or the sum")
+	equal(t, "Concat of nothing", fmt.Sprint(values(t, Concat[int]())), "[]")
+	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
+	equal(t, "Transform", fmt.Sprint(values(t, Transform(numbers(3), square))), "[0 1 4]")
+	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
+	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
+	equal(t, "Pairs of a failed sample", errorOf(must(Pairs(failing(1, 0), numbers(1))).Get(t.Context(), 0)), errBad)
+	for _, i := range []int{-1, 3} {
+		part := must(Subset(numbers(9), []int{1, 2, 3}))
+		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
+			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
+		}
+	}
+}
+
+// TestCache checks that each sample is fetched once. A fetch that failed or
+// died is not kept, and leaves nobody waiting.
+func TestCache(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var calls [7]atomic.Int64
+		fails := map[int]func() error{
+			3: func() error { return errBad },
+			4: func() error { panic("ouch") },
+			5: func() error { runtime.Goexit(); return nil },
+		}
+		data := Cache(Func(7, func(_ context.Context, i int) (int, error) {
+			time.Sleep(time.Second)
+			if fail := fails[i]; calls[i].Add(1) == 1 && fail != nil {
+				return 0, fail()
+			}
+			return i * i, nil
+		}))
+		var all sync.WaitGroup
+		for k := range 20 * 7 {
+			all.Go(func() {
+				defer func() { recover() }()
+				if v, err := data.Get(t.Context(), k%7); err == nil && v != k%7*(k%7) || err != nil && err != errBad {
+					t.Error(k%7, v, err)
+				}
+			})
+		}
+		all.Wait()
+		for i := range calls {
+			equal(t, fmt.Sprint("fetches of ", i), calls[i].Load(), []int64{1, 1, 1, 2, 2, 2, 1}[i])
+		}
+		t.Logf("20 goroutines have asked for sample 0, which was fetched %d time", calls[0].Load())
+	})
+}
+
+// TestCacheWaiters checks that who waits for another's fetch gives up with its
+// own context, and fetches if the other gives up.
+func TestCacheWaiters(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		data := Cache(Dataset[int](&probe{n: 8, takes: always(time.Hour)}))
+		get := func(limit time.Duration) error {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), limit, io.ErrNoProgress)
+			defer cancel()
+			return errorOf(data.Get(ctx, 7))
+		}
+		var other sync.WaitGroup
+		var others error // of its Get
+		start := time.Now()
+		other.Go(func() { others = get(time.Minute) })
+		synctest.Wait()
+		equal(t, "impatient", get(time.Second), io.ErrNoProgress)
+		equal(t, "its time", time.Since(start), time.Second)
+		equal(t, "patient", must(data.Get(t.Context(), 7)), 7)
+		equal(t, "its time", time.Since(start), time.Hour+time.Minute)
+		other.Wait()
+		equal(t, "the other", others, context.DeadlineExceeded)
+	})
+}
+
+// TestRand checks that the random numbers of a sample are its own, for every
+// epoch and seed, except inside a Cache. They are the same for every number of
+// workers, in order or not, after a resume, for any number of ranks, and by
+// Batch. The batch of a NewBatchFunc has one generator.
+func TestRand(t *testing.T) {
+	draw := func(ctx context.Context, dst, indices []int) ([]int, error) {
+		for dst = dst[:0]; len(dst) < len(indices); {
+			dst = append(dst, Rand(ctx).Int())
+		}
+		return dst, nil
+	}
+	shuffled, want := Options{Shuffle: true, Seed: 5, BatchSize: 4}, map[string][]int{}
+	for _, l := range []loading{
+		{"shuffled", augmented(), nil, shuffled, ""},
+		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
+		{"NewBatchFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
+	} {
+		all := batches(t, l.loader(0, 0), 2)
+		l.want, want[l.name] = fmt.Sprint(all), slices.Concat(all...)
+		l.check(t, 0)
+		l.opts.Unordered = true
+		equal(t, l.name+": unordered", sorted(samples(t, l.loader(3, 0), 2)), sorted(want[l.name]))
+		var different []int
+		for k := range 6 {
+			l.opts.Seed = uint64(k % 2)
+			different = append(different, samples(t, l.loader(0, 0), k/2)...)
+		}
+		equal(t, l.name+": different numbers", distinct(different), 6*24)
+	}
+	together := make([]int, 24)
+	for rank := range 2 {
+		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Rank: Rank{rank, 2}}
+		for k, number := range samples(t, newLoader(t, augmented(), opts), 2) {
+			together[2*k+rank] = number
+		}
+	}
+	equal(t, "two ranks", together, want["shuffled"])
+	var drawn []int // by first and second generators, whose seeds are 5 and 6, and 5 in both
+	for k := range 4 {
+		data := Func(24, func(ctx context.Context, i int) (int, error) {
+			second := Rand(WithSeed(ctx, 5)).Int()
+			equal(t, "two calls with one seed", second, Rand(WithSeed(ctx, 5)).Int())
+			return []int{Rand(ctx).Int(), second}[k%2], nil
+		})
+		drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + uint64(k/2)}), 0)...)
+	}
+	equal(t, "generators that are independent", distinct(drawn), 4*24)
+	outside := WithSeed(t.Context(), 5)
+	equal(t, "outside a loader", Rand(outside).Int(), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
+	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(), 5)).Int(), false)
+	cached, late := newLoader(t, Cache(augmented()), shuffled), newLoader(t, Cache(augmented()), shuffled)
+	first, third := samples(t, cached, 0), samples(t, cached, 3)
+	equal(t, "first fetched in epoch 3", samples(t, late, 3), third)
+	equal(t, "fetched before", samples(t, cached, 0), first)
+}
+
+// TestWorker checks that all workers load, that each knows its number, and that
+// nobody else has one.
+func TestWorker(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
+		data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
+			return Worker(WithSeed(ctx, 1)), nil
+		})
+		loader, want := newLoader(t, data, Options{Workers: workers}), [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers]
+		equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), want)
+		equal(t, "Batch", must(loader.Batch(t.Context(), 0, 0)), []int{-1})
+	})
+	equal(t, "outside", Worker(t.Context()), -1)
+}
+
+// TestBadDatasets checks that arguments that can never be right are refused,
+// also by what makes batches.
+func TestBadDatasets(t *testing.T) {
+	const wraps = (4*math.MaxInt + 7) / 5 // 5 × wraps is 3 in the integers of a machine
+	some, none := numbers(3), Dataset[int](nil)
+	split := func(lengths ...int) error { return errorOf(Split(numbers(10), 1, lengths...)) }
+	rows := func(shape ...int) error { return errorOf(Rows(Tensor[int]{make([]int, 3), shape})) }
+	panics(t, map[string]func(){
+		"Func … -1":                      func() { Func(-1, some.Get) },
+		"Func … nil":                     func() { Func[int](1, nil) },
+		"Concat … part 1":                func() { Concat(some, nil) },
+		"Transform: the function is nil": func() { Transform[int, int](some, nil) },
+		"Transform: the data set is nil": func() { Transform(none, quick) },
+		"Cache … nil":                    func() { Cache(none) },
+		"Rand … from no loader":          func() { Cache(augmented()).Get(t.Context(), 0) },
+		"Rand … from no loader … pass on the context that Get was given … WithSeed": func() { Rand(t.Context()) },
+		"CollatePair: a Collate is nil": func() { CollatePair[int, int, []int, []int](List[int], nil) },
+		"CollatePair … Collate is nil":  func() { CollatePair[int, int, []int, []int](nil, List[int]) },
+	})
+	refused(t, []refusal{
+		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
+		{errorOf(Pairs(none, some)), "Pairs … nil"},
+		{errorOf(Pairs(some, none)), "Pairs … nil"},
+		{errorOf(Subset(some, []int{0, 3})), "Subset … indices[1] … index 3 … 3 samples"},
+		{errorOf(Subset(some, []int{-1})), "Subset … indices[0] … index -1 … 3 samples"},
+		{errorOf(Subset(none, nil)), "Subset … nil"},
+		{split(-1, 11), "Split … lengths[0] is -1 … 0 to 10"},
+		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
+		{split(3, 6), "Split … sum to 9 … 10"},
+		{errorOf(Split(none, 1)), "Split … nil"},
+		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748364 samples, may have at most 214748363"},
+		{rows(), "Rows … no dimension"},
+		{rows(2, 2), "Rows … 3 elements … [2 2]"},
+		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
+		{rows(5, wraps), "Rows … 3 elements … [5 "},
+	})
+}
+
+// TestCheckDataset checks that checkDataset names the sample that differs, and
+// lets pass what only looks as if it did.
+func TestCheckDataset(t *testing.T) {
+	type record struct {
+		label  int // not exported
+		tags   map[string]*int
+		weight float64
+	}
+	var fetched atomic.Int64
+	at := func(bad, i int) int64 { return map[bool]int64{true: fetched.Add(1)}[i == bad] } // differs for sample bad
+	buffer := make([]int, 1)
+	for want, get := range map[string]func(i int) (any, error){
+		"nothing differs": func(i int) (any, error) {
+			return record{i, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
+		},
+		"sample 0 has changed … reuses memory": func(i int) (any, error) { buffer[0] = i; return &buffer, nil },
+		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
+		"sample 6 differs":                     func(i int) (any, error) { return map[int]*int64{1: ptr(at(6, i))}, nil },
+		"sample 7 differs":                     func(i int) (any, error) { return []any{ptr(at(7, i))}, nil },
+		"sample 8 differs":                     func(i int) (any, error) { return nil, fmt.Errorf("fetch %d", at(8, i)) },
+	} {
+		runRow(t, want, func(t *testing.T) {
+			err := checkDataset(Func(9, func(_ context.Context, i int) (any, error) { return get(i) }))
+			saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
+		})
+	}
+	equal(t, "random numbers", checkDataset(augmented()), nil)
+}
+
+// ## sampler.go: orders, draws, batches of similar length, ranks
+
+// TestRandomIsBijection checks that every index comes once, for all small
+// lengths and around powers of two and four, where others have lost samples.
+// For huge lengths it undoes the network.
+func TestRandomIsBijection(t *testing.T) {
+	lengths := append(upTo(301), maxTable-1, maxTable+2)
+	for k := 9; k <= 18; k++ {
+		lengths = append(lengths, 1<<k-1, 1<<k, 1<<k+1)
+	}
+	if !testing.Short() {
+		lengths = append(lengths, 1<<20+1, 1281167)
+	}
+	for _, n := range lengths {
+		for key := range 3 {
+			seen := make([]bool, n)
+			for pos, i := range positions(Random(n, uint64(key)), 2-key) {
+				if i < 0 || i >= n || seen[i] {
+					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
+				}
+				seen[i] = true
+			}
+		}
+	}
+	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
+	if strconv.IntSize == 64 {
+		huge = append(huge, 1<<32-1, 1<<32, 1<<32+1, 1e12, 1<<40+1, 1<<62-1, 1<<62)
+	}
+	for _, n := range huge {
+		f := newFeistel(n, n)
+		domain := f.a << f.k
+		failIf(t, domain < n || domain-n > 1<<(f.k+1), "n %d: the domain is %d", n, domain)
+		for k := range uint64(1000) {
+			pos := counter(n, k) % n
+			i := uint64(f.at(int(pos)))
+			back := undo(f, i)
+			failIf(t, i >= n || back != pos, "n %d: position %d has %d, which is position %d's", n, pos, i, back)
+		}
+	}
+}
+
+// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is
+// a good shuffle: all pairs of values, in bins, are as likely as they should be
+// at some pairs of positions. Weak networks fail it.
+func TestRandomIsUniform(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it computes 490,000 orders")
+	}
+	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
+		runRow(t, fmt.Sprint("n ", n), func(t *testing.T) {
+			bins, keys := min(n, 16), 20000
+			if n == maxTable {
+				keys = 5000 // each makes a table
+			}
+			var weights []float64 // of each pair of bins
+			for cell := range bins * bins {
+				a, b := cell/bins, cell%bins
+				inA, inB := (a+1)*n/bins-a*n/bins, (b+1)*n/bins-b*n/bins // values
+				if a == b {
+					inB-- // a value does not come twice
+				}
+				weights = append(weights, float64(inA*inB))
+			}
+			bin := func(value int) int { return ((value+1)*bins - 1) / n }
+			for over, order := range map[string]func(key int) func(pos int) int{
+				"seeds":  func(key int) func(pos int) int { return Random(n, uint64(key)).Order(0) },
+				"epochs": Random(n, 0).Order,
+			} {
+				for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
+					counts := make([]int, len(weights))
+					for key := range keys {
+						at := order(key)
+						counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
+					}
+					z := zScore(t, counts, weights...)
+					failIf(t, math.Abs(z) > 4, "over %s positions %v miss by %.1f deviations", over, pair, z)
+				}
+			}
+		})
+	}
+	agree, n := 0, 50000 // one position in each pair of orders
+	for seed := range uint64(100) {
+		a, b := Random(n, seed).Order(5), Random(n, seed+1).Order(4)
+		for pos := range n {
+			if a(pos) == b(pos) {
+				agree++
+			}
+		}
+	}
+	failIf(t, agree < 60 || agree > 140,
+		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
+}
+
+// TestGoldenOrders pins orders and random numbers, which must not change,
+// because a cursor has only the seed. The values of the two networks are the
+// example in the comment of feistel: the larger one, on its whole domain, does
+// not walk.
+func TestGoldenOrders(t *testing.T) {
+	weights := []float64{.1, .9, .4, .7, 3, .6}
+	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
+	drawn := Func(10, func(ctx context.Context, i int) (string, error) {
+		return fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), nil
+	})
+	f, g := newFeistel(12, 0), newFeistel(10, 0)
+	for want, got := range map[string]any{
+		"[5 0 2 6 3 8 9 4 1 7]":          positions(Random(10, 0), 0),
+		"[2 6 7 0 9 1 4 5 8 3]":          positions(Random(10, 0), 1),
+		"[2 0 9 7 1 5 4 6 8 3]":          positions(Random(10, 1), 0),
+		"[2542 955 2075]":                positions(Random(4096, 1), 0)[:3], // of maxTable positions
+		"[2872 415 2478]":                positions(Random(4097, 1), 0)[:3],
+		"[70077 24005 18452 1604 34750]": positions(Random(131073, 0), 0)[:5],
+		"[11 5 1 7]":                     []int{f.at(7), f.at(11), f.at(5), f.at(1)},
+		"[5 1 7]":                        []int{g.at(7), g.at(5), g.at(1)},
+		"[7 3 6 9 6 1 5 7 5 6]":          positions(RandomWithReplacement(10, 10, 0), 0),
+		"[1 1 4 5 4 3]":                  positions(must(Weighted(weights, 6, true, 0)), 0),
+		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
+		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
+		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
+		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
+	} {
+		runRow(t, want, func(t *testing.T) { equal(t, "an order that has changed", fmt.Sprint(got), want) })
+	}
+}
+
+// TestTorch compares randperm, DistributedSampler and random_split with orders
+// that torch has produced.
+func TestTorch(t *testing.T) {
+	type order[Out any] struct {
+		N, World, Epoch int
+		Seed            uint64
+		DropLast        bool `json:"drop_last"`
+		Shuffle         bool
+		Ranks           [][]int
+		Out             Out
+	}
+	var torch struct {
+		Randperm    []order[[]int]
+		Distributed []order[any]
+		RandomSplit []order[[][]int] `json:"random_split"`
+	}
+	must(0, json.Unmarshal(must(os.ReadFile("testdata/torch_orders.json")), &torch))
+	equal(t, "whether there are permutations", len(torch.Randperm) > 0, true)
+	equal(t, "whether there are orders of ranks", len(torch.Distributed) > 0, true)
+	equal(t, "whether there are splits", len(torch.RandomSplit) > 0, true)
+	for _, c := range torch.Randperm {
+		runRow(t, fmt.Sprintf("randperm %+v", c), func(t *testing.T) {
+			equal(t, "order", positions(TorchRandom(c.N, c.Seed), 0), c.Out)
+		})
+	}
+	for _, c := range torch.Distributed {
+		runRow(t, fmt.Sprintf("%+v", c), func(t *testing.T) {
+			opts := Options{BatchSize: 3}
+			if c.DropLast {
+				opts.Tail = DropTail
+			}
+			if c.Shuffle {
+				opts.Sampler = TorchRandom(c.N, c.Seed)
+			}
+			for rank, want := range c.Ranks {
+				opts.Rank, opts.Workers = Rank{rank, c.World}, rank%3
+				if len(want) == 0 && noBatch(c.N, opts) {
+					continue // refused
+				}
+				equal(t, fmt.Sprintf("%+v", opts), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
+			}
+		})
+	}
+	for _, c := range torch.RandomSplit {
+		var lengths []int
+		for _, part := range c.Out {
+			lengths = append(lengths, len(part))
+		}
+		runRow(t, fmt.Sprint("split ", lengths), func(t *testing.T) {
+			for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
+				equal(t, fmt.Sprint("part ", p), values(t, part), c.Out[p])
+			}
+		})
+	}
+}
+
+// TestOrderFunc checks that a caller that shuffles one slice in place does not
+// disturb an epoch under way, and that an order that could not be computed is
+// asked for again, but not one that could.
+func TestOrderFunc(t *testing.T) {
+	indices, calls := []int{0, 1, 2}, 0
+	s := OrderFunc(3, func(epoch int) []int {
+		if calls++; calls == 1 {
+			panic("not yet")
+		}
+		slices.Sort(indices)
+		indices[0], indices[epoch] = indices[epoch], indices[0]
+		return indices
+	})
+	loader := newLoader(t, numbers(3), Options{Sampler: s})
+	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 1)
+	order := s.Order(1)
+	equal(t, "again", samples(t, loader, 0), upTo(3))
+	equal(t, "epoch 1", []int{order(0), order(1), order(2)}, []int{1, 0, 2})
+	equal(t, "by Batch", must(loader.Batch(t.Context(), 0, 1)), []int{1})
+	equal(t, "calls", calls, 3)
+}
+
+// TestOrderIsMadeOnce checks that calls at once make the order of an epoch
+// once. The first one makes it when the others have begun, and they wait.
+func TestOrderIsMadeOnce(t *testing.T) {
+	const calls = 8
+	var begun, made atomic.Int64
+	loader := newLoader(t, numbers(calls), Options{Sampler: OrderFunc(calls, func(int) []int {
+		made.Add(1)
+		for begun.Load() < calls {
+			runtime.Gosched()
+		}
+		for range 1000 { // the others come as far as here, if they do not wait
+			runtime.Gosched()
+		}
+		return upTo(calls)
+	})})
+	var running sync.WaitGroup
+	for k := range calls {
+		running.Go(func() {
+			begun.Add(1)
+			must(loader.Batch(context.Background(), 0, k))
+		})
+	}
+	running.Wait()
+	equal(t, "orders that are made", made.Load(), 1)
+}
+
+// TestResize checks that a resized sampler walks on through the epochs of the
+// one inside.
+func TestResize(t *testing.T) {
+	s, endless := Random(7, 1), []int{}
+	for epoch := range 30 {
+		endless = append(endless, positions(s, epoch)...)
+	}
+	for count := 1; count <= 30; count++ {
+		for epoch := range 6 {
+			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
+		}
+	}
+	made := 0
+	border := Resize(sampler{n: 7, order: func(epoch int) func(int) int { made++; return s.Order(epoch) }}, 10).Order(0)
+	for pos := range 10 { // two workers, on either side of the border between two passes
+		border(6 + pos%2)
+	}
+	equal(t, "orders that are made", made, 2)
+	equal(t, "of nothing", Resize(OrderFunc(0, func(int) []int { return nil }), 0).Len(), 0)
+	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
+	saysAll(t, far, "Resize: ", "too far")
+	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
+}
+
+// TestReplacement checks that each draw is by the weights, or by the weights of
+// what is left, however large or small they are, and that weight 0 is never
+// drawn. RandomWithReplacement is uniform in many short epochs. Draws are those
+// of a search in all sums, for numbers at the borders, too, and those of a sort
+// of all waiting times.
+func TestReplacement(t *testing.T) {
+	fits := func(drawn []int, weights ...float64) {
+		t.Helper()
+		counts := make([]int, len(weights))
+		for _, i := range drawn {
+			counts[i]++
+		}
+		if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
+			t.Errorf("%.1f standard deviations from %v", z, weights[:min(9, len(weights))])
+		}
+	}
+	same := slices.Repeat([]float64{.1}, 100)
+	fits(positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0), same...)
+	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
+		fits(positions(must(Weighted(weights, 100000, true, 3)), 0), weights...)
+	}
+	var pairs []int // as one number
+	for epoch := range 20000 {
+		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
+		pairs = append(pairs, drawn[0]*4+drawn[1])
+	}
+	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
+	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)), 3)), []int{0, 2, 3})
+	step := uint64(golden) // with the seed -2 × step random number 1 is 0
+	equal(t, "the first, with a waiting time of 0", drawShortest([]float64{1, 1, 1}, 1, 3)(-step-step)(0), 1)
+	for n, spread := range map[int]float64{1: 0, 300: 1e-13, 2000: 30, 3000: 1e-12, 5000: 1400} {
+		weights, sums, times, order, sum := make([]float64, n), make([]float64, n), make([]float64, n), upTo(n), 0.0
+		for i := range n {
+			weights[i] = math.Exp(700 - spread*float64(i*7919%n)/float64(n))
+			sum += weights[i] / weights[0] // the largest
+			sums[i], times[i] = sum, -math.Log(1-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
+		}
+		find := newGuide(sums)
+		for i, s := range slices.Repeat(sums, 3) {
+			x := math.Nextafter(s, s*float64(i/n)) // below s, s, above s; with small spreads at borders of parts
+			equal(t, "found", find(x), sort.Search(n, func(j int) bool { return sums[j] > x }))
+		}
+		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(times[i], times[j]) })
+		few, all := must(Weighted(weights, n/8+1, false, 0)), must(Weighted(weights, n, false, 0))
+		allocates(t, "few of many", 30000, func() { few.Order(0) })
+		clear(weights) // of which the samplers have copies
+		equal(t, "few", positions(few, 0), order[:n/8+1])
+		equal(t, "all", positions(all, 0), order)
+	}
+	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
+	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
+}
+
+// TestBuckets checks that batches by length keep to the budget, waste little
+// and have every sample once, anew in every epoch.
+func TestBuckets(t *testing.T) {
+	const budget = 1000
+	random := rand.New(rand.NewPCG(1, 2))
+	lengths, total := make([]int, 2000), 0
+	for i := range lengths {
+		lengths[i] = int(random.ExpFloat64() * 50)
+		total += lengths[i]
+	}
+	s := must(Buckets(lengths, budget, 5))
+	contents, shapes := map[string]bool{}, map[string]bool{} // of the epochs
+	for epoch := range 3 {
+		var all [][]int
+		var longests []int
+		padded := 0
+		for k := range s.Len() {
+			batch := sorted(s.Batches(epoch)(k))
+			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
+			all, longests, padded = append(all, batch), append(longests, longest), padded+longest*len(batch)
+			failIf(t, longest*len(batch) > budget, "batch %d has %d samples of at most %d", k, len(batch), longest)
+		}
+		equal(t, "all samples", sorted(slices.Concat(all...)), upTo(len(lengths)))
+		waste := 1 - float64(total)/float64(padded)
+		failIf(t, waste > .1, "%.0f %% of the batches is padding", 100*waste)
+		slices.SortFunc(all, slices.Compare)
+		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
+	}
+	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, []int{3, 3})
+	other := must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))
+	equal(t, "whether other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other), false)
+	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
+	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
+	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
+}
+
+// FuzzDeal checks what each rank gets, from any position, for every length,
+// number of ranks and batch size. After each step all ranks have the same
+// cursor, which At gives too, and before its Pos are the samples that they have
+// had together.
+func FuzzDeal(f *testing.F) {
+	for k := range 400 {
+		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
+	}
+	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
+		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
+		from = int(uint(from) % uint(n+1))
+		opts := Options{BatchSize: size, DropLast: dropLast, Rank: Rank{0, count}, Tail: Tail(tail)}
+		if noBatch(n, opts) {
+			saysAll(t, errorOf(New(numbers(n), List[int], opts)), "leave no batch")
+			return
+		}
+		for opts.Rank.Index = range count {
+			loader, got := newLoader(t, numbers(n), opts), [][]int{}
+			at := Cursor{Epoch: 5, Pos: from, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
+			want := at
+			for batch := range loader.Run(t.Context(), &at) {
+				got = append(got, batch)
+				want.Pos = min(n, from+len(got)*count*size)
+				equal(t, "the cursor after a step", at.String(), want.String())
+				if from == 0 && len(got) < loader.Len() {
+					equal(t, "the cursor by At", loader.At(3, 2*loader.Len()+len(got)).String(), want.String())
+				}
+			}
+			equal(t, fmt.Sprintf("%d from %d, %+v", n, from, opts), got, expect(upTo(n), from, opts))
+			equal(t, "the next epoch, if one has batches", loader.At(5, loader.Len()), Cursor{Epoch: 5 + min(1, loader.Len())})
+		}
+	})
+}
+
+// TestHuge checks lengths and batch sizes near the largest int.
+func TestHuge(t *testing.T) {
+	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Rank: Rank{1, 2}})
+	equal(t, "one batch of all", batches(t, loader, 0), [][]int{{1, 3, 0}})
+	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
+	const n = math.MaxInt/4 + 1
+	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Rank: Rank{2, 3}})
+	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos}, []int{2, 3 * (n / 4)})
+	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
+	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Rank: Rank{2, 3}, Workers: 2})
+	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
+}
+
+// TestTails checks what each of four ranks loads of ten samples under each
+// Tail.
+func TestTails(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		tail Tail
+		size int
+		want string // the batches of each rank
+	}{
+		{"PadTail, batches of 3", PadTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6 0]] [[3 7 1]]"},
+		{"DropTail, batches of 3", DropTail, 3, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
+		{"UnevenTail, batches of 3", UnevenTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6]] [[3 7]]"},
+		{"PadTail, batches of 2", PadTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6] [0]] [[3 7] [1]]"},
+		{"DropTail, batches of 2", DropTail, 2, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
+		{"UnevenTail, batches of 2", UnevenTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6]] [[3 7]]"},
+	} {
+		runRow(t, c.name, func(t *testing.T) {
+			var got []string
+			for rank := range 4 {
+				opts := Options{BatchSize: c.size, Tail: c.tail, Rank: Rank{rank, 4}}
+				got = append(got, fmt.Sprint(batches(t, newLoader(t, numbers(10), opts), 0)))
+			}
+			equal(t, "ten samples on four ranks", strings.Join(got, " "), c.want)
+			t.Logf("%s: %s", c.name, c.want)
+		})
+	}
+	at, got := Cursor{}, ""
+	readFirst(newLoader(t, numbers(10), Options{Rank: Rank{1, 4}}).Run(t.Context(), &at))
+	// Four ranks have taken 0, 1, 2 and 3, and all have this cursor.
+	for rank := range 3 {
+		got += fmt.Sprint(collect(t, newLoader(t, numbers(10), Options{Rank: Rank{rank, 3}}).Run(t.Context(), ptr(at))), " ")
+	}
+	equal(t, "the rest of the epoch on three ranks", got, "[[4] [7]] [[5] [8]] [[6] [9]] ")
+	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s", at, got)
+}
+
+// TestRankFromEnv checks the variables of each launcher, which of them comes
+// first, and numbers that make no sense.
+func TestRankFromEnv(t *testing.T) {
+	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
+		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
+	cases := [][2]string{
+		{"", "no error, {0 0}"},
+		{"WORLD_SIZE=1", "no error, {0 0}"},
+		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
+		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
+		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
+		{"SLURM_PROCID=0 SLURM_NTASKS=8", `SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of ` +
+			`processes, the first 0 to one less; start it with srun; in a container, pass`},
+		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`}, // in a container, to which only this was passed on
+		{"SLURM_PROCID=0 SLURM_NTASKS=1", "no error, {0 0}"},
+		{"SLURM_PROCID=0 JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
+		{"RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {0 2}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {1 3}"},
+		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
+		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
+		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
+		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
+		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
+
+		// In a step of Slurm with several processes. What mpirun and Flux set
+		// is that of the step which started their daemons.
+		{"RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
+			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they are left over, or SLURM_STEP_NUM_TASKS if"},
+		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
+		{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "no error, {5 8}"}, // torchrun on four nodes
+		{"RANK=3 WORLD_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4", "no error, {3 4}"},
+		{"PMI_RANK=3 PMI_SIZE=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "no error, {3 4}"},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "no error, {0 1}"},
+		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3", "no error, {1 2}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=1", "no error, {1 2}"},
+	}
+	for _, name := range strings.Fields("PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE " +
+		"HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX") {
+		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
+			[2]string{name + "=1", name + ` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
+	}
+	for _, c := range cases {
+		runRow(t, c[0], func(t *testing.T) {
+			for _, name := range all {
+				t.Setenv(name, "") // so that it is put back
+				must(0, os.Unsetenv(name))
+			}
+			for _, setting := range strings.Fields(c[0]) {
+				name, value, _ := strings.Cut(setting, "=")
+				t.Setenv(name, value)
+			}
+			rank, err := RankFromEnv()
+			saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", rank)), c[1])
+		})
+	}
+}
+
+// TestBadSamplers checks that arguments that can never be right are refused.
+func TestBadSamplers(t *testing.T) {
+	weighted := func(count int, replace bool, weights ...float64) error {
+		return errorOf(Weighted(weights, count, replace, 0))
+	}
+	buckets := func(budget int, lengths ...int) error { return errorOf(Buckets(lengths, budget, 0)) }
+	panics(t, map[string]func(){
+		"Sequential … -1":                                func() { Sequential(-1) },
+		"Random … -1":                                    func() { Random(-1, 0) },
+		"TorchRandom … -1":                               func() { TorchRandom(-1, 0) },
+		"TorchRandom … 214748364 … 214748363":            func() { TorchRandom(maxTorch+1, 0) },
+		"RandomWithReplacement … -1":                     func() { RandomWithReplacement(-1, 1, 0) },
+		"RandomWithReplacement … count is 0 … positive":  func() { RandomWithReplacement(3, 0, 0) },
+		"RandomWithReplacement: count is -1":             func() { RandomWithReplacement(3, -1, 0) },
+		"RandomWithReplacement: count is 1 … no samples": func() { RandomWithReplacement(0, 1, 0) },
+		"OrderFunc … nil":                                func() { OrderFunc(1, nil) },
+		"OrderFunc … -1":                                 func() { OrderFunc(-1, func(int) []int { return nil }) },
+		"Resize … nil":                                   func() { Resize(nil, 1) },
+		"Resize … count is 0":                            func() { Resize(Sequential(3), 0) },
+		"Batches … size is 0 … positive":                 func() { Batches(Sequential(3), 0, false) },
+		"Batches … nil":                                  func() { Batches(nil, 1, false) },
+	})
+	refused(t, []refusal{
+		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
+		{weighted(1, true, 1, -1), "Weighted … weights[1] is -1 … not negative"},
+		{weighted(1, true, 1, math.NaN()), "Weighted … weights[1] is NaN"},
+		{weighted(1, false, math.Inf(1)), "Weighted … weights[0] is +Inf … finite"},
+		{weighted(1, true, 0, 0), "Weighted … none of the 2 weights is positive"},
+		{weighted(0, true, 1), "Weighted … count is 0 … positive"},
+		{weighted(3, false, 1, 2), "Weighted … count is 3 … at most 2"},
+		{weighted(2, false, 1, 0, 0), "Weighted … count is 2 … at most 1"},
+		{buckets(8, 1, 9), "Buckets … lengths[1] is 9 … 8, the budget"},
+		{buckets(8, -1), "Buckets … lengths[0] is -1"},
+		{buckets(0), "Buckets … budget is 0 … positive"},
+	})
+}
+
+// ## batch.go: what samples become
+
+// TestStackAndPad checks the shape and the memory of the batch. Stack wants
+// samples of one shape; Pad fills up the shorter. The error of a pair's Collate
+// says which half has failed.
+func TestStackAndPad(t *testing.T) {
+	type tensor = Tensor[int]
+	two, five := tensor{[]int{1, 2}, []int{2}}, tensor{[]int{5}, nil}
+	batch := must(Stack(tensor{}, []tensor{two, {[]int{3, 4}, []int{2}}}))
+	equal(t, "two vectors", batch, tensor{[]int{1, 2, 3, 4}, []int{2, 2}})
+	again := must(Stack(batch, []tensor{{[]int{5, 6}, []int{1, 2}}}))
+	equal(t, "one matrix", again, tensor{[]int{5, 6}, []int{1, 1, 2}})
+	equal(t, "Stack uses the memory of dst", &again.Data[0] == &batch.Data[0], true)
+	equal(t, "numbers", must(Stack(tensor{}, []tensor{five, five})), tensor{[]int{5, 5}, []int{2}})
+	one := []int{1}
+	for _, other := range []tensor{{one, one}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {one, []int{2}}} {
+		saysAll(t, errorOf(Stack(tensor{}, []tensor{two, other})), "sample 1", "shape [2]", fmt.Sprint(other.Shape))
+	}
+	saysAll(t, errorOf(Stack(tensor{}, []tensor{{Data: []int{1, 2}}})), "sample 0", "shape []", "2 elements; set Shape")
+	saysAll(t, errorOf(Stack(tensor{}, nil)), "no samples")
+	pad := Pad(-1)
+	ragged := must(pad(Padded[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
+	equal(t, "three", fmt.Sprint(ragged), "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
+	equal(t, "one, in used memory", fmt.Sprint(must(pad(ragged, [][]int{{7, 8}}))), "{{[7 8] [1 2]} [2]}")
+	equal(t, "empty ones", fmt.Sprint(must(pad(ragged, [][]int{{}, {}}))), "{{[] [2 0]} [0 0]}")
+	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
+	for want, data := range map[string][]int{"the first of each pair: Stack": {1, 2}, "the second of each pair: bad sample": one} {
+		saysAll(t, errorOf(pairs(Pair[tensor, int]{}, []Pair[tensor, int]{{First: tensor{Data: data}}})), want)
+	}
+}
+
+// TestRecycle checks that batches are built in memory that was given back, or
+// that a batch left when all of it was dropped. Four loops at once do not meet.
+func TestRecycle(t *testing.T) {
+	for _, workers := range []int{0, 3} {
+		table := must(Rows(Tensor[int]{upTo(200), []int{100, 2}}))
+		loader := must(New(table, Stack[int], Options{BatchSize: 5, Workers: workers}))
+		most := workers*2 + 2                  // batches in flight, and in hand
+		loop := func(keep bool) (places int) { // of memory; four batches may be kept
+			memory, all, kept := map[*int]bool{}, []int{}, [][]int{}
+			for batch := range loader.Epoch(t.Context(), 0) {
+				memory[&batch.Data[0]] = true
+				if all = append(all, batch.Data...); keep && len(all)%50 == 10 {
+					kept = append(kept, batch.Data)
+				} else {
+					loader.Recycle(batch)
+				}
+			}
+			equal(t, "batches", all, upTo(200))
+			for i, batch := range kept {
+				equal(t, "a batch that was kept", batch, all[50*i:50*i+10])
+			}
+			return len(memory)
+		}
+		keeping, places := loop(true), loop(false)
+		failIf(t, keeping > most+4 || places > most,
+			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
+		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
+		var all sync.WaitGroup
+		for k := range 4 {
+			all.Go(func() { loop(k%2 == 0) })
+		}
+		all.Wait()
+	}
+	loader, memory := newLoader(t, failing(3, 1), Options{OnError: dropBad}), map[*int]bool{}
+	for batch := range loader.Epoch(t.Context(), 0) {
+		memory[&batch[0]] = true
+		loader.Recycle(batch)
+	}
+	equal(t, "places of batches between empty ones", len(memory), 1)
+}
+
+// TestBatchRecycles checks that calls of Batch build in memory that was given
+// back, and that as much is kept as they need at once, and two more.
+func TestBatchRecycles(t *testing.T) {
+	var fresh atomic.Int64 // calls that got no memory
+	var atOnce sync.WaitGroup
+	loader := must(NewBatchFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
+		if cap(dst) == 0 {
+			fresh.Add(1)
+		}
+		atOnce.Done()
+		atOnce.Wait()
+		return append(dst[:0], 1), nil
+	}, Options{}))
+	for _, round := range []struct{ calls, fresh int }{{5, 5}, {5, 0}, {8, 1}} {
+		fresh.Store(0)
+		atOnce.Add(round.calls)
+		batches := make(chan []int, round.calls)
+		for k := range round.calls {
+			go func() { batches <- must(loader.Batch(context.Background(), 0, k)) }()
+		}
+		for range round.calls {
+			loader.Recycle(<-batches)
+		}
+		for range 3 { // no more than 5 and 2 are kept
+			loader.Recycle(make([]int, 1))
+		}
+		equal(t, fmt.Sprint(round.calls, " calls: without memory"), int(fresh.Load()), round.fresh)
+	}
+	dropping := newLoader(t, failing(2, 0), Options{OnError: dropBad})
+	dropping.Recycle([]int{7, 8})
+	for range 2 {
+		batch, err := dropping.Batch(t.Context(), 0, 0)
+		failIf(t, batch != nil || err == nil, "a batch without samples: %v, %v", batch, err)
+	}
+	equal(t, "memory that is left", cap(must(dropping.Batch(t.Context(), 0, 1))), 2)
+}
+
+// ## worker.go: two versions that fail, time, order, and every way to stop
+
+// TestNaivePool checks why the engine's queues have room: the pool that comes
+// to mind first leaks its workers when the loop is left, because nobody
+// receives what they send. With room for all results it ends, and needs no
+// select.
+func TestNaivePool(t *testing.T) {
+	for room, want := range []int{3, 3, 2, 1, 0} {
+		runRow(t, fmt.Sprintf("room for %d", room), func(t *testing.T) {
+			var blocked atomic.Int64
+			err := panicOf(func() {
+				synctest.Test(t, func(*testing.T) {
+					tasks, results := make(chan int, 5), make(chan int, room)
+					for k := range 5 {
+						tasks <- k
+					}
+					close(tasks)
+					for range 3 {
+						go func() {
+							for k := range tasks {
+								blocked.Add(1)
+								results <- k // blocks for ever if there is no room and nobody receives
+								blocked.Add(-1)
+							}
+						}()
+					}
+					<-results // the loop is left after one
+				})
+			})
+			equal(t, "workers blocked", int(blocked.Load()), want)
+			equal(t, "whether goroutines remain", err != nil, want > 0)
+			t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d workers are blocked for ever", room, want)
+		})
+	}
+}
+
+// TestGeneratorPerWorker checks why Rand exists: with a generator for each
+// worker and a shared queue, the number of a sample depends on which worker
+// takes it, and so on how long the others take. The numbers of Rand do not.
+func TestGeneratorPerWorker(t *testing.T) {
+	var theirs, ours []int // the numbers of sample 4 in ten runs
+	for run := range uint64(10) {
+		seeded := func(worker uint64) *rand.Rand { return rand.New(rand.NewPCG(worker, 0)) }
+		generators := []*rand.Rand{seeded(0), seeded(1), seeded(2)}
+		takes := jitter(run + 10)
+		data := Func(20, func(ctx context.Context, i int) ([2]int, error) {
+			time.Sleep(takes(i))
+			return [2]int{generators[Worker(ctx)].IntN(1000), Rand(ctx).IntN(1000)}, nil
+		})
+		inBubble(t, func(t *testing.T) {
+			fourth := samples(t, newLoader(t, data, Options{Workers: 3}), 0)[4]
+			theirs, ours = append(theirs, fourth[0]), append(ours, fourth[1])
+		})
+	}
+	differ := func(numbers []int) bool { return slices.Min(numbers) != slices.Max(numbers) }
+	equal(t, "whether numbers differ with a generator per worker", differ(theirs), true)
+	equal(t, "whether numbers differ with Rand", differ(ours), false)
+	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
+}
+
+// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, in
+// batches of one, for a loop that trains on each for 0.1 s, and for one that
+// does nothing.
+func TestWallTime(t *testing.T) {
+	const each = 100 * time.Millisecond
+	for _, c := range []struct {
+		workers        int
+		training, want time.Duration
+	}{
+		{0, each, 40 * each}, {1, each, 21 * each}, {4, each, 21 * each}, {100, each, 21 * each},
+		{0, 0, 20 * each}, {1, 0, 20 * each}, {4, 0, 5 * each}, {100, 0, each},
+	} {
+		row := fmt.Sprintf("%d workers, %v of training a batch", c.workers, c.training)
+		runRow(t, row, func(t *testing.T) {
+			for _, unordered := range []bool{false, true} {
+				inBubble(t, func(t *testing.T) {
+					start := time.Now()
+					loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
+					for range loader.Epoch(t.Context(), 0) {
+						time.Sleep(c.training)
+					}
+					equal(t, fmt.Sprint("Unordered ", unordered), time.Since(start), c.want)
+				})
+			}
+			t.Logf("%s: %v", row, c.want)
+		})
+	}
+}
+
+// TestWindow checks when a larger window helps, with the batches of the
+// picture: 40 or 50 ms each, batch 2 takes 190 ms. With three workers the
+// window is 6 or 12. When a batch trains for 10 ms, training is the limit, and
+// a larger window changes nothing. When it trains for less, workers would stand
+// idle behind batch 2 with window 6; with 12 order costs nothing.
+func TestWindow(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		training time.Duration
+		want     string
+	}{
+		{10 * ms, "290ms, with window 12 290ms, out of order 250ms"},
+		{5 * ms, "285ms, with window 12 245ms, out of order 245ms"},
+		{0, "280ms, with window 12 240ms, out of order 240ms"},
+	} {
+		row := fmt.Sprint("a batch trains for ", c.training)
+		runRow(t, row, func(t *testing.T) {
+			var times []any
+			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
+				inBubble(t, func(t *testing.T) {
+					opts.Workers = 3
+					start := time.Now()
+					for range newLoader[int](t, newScenario(), opts).Epoch(t.Context(), 0) {
+						time.Sleep(c.training)
+					}
+					times = append(times, time.Since(start).Truncate(5*ms))
+				})
+			}
+			equal(t, row, fmt.Sprintf("%v, with window 12 %v, out of order %v", times...), c.want)
+			t.Logf("%s: with window 6 %s", row, c.want)
+		})
+	}
+	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
+}
+
+// TestStuckBatch checks that while batch 0 does not come, at most window
+// batches are loaded. Out of order it takes up one place, and the others come.
+// When it comes, or fails, all come.
+func TestStuckBatch(t *testing.T) {
+	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
+	for _, c := range []struct {
+		unordered  bool
+		early, all []int // handed over, loaded and loading while batch 0 is stuck; handed over in the end
+	}{{false, []int{0, 3, 1}, upTo(20)}, {true, []int{19, 19, 1}, append(upTo(20)[1:], 0)}} {
+		row := fmt.Sprint("Unordered ", c.unordered)
+		runRowInBubble(t, row, func(t *testing.T) {
+			data, all, early := &probe{n: 20, bad: []int{0}, takes: sticks}, []int{}, 0
+			start, stuck := time.Now(), make(chan []int, 1)
+			time.AfterFunc(time.Minute, func() {
+				loading := int(data.running.Load())
+				stuck <- []int{int(data.begun.Load()) - loading, loading}
+			})
+			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
+				if err != nil {
+					batch = []int{0}
+				}
+				if all = append(all, batch...); time.Since(start) < time.Hour {
+					early = len(all)
+				}
+			}
+			got := append([]int{early}, <-stuck...)
+			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
+			equal(t, "in the end", all, c.all)
+			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0], got[1], got[2])
+		})
+	}
+}
+
+// TestBreakWaits checks that a break waits for the Gets that run: as long as
+// they take if they do not look at their context.
+func TestBreakWaits(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		row := fmt.Sprint("Get looks at its context: ", !deaf)
+		runRowInBubble(t, row, func(t *testing.T) {
+			t.Logf("%s; the loop has ended after %v", row, leave(t, "break", 0, 2, deaf))
+		})
+	}
+}
+
+// TestEverySchedule runs the engine through every schedule. Tasks, body and
+// context belong to the world of the test. Whenever all goroutines wait, the
+// world lets one event happen: a task that has begun ends, by Goexit or not;
+// the body goes on, or breaks; the context ends. A schedule is a list of
+// events. The test plays all schedules of small engines. Before each event it
+// counts all tasks, those sent, begun and done, and those whose results the
+// body has taken, and checks:
+//
+//	sent  = min(all, taken + window)
+//	begun = min(sent, done + workers)
+//	The loop does not wait if a result is ready that it may hand over: in order that of task number taken, out of order any.
+//	After the end, which is a break or that of the context, no task begins.
+//	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
+//
+// Between two events the goroutines take their steps in the order that the Go
+// scheduler chooses. Other orders are not played, and the context ends only
+// while all goroutines wait. So three hangs are not seen: a worker that drops
+// its slot, or returns, when the context has ended, and a reader that then
+// sends no end. TestEnds notices all three.
+func TestEverySchedule(t *testing.T) {
+	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
+	if testing.Short() {
+		rows = rows[:len(rows)-1]
+	}
+	orders := []string{"in order", "out of order", "from a stream"}
+	if runFromStream == nil {
+		orders = orders[:2]
+	}
+	for _, row := range rows {
+		for _, order := range orders {
+			runRow(t, fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2], order), func(t *testing.T) {
+				worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
+				for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
+					w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
+					w.most = len(worst.schedule)
+					leak := panicOf(func() { synctest.Test(t, w.play) })
+					if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
+						worst = w
+					}
+					queue = append(queue, w.others...)
+				}
+				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
+				failIf(t, worst.wrong != nil, "%s: %v", schedule, worst.wrong)
+				t.Logf("%d schedules", played)
+			})
+		}
+	}
+}
+
+// A world is what an engine runs in. Between two events each field has one
+// writer.
+type world struct {
+	workers, window, all int
+	order                string     // "in order", "out of order" or, with a reader and in order, "from a stream"
+	most                 int        // fewer events than these are played
+	schedule             []string   // the events
+	others               [][]string // schedules that begin like this one, to be played, too
+
+	events            [][]string    // that each task, the body, and the end of the context wait for
+	happened          []chan string // tells each of them which event has happened
+	sent, begun, done atomic.Int64
+	taken, mustBegin  int    // mustBegin is how many tasks must have begun, and after the end no more
+	ready             []bool // the results that have not been taken
+	ended, returned   bool   // by a break or the context; the loop
+	wrong, panicked   error
+}
+
+// play plays the schedule, and after it the first event that is possible, again
+// and again.
+func (w *world) play(t *testing.T) {
+	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2), make([]bool, w.all+1)
+	go w.run(t.Context())
+	for n := 0; n < w.most && w.check(); n++ {
+		if n == len(w.schedule) {
+			possible := slices.Concat(w.events...)
+			for _, other := range possible[1:] {
+				w.others = append(w.others, append(slices.Clip(w.schedule), other))
+			}
+			w.schedule = append(w.schedule, possible[0])
+		}
+		event := w.schedule[n]
+		w.ended = w.ended || event == "the body breaks" || event == "the context ends" ||
+			w.workers == 0 && strings.HasSuffix(event, "Goexit") // which ends the loop's goroutine
+		for who, events := range w.events {
+			if slices.Contains(events, event) {
+				w.events[who] = nil
+				w.happened[who] <- event
+				break
+			}
+		}
+	}
+}
+
+// check waits until all goroutines wait, and checks what must be true then. It
+// reports whether the schedule goes on.
+func (w *world) check() bool {
+	synctest.Wait()
+	sent, begun, done := min(w.all, int(w.sent.Load())), int(w.begun.Load()), int(w.done.Load())
+	inBody, window, workers := w.events[w.all] != nil, w.window, w.workers
+	if workers == 0 && !inBody {
+		window, workers = 1, 1 // the loop's goroutine
+	}
+	mustSend := min(w.all, w.taken+window)
+	if !w.ended {
+		w.mustBegin = min(mustSend, done+workers)
+	}
+	waits := !inBody && !w.returned
+	ready := w.ready[w.taken] || w.order == "out of order" && done > w.taken
+	w.wrong = cmp.Or(w.wrong, w.panicked,
+		errorIf(!w.ended && waits && ready, "the loop waits, although a result is ready"),
+		errorIf(waits && begun == done, "the loop waits for ever"),
+		errorIf(!w.ended && sent != mustSend, "%d tasks sent, must be %d", sent, mustSend),
+		errorIf(begun != w.mustBegin, "%d tasks begun, must be %d", begun, w.mustBegin),
+		errorIf(w.returned && begun > done, "the loop has returned, and %d tasks run", begun-done),
+		errorIf(w.returned && !w.ended && w.taken < w.all, "the loop has returned with %d of %d results", w.taken, w.all))
+	return w.wrong == nil && !w.returned
+}
+
+// run runs the loop. When over ends, nothing waits for events any more. Of 4
+// tasks the first may end by Goexit, of 3 the first two. Tasks with odd numbers
+// do not heed their context.
+func (w *world) run(over context.Context) {
+	defer func() { w.returned = true }()
+	ctx, cancel := context.WithCancel(over)
+	go func() {
+		w.wait(over, w.all+1, "the context ends")
+		cancel()
+	}()
+	slots := make([]Item[int], w.window+1) // the number of the task in each
+	e := engine{workers: w.workers, window: w.window, ordered: w.order == "in order"}
+	e.nextTask = func(slot int) bool {
+		slots[slot].Value = int(w.sent.Add(1)) - 1
+		return slots[slot].Value < w.all
+	}
+	work := func(worker worker, slot int) {
+		if slots[slot].Err != nil { // the end of the stream
+			return
+		}
+		k := slots[slot].Value
+		w.begun.Add(1)
+		defer func() { w.ready[k] = true; w.done.Add(1) }()
+		ends := "task " + strconv.Itoa(k) + " ends"
+		events := []string{ends, ends + " by Goexit"}
+		if k >= 5-w.all {
+			events = events[:1]
+		}
+		if w.wait([]context.Context{worker.ctx, over}[k%2], k, events...) == ends+" by Goexit" {
+			runtime.Goexit()
+		}
+	}
+	e.newWork = func(w worker) func(int) { return func(slot int) { work(w, slot) } }
+	body := func(slot int) bool {
+		if ctx.Err() != nil {
+			return false
+		}
+		k := slots[slot].Value
+		w.wrong = errorIf(!w.ready[k] || w.order != "out of order" && k != w.taken, "the body takes result %d out of turn", k)
+		w.ready[k] = false
+		w.taken++
+		return w.wait(over, w.all, "the body goes on", "the body breaks") == "the body goes on"
+	}
+	run := e.run
+	if w.order == "from a stream" && w.workers > 0 {
+		run = func(ctx context.Context, body func(int) bool) { runFromStream(ctx, w, e, slots, body) }
+	}
+	w.panicked = panicOf(func() { run(ctx, body) })
+}
+
+// runFromStream runs the engine of a world with a reader. The second reading
+// sets it.
+var runFromStream func(ctx context.Context, w *world, e engine, slots []Item[int], body func(slot int) bool)
+
+// wait waits for one of the events, and returns it. If ctx ends, it is "".
+func (w *world) wait(ctx context.Context, who int, events ...string) (event string) {
+	w.events[who], w.happened[who] = events, make(chan string)
+	select {
+	case event = <-w.happened[who]:
+	case <-ctx.Done():
+		w.events[who] = nil
+	}
+	return event
+}
+
+// TestUserCodeThatDies checks that a panic in any user code, and in a worker a
+// Goexit, fails its batch and nothing else.
+func TestUserCodeThatDies(t *testing.T) {
+	const goexit = "runtime.Goexit was called"
+	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
+		runRow(t, name, func(t *testing.T) {
+			at := func(bad int) func(int) int {
+				return func(i int) int {
+					if i == bad {
+						die()
+					}
+					return i
+				}
+			}
+			get := Func(6, func(_ context.Context, i int) (int, error) { return at(2)(i), nil })
+			collate := func(dst []int, samples []int) ([]int, error) {
+				at(2)(samples[0])
+				return List(dst, samples)
+			}
+			load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
+			order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
+			batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
+				return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
+			}}
+			dying := func(*SampleError) error { die(); return nil }
+			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
+			least, dropped := 0, "[[0 1] [3] [4 5]]"
+			if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
+				least, dropped = 1, inSample2
+			}
+			all := []loading{
+				{"Get", get, nil, Options{BatchSize: 2}, inSample2},
+				{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
+				{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
+				{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
+				{"sampler, after a bad sample", failing(6, 1), nil, Options{BatchSize: 2, Sampler: order},
+					strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
+				{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
+				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, strings.Replace(inSample2, name, "OnError: "+name, 1)},
+			}
+			for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
+				l.check(t, least)
+			}
+		})
+	}
+}
+
+// TestPanicPlace: the text of a panic names the first frame in the user's code,
+// not one in the standard library or in this package, in whatever user code it
+// happens. Without a frame of the user's it names none.
+func TestPanicPlace(t *testing.T) {
+	_, file, line, _ := runtime.Caller(0)
+	for k, die := range []func(){
+		func() { panic(errBad) },
+		func() { panic(fmt.Sprint(1 / min(0, line))) },
+		func() { Rand(context.Background()) },
+		func() { _ = strings.Repeat("x", -line) },
+	} {
+		if k == 3 && !filepath.IsAbs(file) {
+			break // with -trimpath the files of the standard library have no common path
+		}
+		runRow(t, fmt.Sprint("panic ", k), func(t *testing.T) {
+			get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+			collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
+			for workers := range 2 {
+				opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
+				errs := []error{
+					ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
+					ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
+					ending(must(New(numbers(1), collate, opts)).Epoch(t.Context(), 0)),
+				}
+				if dyingStreams != nil {
+					errs = append(errs, dyingStreams(t, workers, die)...)
+				}
+				for _, err := range errs {
+					says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
+					saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
+					p := new(PanicError)
+					equal(t, "whether it is a panic", errors.As(err, &p), true)
+					equal(t, "whether its cause is found", errors.Is(err, errBad), k == 0)
+					saysAll(t, errors.New(string(p.Stack)), "TestPanicPlace")
+					equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
+				}
+			}
+		})
+	}
+	equal(t, "the place without a panic", placeOfPanic(), "")
+	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
+	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
+	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
+	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
+		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
+	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
+		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
+}
+
+// dyingStreams returns the last errors of streams in which die is called. The
+// second reading sets it.
+var dyingStreams func(t *testing.T, workers int, die func()) []error
+
+// TestAllocations checks that with Recycle a batch of an epoch under way costs
+// no allocation.
+func TestAllocations(t *testing.T) {
+	if trace.IsEnabled() {
+		t.Skip("an execution trace allocates for each batch")
+	}
+	fill := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
+	for workers := range 3 {
+		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
+		recycles(t, "List", newLoader(t, numbers(4000), opts))
+		recycles(t, "NewBatchFunc", must(NewBatchFunc(4000, fill, opts)))
+		recycles(t, "Stack", must(New(must(Rows(Tensor[int]{make([]int, 8000), []int{4000, 2}})), Stack[int], opts)))
+	}
+}
+
+// recycles checks that an epoch of 1000 batches, all recycled, has the
+// allocations of one, and of the first batches.
+func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
+	runRow(t, fmt.Sprintf("%s, workers %d", what, loader.opts.Workers), func(t *testing.T) {
+		each := testing.AllocsPerRun(5, func() {
+			for batch := range loader.Epoch(t.Context(), 0) {
+				loader.Recycle(batch)
+			}
+		})
+		failIf(t, each > 150, "an epoch of 1000 batches has %v allocations", each)
+	})
+}
+
+// ## dataloader.go: the notebook's tests, by their names
+
+// TestNotebook loads the notebook's data as its tests do: 20 samples of 2×3×5
+// numbers, with labels of which each occurs twice, and a tenth of a second to
+// fetch one. Each sample comes once, with its own label, in order unless
+// shuffled, and in time.
+func TestNotebook(t *testing.T) {
+	for name, opts := range map[string]Options{
+		"test_sequential":               {},
+		"test_sequential_batch":         {BatchSize: 2},
+		"test_sequential_workers":       {Workers: 4},
+		"test_sequential_batch_workers": {BatchSize: 2, Workers: 2},
+		"test_shuffle":                  {Shuffle: true},
+		"test_shuffle_batch":            {Shuffle: true, BatchSize: 2},
+		"test_shuffle_workers":          {Shuffle: true, Workers: 4},
+		"test_shuffle_batch_workers":    {Shuffle: true, BatchSize: 2, Workers: 4},
+	} {
+		runRowInBubble(t, name, func(t *testing.T) {
+			const n, each = 20, 100 * time.Millisecond
+			random := rand.New(rand.NewPCG(0, 0))
+			images, labels := Tensor[float64]{make([]float64, n*30), []int{n, 2, 3, 5}}, make(Slice[int], n)
+			for j := range images.Data {
+				images.Data[j] = random.NormFloat64()
+			}
+			for i := range labels {
+				labels[i] = i * 7 % (n / 2)
+			}
+			type sample = Pair[Tensor[float64], int]
+			slow := Transform(must(Pairs(must(Rows(images)), labels)), func(_ context.Context, s sample) (sample, error) {
+				time.Sleep(each)
+				return s, nil
+			})
+			size, start, found := max(opts.BatchSize, 1), time.Now(), []int{}
+			for _, batch := range batches(t, must(New(slow, CollatePair(Stack[float64], List[int]), opts)), 0) {
+				equal(t, "shape", batch.First.Shape, []int{size, 2, 3, 5})
+				for j, label := range batch.Second {
+					i := slices.Index(images.Data, batch.First.Data[j*30]) / 30
+					equal(t, "sample", batch.First.Data[j*30:(j+1)*30], images.Data[i*30:(i+1)*30])
+					equal(t, "label of its own sample", label, labels[i])
+					found = append(found, i)
+				}
+			}
+			rounds := (n/size + max(opts.Workers, 1) - 1) / max(opts.Workers, 1)
+			equal(t, "time", time.Since(start), time.Duration(rounds*size)*each)
+			equal(t, "in order", slices.IsSorted(found), !opts.Shuffle)
+			equal(t, "found", sorted(found), upTo(n))
+		})
+	}
+}
+
+// TestPartialWorkers checks that however a loop is left, at whatever batch, the
+// calls of Get that are under way are waited for, and no other begins, not even
+// for a batch that has begun. A Get that honours its context delays nothing. A
+// cancelled loop ends with the cause, without a question to OnError.
+func TestPartialWorkers(t *testing.T) {
+	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
+		runRow(t, way, func(t *testing.T) {
+			eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
+				for k := range 12 * 2 {
+					leave(t, way, k/2, workers, k%2 == 1)
+				}
+			})
+		})
+	}
+}
+
+// leave leaves a loop at a batch, and returns how long that took. If deaf, Get
+// does not look at its context.
+func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Duration) {
+	data, enough := &probe{n: 40, takes: always(time.Hour), deaf: deaf}, errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var left time.Time
+	var begun, running int64 // the calls of Get when the loop is left
+	var late, after int64    // those that begin later, and those that run after the loop
+	var errs []error
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		defer func() {
+			if r := recover(); r != nil && r != "of the loop body" {
+				panic(r)
+			}
+			took, late, after = time.Since(left), data.begun.Load()-begun, data.running.Load()
+		}()
+		n := -1
+		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
+		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
+			if n++; err != nil {
+				errs = append(errs, err)
+			}
+			if n != stop {
+				continue
+			}
+			synctest.Wait()
+			left, begun, running = time.Now(), data.begun.Load(), data.running.Load()
+			switch way {
+			case "break":
+				return
+			case "panic":
+				panic("of the loop body")
+			case "Goexit":
+				runtime.Goexit()
+			}
+			cancel(enough)
+		}
+	})
+	loop.Wait()
+	want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
+	equal(t, way+": Gets that run after the loop", after, 0)
+	equal(t, way+": Gets that began after it was left", late, 0)
+	equal(t, way+": the time to leave", took, want)
+	if stop == 0 {
+		equal(t, "calls of Get during the loop", int(running), workers)
+	}
+	equal(t, way+": errors", errs, map[string][]error{"cancel": {enough}}[way])
+	return took
+}
+
+// ## The loader's conformance: what PyTorch's tests and its behaviour say
+
+// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of
+// the batches. (In one Go peer it never was.)
+func TestSamplerOrderIsBatchOrder(t *testing.T) {
+	data := &probe{n: 50, takes: jitter(1)}
+	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
+	for _, s := range []Sampler{Sequential(50), Random(50, 42), RandomWithReplacement(50, 60, 3), own} {
+		want := fmt.Sprint(slices.Collect(slices.Chunk(positions(s, 2), 7)))
+		loading{fmt.Sprint(s), data, nil, Options{Sampler: s, BatchSize: 7}, want}.check(t, 0)
+	}
+}
+
+// ## The loader's errors
+
+// TestFailures checks that what fails comes as an error at its position, and
+// the rest as if nothing had happened. Where ranks must take equal steps, a
+// batch whose samples are all dropped fails.
+func TestFailures(t *testing.T) {
+	fails := func([]int, []int) ([]int, error) { return nil, errBad }
+	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
+	slow := &probe{n: 10, bad: []int{3}, takes: jitter(4)} // samples 0 and 1 take longer than 2 and 3
+	sixteen := fmt.Sprint(upTo(16))                        // indices, and no more
+	outside := OrderFunc(4, func(int) []int { return []int{0, -2, 1, 3} })
+	ranks := func(count int, tail Tail) Options {
+		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
+	}
+	const unequal = "[[0] #1: all samples were dropped, and ranks must take equal steps: " +
+		"take this one with weight 0, or use UnevenTail [4] [6]]"
+	loadFails := func(_ context.Context, dst, _ []int) ([]int, error) { return dst, errBad }
+	two, drop := Options{BatchSize: 2}, Options{BatchSize: 3, OnError: dropBad}
+	for _, l := range []loading{
+		{"a bad sample", slow, nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
+		{"bad ones dropped", failing(12, 0, 3, 4, 5, 11), nil, drop, "[[1 2] [6 7 8] [9 10]]"},
+		{"no sample is good", failing(5, upTo(5)...), nil, two, "[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"},
+		{"the end of a file", eof, nil, two, "[#0, sample 0: EOF #1, sample 2: EOF]"},
+		{"collate", numbers(2), fails, Options{}, "[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
+		{"collate, dropping", failing(3, 1), fails, drop, "[#0: collating 2 samples [0 2]: bad sample]"},
+		{"collate 20", numbers(20), fails, Options{BatchSize: 20}, "[#0: collating 20 samples " + sixteen + ": bad sample]"},
+		{"indices outside", &probe{n: 3}, nil, Options{Sampler: outside, OnError: dropBad}, "[[0] #1: the sampler: index -2 is " +
+			"outside the data set, which has 3 samples [1] #3: the sampler: index 3 is outside the data set, which has 3 samples]"},
+		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] #1: the sampler gave no index [2]]"},
+		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
+		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
+		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
+		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
+	} {
+		l.check(t, 0)
+	}
+}
+
+// TestNoOrder checks that a sampler that yields no order is the last error of
+// the loop, no *SampleError, whatever its panic. An epoch without batches needs
+// no order. A cancelled Batch is no *SampleError either, whatever the cause.
+func TestNoOrder(t *testing.T) {
+	bad, die := &SampleError{Err: errBad}, func(int) func(int) int { panic("ouch") }
+	own := func(order func(int) func(int) int) Options {
+		return Options{Sampler: sampler{n: 4, name: "own", order: order}}
+	}
+	noBatches := batchSampler{n: 4, name: "own", batches: func(int) func(int) []int { return nil }}
+	for what, opts := range map[string]Options{
+		"panic: ouch":             own(die),
+		"panic: " + bad.Error():   own(func(int) func(int) int { panic(bad) }),
+		"the order is nil":        own(func(int) func(int) int { return nil }),
+		"panic: the order is nil": {BatchSampler: noBatches},
+		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
+	} {
+		runRow(t, what, func(t *testing.T) {
+			for opts.Workers = range 2 {
+				l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
+				for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
+					saysAll(t, err, "dataloader: epoch 2: ", what)
+					equal(t, "a *SampleError", isSampleError(err), false)
+				}
+				equal(t, "the cursor", at, Cursor{Epoch: 2})
+			}
+		})
+	}
+	empty := newLoader(t, numbers(0), Options{Sampler: sampler{name: "own", order: die}})
+	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(bad)
+	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
+	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)), "false true")
+}
+
+// TestOnError checks that bad samples are dropped from their batches, or fail
+// them, as OnError says. OnError hears of them in the order of the batches, and
+// no more of a batch that it has failed. A batch of which nothing is left is
+// not collated, but traced. The cursor stays before a failed batch, which a
+// resume tries again, until the next success. Batch is not traced.
+func TestOnError(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
+		var got, heard, traced []string
+		var collated atomic.Int64
+		budget, start := 4, time.Now()
+		trace := func(tm Timing) {
+			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples, tm.Dropped))
+			inTime, by := !tm.Sent.Before(start) && !tm.Start.Before(tm.Sent), tm.Worker
+			failIf(t, !inTime || by < min(0, workers-1) || by >= workers, "%d workers: %+v", workers, tm)
+		}
+		collate := func(dst, samples []int) ([]int, error) {
+			if collated.Add(1); samples[0] == 15 {
+				return nil, errors.New("collate")
+			}
+			return List(dst, samples)
+		}
+		data := &probe{n: 24, bad: []int{0, 6, 7, 8, 12, 13, 19}}
+		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers, Trace: trace,
+			OnError: func(e *SampleError) error {
+				heard = append(heard, fmt.Sprint(e.Batch, ":", e.Index))
+				if budget--; budget == -1 {
+					return fmt.Errorf("more than 4 bad samples: %w", e)
+				} else if budget < 0 {
+					return errors.New("enough")
+				}
+				return nil
+			}}))
+		at, failed := Cursor{Epoch: 2}, Cursor{}
+		for batch, err := range loader.Run(t.Context(), &at) {
+			if got = append(got, fmt.Sprint(at.Pos), outcomes(one(batch, err))[0]); err != nil {
+				failed = throughJSON(t, at)
+			}
+		}
+		equal(t, "positions and outcomes", fmt.Sprint(got), "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
+			"12 error dataloader: epoch 2, batch 4, sample 12: OnError: more than 4 bad samples: epoch 2, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 2, batch 5: collating 3 samples [15 16 17]: collate "+
+			"12 error dataloader: epoch 2, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
+		equal(t, "in the end", at, Cursor{Epoch: 3})
+		equal(t, "heard", fmt.Sprint(heard), "[0:0 2:6 2:7 2:8 4:12 6:19]")
+		equal(t, "collated", collated.Load(), 7)
+		budget = 3
+		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
+		data.bad = nil
+		healed := collect(t, newLoader(t, data, Options{BatchSize: 3, Workers: workers, Trace: trace}).Run(t.Context(), &failed))
+		equal(t, "healed", fmt.Sprint(healed), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
+		equal(t, "traced", fmt.Sprint(traced), "[2:0:2 1 2:1:3 0 2:2:0 3 2:3:3 0 2:4:0 0 2:5:0 0 2:6:0 0 2:7:3 0 "+
+			"2:4:3 0 2:5:3 0 2:6:3 0 2:7:3 0]")
+	})
+}
+
+// ## The loader's cursors
+
+// TestResumeExhaustive checks every small length, batch size, rank, tail and
+// number of workers, and batch samplers, whose batches are dealt out whole:
+// what comes is what should, and a resume anywhere, by any workers, neither
+// loses nor repeats.
+func TestResumeExhaustive(t *testing.T) {
+	workers := 0 // each deal has another number, in the loop and in the resume
+	for n := range 11 {
+		if testing.Short() && n%5 != 0 {
+			continue
+		}
+		for _, rank := range []Rank{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
+			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+				for o := range 8 {
+					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Rank: rank, Tail: tail}
+					if noBatch(n, opts) {
+						continue // refused
+					}
+					want := fmt.Sprint(expect(positions(Random(n, 7), 2), 0, opts))
+					workers++
+					l := loading{"exhaustive", numbers(n), nil, opts, want}
+					if workers%5 == 0 {
+						l.data = atOnce{n: n, load: func(_ context.Context, dst, indices []int) ([]int, error) { return List(dst, indices) }}
+					}
+					l.checkWith(t, workers%4, 0, workers/4%4)
+				}
+				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Rank: rank, Tail: tail}, [][]int{}
+				for _, k := range expect(upTo(n), 0, Options{Rank: rank, Tail: tail}) {
+					want = append(want, opts.BatchSampler.Batches(2)(k[0]))
+				}
+				if !noBatch(n, Options{Rank: rank, Tail: tail}) {
+					loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.checkWith(t, n%4, 0, (n+1)%4)
+				}
+			}
+		}
+	}
+}
+
+// TestUnorderedResume checks that after random stops, in order and out of it,
+// every batch comes exactly once.
+func TestUnorderedResume(t *testing.T) {
+	resumes, lost, twice := 0, 0, 0
+	for seed := range uint64(100) {
+		inBubble(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
+			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
+			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Rank: Rank{random.IntN(2), 2}, Tail: UnevenTail}
+			opts.OnError = []func(*SampleError) error{nil, dropBad}[seed%2]
+			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
+			at := Cursor{Epoch: 1}
+			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
+				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
+				stop, pos := random.IntN(4), at.Pos
+				resumes++
+				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
+					outcome := outcomes(one(batch, err))[0]
+					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
+						got = append(got, outcome)
+					}
+					equal(t, "whether pos goes back", at.Pos < pos, false)
+					if pos, stop = at.Pos, stop-1; stop < 0 {
+						break
+					}
+				}
+				if random.IntN(2) == 0 {
+					at = throughJSON(t, at)
+				}
+			}
+			missing := slices.DeleteFunc(slices.Clone(want), func(outcome string) bool { return slices.Contains(got, outcome) })
+			lost, twice = lost+len(missing), twice+len(got)-(len(want)-len(missing))
+		})
+	}
+	t.Logf("100 epochs, left and continued %d times, with 0 to 4 workers: %d batches lost, %d came twice", resumes, lost, twice)
+	equal(t, "lost, and twice", []int{lost, twice}, []int{0, 0})
+}
+
+// FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or
+// repeat a batch.
+func FuzzCursor(f *testing.F) {
+	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
+	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}", "4," + state + "[[1,9223372036854775807]]}", "1e99"} {
+		f.Add([]byte(`{"epoch":1,"pos":` + rest + "}"))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, workers := range []int{0, 2} {
+			var at Cursor
+			if json.Unmarshal(data, &at) != nil {
+				return
+			}
+			opts := Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: workers, Unordered: true}
+			seen := []int{}
+			for batch, err := range newLoader(t, numbers(20), opts).Run(t.Context(), &at) {
+				seen = append(seen, batch...)
+				failIf(t, err != nil && len(seen) > 0, "%v", err)
+			}
+			equal(t, "samples that come twice", len(seen)-distinct(seen), 0)
+		}
+	})
+}
+
+// TestCursorJSON checks that a State is the same before and after JSON, with
+// every integer exact, and shares no memory. A description that is not UTF-8
+// survives, too. What is no cursor is refused, and is not taken for the start
+// of epoch 0.
+func TestCursorJSON(t *testing.T) {
+	type state struct {
+		Big   int64
+		Huge  uint64
+		Inner []Cursor
+	}
+	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
+	c := Cursor{Epoch: 1, Pos: math.MaxInt - 2, State: made}
+	for _, loaded := range []Cursor{c, throughJSON(t, c), throughJSON(t, throughJSON(t, c))} {
+		var got state
+		inner := map[string]int64{}
+		must(0, loaded.Load(&got))
+		must(0, got.Inner[0].Load(&inner))
+		got.Inner[0].State, loaded.State = inner, got
+		equal(t, "a loaded cursor", loaded, c)
+		got.Inner[1].Pos = 9
+		equal(t, "no memory is shared", made.Inner[1].Pos, 0)
+	}
+	saysAll(t, c.Load(new(int)), fmt.Sprint("epoch 1, pos ", c.Pos), "does not fit")
+	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
+	equal(t, "no pos", fromJSON(t, `{"epoch":3}`), Cursor{Epoch: 3})
+	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
+	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
+
+	const ownField = "dataloader: … keep the cursor in a field of its own"
+	const noEpoch = "dataloader: refused cursor: its JSON has no epoch"
+	const other = "dataloader: refused cursor: this is JSON of something else"
+	equal(t, "ErrCursor alone", ErrCursor.Error(), "refused cursor")
+	for text, want := range map[string]string{
+		`null`:                                 "",
+		`{}`:                                   noEpoch,
+		`{"epoch":null}`:                       noEpoch,
+		`{"epoch":1,"state":{"by":"Take(5)"}}`: "dataloader: … a state and no pos",
+		`{"step":7}`:                           ownField,
+		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: ownField,
+		`[]`:                    other,
+		`{"epoch":4,"pos":"x"}`: other,
+		`{"epoch":"3"}`:         other,
+		`{"epoch":1.5}`:         other,
+	} {
+		runRow(t, text, func(t *testing.T) {
+			at := Cursor{Epoch: 5}
+			err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
+			if err != nil || want != "" {
+				saysAll(t, err, want)
+			}
+			equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
+			equal(t, "the advice", strings.Contains(fmt.Sprint(err), "embed"), want == ownField)
+			equal(t, "the cursor", at, Cursor{Epoch: 5})
+		})
+	}
+	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
+	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
+	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
+	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), other)
+	odd := Cursor{State: func() {}}
+	equal(t, "a cursor that cannot be saved", odd.String(), errorOf(json.Marshal(odd)).Error())
+	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
+	loader := newLoader(t, numbers(4), Options{Sampler: names})
+	readFirst(loader.Run(t.Context(), &at))
+	before := at
+	equal(t, "a cursor can be compared with itself", before == at, true)
+	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))), [][]int{{1}, {2}, {3}})
+}
+
+// TestBadOptions checks that options that make no sense are refused, with the
+// field, its value, what is allowed, and no more. So are options that leave no
+// rank a batch although there are samples, and orders for another number of
+// samples.
+func TestBadOptions(t *testing.T) {
+	some, three := numbers(3), newLoader(t, numbers(3), Options{})
+	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
+	loader := func(opts Options) error { return sized(3, opts) }
+	ranks := func(n, size, count int, tail Tail) error {
+		return sized(n, Options{BatchSize: size, DropLast: true, Rank: Rank{count - 1, count}, Tail: tail})
+	}
+	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
+	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
+	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{}, (*DataLoader[int])(nil)
+	const excludes = "= dataloader: Options.BatchSampler excludes "
+	panics(t, map[string]func(){
+		"Run: the cursor is nil … new(Cursor)":             func() { three.Run(t.Context(), nil) },
+		"At: epoch is 0 and k is -1, must not be negative": func() { three.At(0, -1) },
+		"At: epoch is -1":        func() { three.At(-1, 0) },
+		"At: epoch is … too far": func() { three.At(math.MaxInt, 1) },
+	})
+	refused(t, []refusal{
+		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
+		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
+		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
+		{errorOf(NewBatchFunc[int](3, nil, Options{})), "NewBatchFunc: load is nil"},
+		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Len() }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.At(0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Recycle(0) }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
+		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
+		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
+		{loader(Options{DataVersion: "\xff"}), `Options.DataVersion is "\xff", must be UTF-8`},
+		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
+		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
+		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
+		{loader(Options{Prefetch: 4}), "Options.Prefetch is 4 without workers … set Workers"},
+		{loader(Options{Workers: math.MaxInt, Prefetch: 3}), "Options.Workers × Prefetch … × 3 … less than 2^31"},
+		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
+		{loader(Options{BatchSampler: none, BatchSize: 2}), excludes + "BatchSize (2); leave it unset"},
+		{loader(Options{BatchSampler: none, Shuffle: true}), excludes + "Shuffle (true); leave it unset"},
+		{loader(Options{BatchSampler: none, DropLast: true}), excludes + "DropLast (true); leave it unset"},
+		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler; leave it unset"},
+		{loader(Options{Rank: Rank{3, 3}}), "Options.Rank … Index: 3 … Count: 3 … 0 to 2"},
+		{loader(Options{Rank: Rank{-1, 3}}), "Options.Rank … Index: -1 … 0 to 2"},
+		{loader(Options{Rank: Rank{1, 0}}), "Options.Rank … Index: 1 … set Count"},
+		{loader(Options{Rank: Rank{0, 1<<20 + 1}}),
+			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
+		{loader(Options{Rank: Rank{1<<20 - 1, 1 << 20}}), ""},
+		{loader(Options{Rank: Rank{0, -1}}), "Options.Rank … Count: -1 … must be 0 to"},
+		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
+		{loader(Options{Tail: -1}), "Options.Tail is -1"},
+		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
+		{sized(4, Options{Sampler: weighted}), "Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
+		{sized(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}), "Resize(Resize(Weighted( … for 5 samples … has 6"},
+		{batched(6, pairs), "Batches(Resize(Weighted( … for 5 samples … has 6"},
+		{batched(5, buckets), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
+		{loader(Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
+		{ranks(10, 4, 4, PadTail), "10 samples … BatchSize 4, DropLast true, Rank.Count 4, DropTail false … smaller batches"},
+		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
+		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer ranks"},
+		{batched(10, Batches(Sequential(10), 64, true)), "Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
+		{batched(0, Batches(Sequential(0), 2, true)), ""},
+		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
+	})
+	const tooFar = "65 … is for 65 samples, the data set has 64; … Buckets a length, and other orders an n of at most 64"
+	for _, s := range []Sampler{
+		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1), Resize(Random(65, 1), 100),
+	} {
+		runRow(t, fmt.Sprint(s), func(t *testing.T) {
+			for n, want := range map[int]string{64: tooFar, 65: "", 66: ""} {
+				refusal{sized(n, Options{Sampler: s}), want}.check(t)
+				refusal{batched(n, Batches(s, 8, true)), want}.check(t)
+			}
+		})
+	}
+}
+
+// TestForgotten checks what can be collected while the loop goes on: the
+// samples of a batch that has failed, and the batches that the body has had.
+// New takes no memory for batches that are not there yet.
+func TestForgotten(t *testing.T) {
+	type sample = [64]byte
+	var fetched []weak.Pointer[sample]
+	get := func(_ context.Context, i int) (*sample, error) {
+		if i >= 9 {
+			return nil, map[int]error{9: errBad}[i]
+		}
+		s := new(sample)
+		fetched = append(fetched, weak.Make(s))
+		return s, nil
+	}
+	count := func(_ int, samples []*sample) (int, error) { return len(samples), nil }
+	for workers := range 2 {
+		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
+		fetched = nil
+		for range must(New(Func(20, get), count, opts)).Epoch(t.Context(), 0) {
+			if k++; k >= 5 {
+				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
+			}
+		}
+	}
+	for workers := range 3 {
+		var had []weak.Pointer[int]
+		for batch := range newLoader(t, numbers(80), Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
+			equal(t, fmt.Sprintf("of %d batches had before, those that a slot has kept", len(had)), alive(had), 0)
+			had = append(had, weak.Make(&batch[0]))
+		}
+	}
+	type large [100 << 10]byte
+	first := func(dst large, _ []int) (large, error) { return dst, nil }
+	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
+}
+
+// TestStats compares every figure with that of a schedule worked out by hand.
+// load is how long each sample takes, in turn; a sample of -1 fails. step is
+// how long the loop takes for a batch. The time between loops does not count.
+func TestStats(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	if runtime.GOMAXPROCS(0) != 8 {
+		t.Skip("this platform has no threads, so the number of CPUs cannot be set")
+	}
+	const ms = time.Millisecond
+	type d = []time.Duration
+	slow := append(d{10 * ms, 10 * ms, 200 * ms}, slices.Repeat(d{10 * ms}, 9)...)
+	bad := append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...)
+	ragged := make(d, 200)
+	for i := range ragged {
+		ragged[i] = 52*ms + time.Duration(below(100, 1, uint64(i)))*ms
+	}
+	for _, c := range []struct {
+		name      string
+		opts      Options
+		epochs, n int
+		load      d
+		step      time.Duration
+		want      string // how the line ends, with "blocked" for "with the next batch ready"
+	}{
+		// Batches are ready in pairs, at 100, 200, …; every other one is waited
+		// for, for 40.
+		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
+			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
+		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
+			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, " +
+				"if they wait rather than compute; to compute there are 8 CPUs"},
+		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
+			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
+		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
+			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
+		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
+		// ready.
+		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms, "waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
+			"slow batches block the batches behind them, raise Prefetch or set Unordered"},
+		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms, "10 batches, 15 samples (12/s), 5 dropped; " +
+			"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers needed: 2"},
+		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
+		// before the loop has had batch 0 for 15.
+		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
+			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
+				"a few batches are so slow that the loop waits for them while workers are idle"},
+		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
+			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would load during training"},
+		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
+			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
+		// Each loop waits for its first batch, whatever Prefetch is.
+		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
+			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
+		// What was waited for in one loop has ended in the next.
+		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
+			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+		// 100 of each 25 are enough for 4 workers, and less than half of the
+		// waiting is for a batch before others.
+		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
+			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
+		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms, "waited 5 % of 5.245s, " +
+			"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers needed: 4"},
+		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 9 % of 5.523s, " +
+			"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers needed: 4"},
+	} {
+		runRowInBubble(t, c.name, func(t *testing.T) {
+			stats := new(Stats)
+			c.opts.Trace = stats.Observe
+			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
+				d := c.load[i%len(c.load)]
+				time.Sleep(d)
+				return i, map[bool]error{true: errBad}[d < 0]
+			}), c.opts)
+			for epoch := range c.epochs {
+				for range loader.Epoch(t.Context(), epoch) {
+					time.Sleep(c.step)
+				}
+				time.Sleep(10 * time.Second) // an evaluation
+			}
+			t.Log(stats)
+			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
+			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
+		})
+	}
+}
+
+// Second reading: files, streams and shards; the Examples.
+
+// # More helpers
+
+// readAll writes down epoch 0 of a stream, as outcomes does.
+func readAll[T any](t testing.TB, s Stream[T]) []string { return outcomes(s.Epoch(t.Context(), 0)) }
+
+// resume writes down what a stream yields from a cursor on.
+func resume[T any](t testing.TB, s Stream[T], from Cursor) []string {
+	return outcomes(s.Run(t.Context(), &from))
+}
+
+// tree is a file system with folders at several depths.
+func tree() fs.FS {
+	files, names := fstest.MapFS{}, "a.txt b.png cat/1.png cat/2.png cat/old/0.png cat/.hidden dog/1.png dog/x/y/z.txt .git/config"
+	for _, name := range strings.Fields(names) {
+		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
+	}
+	return files
+}
+
+// closedFS is a file system in which the files and one folder cannot be opened.
+type closedFS struct {
+	fs.FS
+	folder string
+}
+
+func (c closedFS) Open(name string) (fs.File, error) {
+	if info, err := c.Stat(name); err != nil || !info.IsDir() || name == c.folder {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+	}
+	return c.FS.Open(name)
+}
+
+func (c closedFS) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
+
+// ## Helpers for streams
+
+func init() {
+	checkAsStream = func(t *testing.T, l *DataLoader[[]int], epoch int) []string {
+		return checkStream(t, StreamOf(l), epoch)
+	}
+	dyingStreams = func(t *testing.T, workers int, die func()) []error {
+		get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
+		source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
+		return []error{
+			ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
+			ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
+		}
+	}
+	runFromStream = func(ctx context.Context, w *world, e engine, slots []Item[int], body func(slot int) bool) {
+		stream := Indices(Sequential(w.all)).Filter(func(int) bool { w.sent.Add(1); return true })
+		readAhead(ctx, stream, Cursor{}, e, slots, body)
+	}
+}
+
+// A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
+// sequence. It counts how the sequence is read.
+type feed struct {
+	n      int
+	bad    []int                            // the items that fail
+	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
+	read   atomic.Int64                     // how many items were read
+	left   atomic.Int64                     // how many sequences have ended, or were left
+}
+
+func (s *feed) stream() ints {
+	return FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			defer s.left.Add(1)
+			for i := 0; ; i++ {
+				if s.before != nil {
+					s.before(ctx, i)
+				}
+				if i == s.n {
+					return
+				}
+				s.read.Add(1)
+				var err error
+				if slices.Contains(s.bad, i) {
+					err = fmt.Errorf("item %d is bad", i)
+				}
+				if !yield(100*epoch+i, err) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// counting is the stream of a source that nobody looks at.
+func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() }
+
+// letters is the stream of the letters of s.
+func letters(s string) Stream[string] {
+	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+}
+
+// head returns the first element of a batch.
+func head(_ context.Context, b []int) (int, error) { return b[0], nil }
+
+// double returns twice i, slowly, with some random noise. Every 17th number
+// fails, with a value beside the error.
+func double(ctx context.Context, i int) (int, error) {
+	time.Sleep(time.Duration(Rand(ctx).IntN(1000)))
+	if i%17 == 16 {
+		return i, errBad
+	}
+	return 2*i + 10000*Rand(ctx).IntN(3), nil
+}
+
+type ints = Stream[int]
+
+// cursors are the cursors of epoch 0 of a stream: the start, and the one after
+// each item.
+func cursors[T any](t *testing.T, s Stream[T]) []Cursor {
+	t.Helper()
+	all := []Cursor{{}}
+	for _, item := range collect(t, s.Items(t.Context(), Cursor{})) {
+		all = append(all, item.Next)
+	}
+	return all
+}
+
+// stages are all stages, made of a stream and, if they join streams, of another
+// one. n varies their other arguments; there are n/4%4 workers. No stage leaves
+// out an item because i%4 is 1.
+var stages = []struct {
+	name string
+	of   func(s ints, n int, other func() ints) ints
+}{
+	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
+	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
+	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
+	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
+	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
+	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
+	{"Mix", func(s ints, n int, other func() ints) ints {
+		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
+		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
+	}},
+	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
+	{"OnError", func(s ints, n int, _ func() ints) ints {
+		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
+	}},
+	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
+	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
+	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
+}
+
+// add returns the sum of a pair.
+func add(_ context.Context, p Pair[int, int]) (int, error) { return p.First + p.Second, nil }
+
+// eachStage runs a test for the stream that each stage makes of s and n, in a
+// bubble of testing/synctest.
+func eachStage(t *testing.T, s ints, n int, test func(t *testing.T, s ints)) {
+	t.Helper()
+	for _, stage := range stages {
+		runRowInBubble(t, fmt.Sprintf("%s, n %d", stage.name, n), func(t *testing.T) {
+			test(t, stage.of(s, n, func() ints { return s.Shuffle(3, 3) }))
+		})
 	}
 }
 
@@ -1350,125 +4304,6 @@ func tenShards() (names []string, shards map[string][]byte) {
 
 // Examples are the documentation: what the reader comes for stands in the body.
 // Inside the package New stands for dataloader.New.
-
-// A data set, a loader and the training loop, with a checkpoint after every
-// step.
-func Example() {
-	squares := Func(10, func(ctx context.Context, i int) (float64, error) {
-		return float64(i * i), nil // open, read, decode
-	})
-	loader, err := New(squares, List[float64], Options{
-		BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2,
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	var at Cursor
-	for at.Epoch < 2 {
-		for batch, err := range loader.Run(context.Background(), &at) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			checkpoint, err := json.Marshal(at)
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println(batch, string(checkpoint))
-		}
-	}
-	// Output:
-	// [4 0 81 49] {"epoch":0,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
-	// [1 25 16 36] {"epoch":0,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
-	// [64 9] {"epoch":0,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
-	// [36 25 49 1] {"epoch":1,"pos":4,"state":{"by":"Random(10, seed 1)","seed":1}}
-	// [81 4 64 0] {"epoch":1,"pos":8,"state":{"by":"Random(10, seed 1)","seed":1}}
-	// [16 9] {"epoch":1,"pos":10,"state":{"by":"Random(10, seed 1)","seed":1}}
-}
-
-// Without workers: the calling goroutine loads each batch when the loop asks
-// for it.
-func ExampleNew_oneProcess() {
-	features := make(Slice[Tensor[float32]], 20)
-	for i := range features {
-		features[i] = Tensor[float32]{Data: make([]float32, 100), Shape: []int{100}}
-	}
-	labels := Func(20, func(ctx context.Context, i int) (int, error) { return i % 3, nil })
-	data, err := Pairs(features, labels)
-	if err != nil {
-		log.Fatal(err)
-	}
-	loader, err := New(data, CollatePair(Stack[float32], List[int]), Options{BatchSize: 8})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(loader.Len(), "batches")
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch.First.Shape, batch.Second)
-	}
-	// Output:
-	// 3 batches
-	// [8 100] [0 1 2 0 1 2 0 1]
-	// [8 100] [2 0 1 2 0 1 2 0]
-	// [4 100] [1 2 0 1]
-}
-
-// Out of order: workers load, and a batch is handed over as soon as it is
-// ready. Batch 0 is slow and comes last.
-func ExampleNew_outOfOrder() {
-	others := make(chan bool)
-	slow := Func(6, func(ctx context.Context, i int) (int, error) {
-		if i == 0 {
-			<-others // sample 0 takes as long as all the others
-		}
-		return i, nil
-	})
-	loader, err := New(slow, List[int], Options{Workers: 2, Unordered: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	received := 0
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Print(batch)
-		if received++; received == 5 {
-			close(others)
-		}
-	}
-	// Output: [1][2][3][4][5][0]
-}
-
-// In order, the default: workers load in any order, and batches are handed over
-// in the sampler's order.
-func ExampleNew_inOrder() {
-	others := make(chan bool, 3)
-	slow := Func(6, func(ctx context.Context, i int) (int, error) {
-		switch i {
-		case 0: // waits for the three batches that may be loaded ahead of it
-			<-others
-			<-others
-			<-others
-		case 1, 2, 3:
-			others <- true
-		}
-		return i, nil
-	})
-	loader, err := New(slow, List[int], Options{Workers: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Print(batch)
-	}
-	// Output: [0][1][2][3][4][5]
-}
 
 // ## The loop
 
@@ -2945,7 +5780,8 @@ type repeated struct {
 	times int
 }
 
-func (r repeated) Len() int       { return r.Sampler.Len() * r.times }
+func (r repeated) Len() int { return r.Sampler.Len() * r.times }
+
 func (r repeated) String() string { return fmt.Sprint(r.Sampler, ", each ", r.times, " times") }
 
 func (r repeated) Order(epoch int) func(pos int) int {
@@ -3098,7 +5934,8 @@ type evenWork struct {
 	ranks        int
 }
 
-func (e evenWork) Len() int       { return e.BatchSampler.Len() * e.ranks }
+func (e evenWork) Len() int { return e.BatchSampler.Len() * e.ranks }
+
 func (e evenWork) String() string { return fmt.Sprint(e.BatchSampler, " on ", e.ranks, " ranks") }
 
 func (e evenWork) Batches(epoch int) func(k int) []int {
@@ -3394,448 +6231,6 @@ func ExampleTensor() {
 		loader.Recycle(batch) // the model is done with it
 	}
 	// Output: [2 2 2] [1 2 3 4 5 6 7 8]
-}
-
-// ## worker.go: which goroutine loads
-
-// The first of five loaders, each the one before with a few lines changed. It
-// has no goroutine: it loads and trains in turn. load makes batch k of the
-// three decisions: what sample i is, in which order samples come, and how they
-// become a batch, here their sum. The other four have a load that says more of
-// time.
-func Example_inTenLines() {
-	loader := func(n int, load func(k int) int) iter.Seq2[int, int] {
-		return func(yield func(k, batch int) bool) {
-			for k := range n {
-				if !yield(k, load(k)) {
-					return
-				}
-			}
-		}
-	}
-
-	data := func(i int) int { return i * i }
-	order := rand.New(rand.NewPCG(1, 0)).Perm(6)
-	collate := func(samples []int) (batch int) {
-		for _, sample := range samples {
-			batch += sample
-		}
-		return batch
-	}
-	load := func(k int) int {
-		fmt.Print("load ", k, ", ")
-		var samples []int
-		for _, i := range order[2*k : 2*k+2] {
-			samples = append(samples, data(i))
-		}
-		return collate(samples)
-	}
-	for k, batch := range loader(3, load) {
-		fmt.Println("train on", k, batch)
-	}
-	// Output:
-	// load 0, train on 0 26
-	// load 1, train on 1 20
-	// load 2, train on 2 9
-}
-
-// The second of five loaders: one goroutine loads while the loop trains. It
-// gets tasks from a queue, and puts results into another. Each queue has room
-// for window, the most batches in flight, so neither a send of the loop nor one
-// of the worker blocks. When the loop is left, the worker loads what is still
-// queued, finds its queue closed, and ends.
-func Example_oneWorker() {
-	type result struct{ k, batch int }
-	loader := func(n, window int, load func(k int) int) iter.Seq2[int, int] {
-		return func(yield func(k, batch int) bool) {
-			tasks, results := make(chan int, window), make(chan result, window)
-			var running sync.WaitGroup
-			defer running.Wait() // then wait for it
-			defer close(tasks)   // first the worker hears that there is no more work
-			running.Go(func() {
-				for k := range tasks {
-					results <- result{k, load(k)}
-				}
-			})
-			send := 0
-			refill := func() {
-				if send < n {
-					tasks <- send
-					send++
-				}
-			}
-			for range window {
-				refill()
-			}
-			for range n {
-				r := <-results
-				refill() // before the loop body runs, so that the worker is busy meanwhile
-				if !yield(r.k, r.batch) {
-					return
-				}
-			}
-		}
-	}
-
-	loaded := make(chan int, 10)
-	load := func(k int) int {
-		loaded <- k
-		return k * k
-	}
-	for k, batch := range loader(5, 2, load) {
-		fmt.Print("train on ", k, " ", batch)
-		if k+2 < 5 {
-			for <-loaded != k+2 {
-			}
-			fmt.Print(", meanwhile ", k+2, " is loaded")
-		}
-		fmt.Println()
-	}
-	// Output:
-	// train on 0 0, meanwhile 2 is loaded
-	// train on 1 1, meanwhile 3 is loaded
-	// train on 2 4, meanwhile 4 is loaded
-	// train on 3 9
-	// train on 4 16
-}
-
-// The third of five loaders: several workers, out of order. One line has been
-// added to the second, marked with "new". The workers share the queues. Results
-// come as they are ready, so the order depends on timing. A slow batch keeps a
-// worker and a place in the window, and holds up no other.
-func Example_outOfOrder() {
-	type result struct{ k, batch int }
-	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
-		return func(yield func(k, batch int) bool) {
-			tasks, results := make(chan int, window), make(chan result, window)
-			var running sync.WaitGroup
-			defer running.Wait()
-			defer close(tasks)
-			for range workers { // new
-				running.Go(func() {
-					for k := range tasks {
-						results <- result{k, load(k)}
-					}
-				})
-			}
-			send := 0
-			refill := func() {
-				if send < n {
-					tasks <- send
-					send++
-				}
-			}
-			for range window {
-				refill()
-			}
-			for range n {
-				r := <-results
-				refill()
-				if !yield(r.k, r.batch) {
-					return
-				}
-			}
-		}
-	}
-
-	trained := make(chan bool)
-	load := func(k int) int {
-		if k == 0 {
-			<-trained // on all others
-		}
-		return k * k
-	}
-	others := 0
-	for k := range loader(20, 3, 6, load) {
-		if k == 0 {
-			fmt.Println("batch 0 comes after others:", others)
-		} else if others++; others == 19 {
-			close(trained)
-		}
-	}
-	// Output:
-	// batch 0 comes after others: 19
-}
-
-// The fourth of five loaders, in fifty lines: several workers, in order. The
-// lines that keep the order are marked: a result that has come before its turn
-// waits in a cache. The engine in worker.go is this loop, plus a context that
-// stops the workers and survival of panics and Goexit, as in
-// Example_errorsAndBreaks, a reader for streams, and slots that are reused. The
-// batch in the body keeps its slot, so there are window + 1 slots, and the
-// cache is a flag for each. Here no result lies in a slot, and the cache has
-// room for window results.
-//
-// At the head of the loop over recv, every k from recv to send-1 is in exactly
-// one place: in the queue tasks, with a worker, in the queue results, or in the
-// cache. There are at most window of them, and each queue has room for window.
-// So no send ever blocks. While the body has batch recv, the same is true of
-// the k from recv+1 to send-1. The engine counts recv before the body.
-func Example_inFiftyLines() {
-	type result struct{ k, batch int }
-	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
-		return func(yield func(k, batch int) bool) {
-			tasks, results := make(chan int, window), make(chan result, window)
-			var running sync.WaitGroup
-			defer running.Wait() // then wait for them
-			defer close(tasks)   // first the workers hear that there is no more work
-			for range workers {
-				running.Go(func() {
-					for k := range tasks {
-						results <- result{k, load(k)}
-					}
-				})
-			}
-			send := 0
-			refill := func() {
-				if send < n {
-					tasks <- send
-					send++
-				}
-			}
-			for range window {
-				refill()
-			}
-			cache := make([]*result, window) // order: results that came before their turn
-			for recv := range n {            // here recv <= send <= recv+window
-				for cache[recv%window] == nil { // order
-					r := <-results
-					cache[r.k%window] = &r // order
-				}
-				r := cache[recv%window]  // order
-				cache[recv%window] = nil // order
-				// Before the loop body runs, so that the workers are busy
-				// meanwhile.
-				refill()
-				if !yield(r.k, r.batch) {
-					return
-				}
-			}
-		}
-	}
-
-	// Batch 0 waits until five others have been loaded. Nothing else is loaded
-	// until batch 0 has come.
-	var loaded, working atomic.Int64
-	others := make(chan int64, 100)
-	load := func(k int) int {
-		working.Add(1)
-		defer working.Add(-1)
-		if k == 0 {
-			for range 5 {
-				<-others
-			}
-			fmt.Println("loaded before batch 0:", loaded.Load())
-		}
-		others <- loaded.Add(1)
-		return k * k
-	}
-	for k, batch := range loader(100, 3, 6, load) {
-		fmt.Println(k, batch)
-		if k == 6 {
-			break // the workers finish what is queued, and end
-		}
-	}
-	fmt.Println("working after the loop:", working.Load(), "loaded:", loaded.Load())
-	// Output:
-	// loaded before batch 0: 5
-	// 0 0
-	// 1 1
-	// 2 4
-	// 3 9
-	// 4 16
-	// 5 25
-	// 6 36
-	// working after the loop: 0 loaded: 13
-}
-
-// The fifth of five loaders: the fourth, unchanged, and what makes it resume.
-// The order depends on the epoch alone, and the random numbers of a batch on
-// its place in the order alone. So the place, two numbers, is all that must be
-// saved: the cursor. It moves before the body runs, because who saves it in the
-// body has trained on the batch. What is in flight is not in it, and is loaded
-// again. The training dies after each batch in turn, and goes on from one line
-// of JSON, each time with another number of workers. The package has the same
-// cursor, for any order, any number of ranks, and out of order.
-func Example_resumes() {
-	type result struct{ k, batch int }
-	loader := func(n, workers, window int, load func(k int) int) iter.Seq2[int, int] {
-		return func(yield func(k, batch int) bool) {
-			tasks, results := make(chan int, window), make(chan result, window)
-			var running sync.WaitGroup
-			defer running.Wait() // then wait for them
-			defer close(tasks)   // first the workers hear that there is no more work
-			for range workers {
-				running.Go(func() {
-					for k := range tasks {
-						results <- result{k, load(k)}
-					}
-				})
-			}
-			send := 0
-			refill := func() {
-				if send < n {
-					tasks <- send
-					send++
-				}
-			}
-			for range window {
-				refill()
-			}
-			cache := make([]*result, window) // order: results that came before their turn
-			for recv := range n {            // here recv <= send <= recv+window
-				for cache[recv%window] == nil { // order
-					r := <-results
-					cache[r.k%window] = &r // order
-				}
-				r := cache[recv%window]  // order
-				cache[recv%window] = nil // order
-				// Before the loop body runs, so that the workers are busy
-				// meanwhile.
-				refill()
-				if !yield(r.k, r.batch) {
-					return
-				}
-			}
-		}
-	}
-
-	type cursor struct{ Epoch, Batch int }
-	const n, epochs, seed = 8, 3, 42
-	order := func(epoch int) []int { return rand.New(rand.NewPCG(seed, uint64(epoch))).Perm(n) }
-	run := func(at *cursor, workers int) iter.Seq[int] {
-		return func(yield func(batch int) bool) {
-			from, samples := *at, order(at.Epoch)
-			load := func(k int) int {
-				pos := from.Batch + k
-				rng := rand.New(rand.NewPCG(seed, uint64(from.Epoch*n+pos)))
-				return 100*samples[pos] + rng.IntN(100) // a sample, and an augmentation
-			}
-			for k, batch := range loader(n-from.Batch, workers, 2*workers, load) {
-				*at = cursor{from.Epoch, from.Batch + k + 1}
-				if !yield(batch) {
-					return
-				}
-			}
-			*at = cursor{from.Epoch + 1, 0}
-		}
-	}
-
-	var trained []int
-	train := func(saved []byte, workers, steps int) []byte { // dies after so many steps
-		var at cursor
-		if err := json.Unmarshal(saved, &at); err != nil {
-			log.Fatal(err)
-		}
-		for at.Epoch < epochs {
-			for batch := range run(&at, workers) {
-				trained = append(trained, batch)
-				saved, _ = json.Marshal(at)
-				if steps--; steps == 0 {
-					return saved
-				}
-			}
-		}
-		saved, _ = json.Marshal(at)
-		return saved
-	}
-	fmt.Println(string(train([]byte("{}"), 3, 13)))
-	trained = nil
-	train([]byte("{}"), 3, -1)
-	whole := trained
-	same := true
-	for steps := 1; steps <= len(whole); steps++ {
-		trained = nil
-		saved := []byte("{}")
-		for life := 0; len(trained) < len(whole); life++ {
-			saved = train(saved, 1+life%4, steps)
-		}
-		same = same && slices.Equal(trained, whole)
-	}
-	fmt.Println("killed after any number of batches, the same", len(whole), "batches:", same)
-	// Output:
-	// {"Epoch":1,"Batch":5}
-	// killed after any number of batches, the same 24 batches: true
-}
-
-// The second of the five loaders again, with what a training needs; it leads to
-// engine.run and engine.startWorker. All tasks are queued at once. load may
-// fail, and be stopped by its context. The loop asks ctx first: a load that is
-// stopped fails in its own words, but no batch is bad. load may also end its
-// goroutine by runtime.Goexit, as t.FailNow does. Only deferred functions run
-// then. Without the deferred function of work the loop would wait for ever,
-// because the worker is gone, and with it the task that it had.
-func Example_errorsAndBreaks() {
-	type result struct {
-		batch int
-		err   error
-	}
-	loader := func(
-		ctx context.Context, n int, load func(ctx context.Context, k int) (int, error),
-	) iter.Seq2[int, error] {
-		return func(yield func(batch int, err error) bool) {
-			tasks, results := make(chan int, n), make(chan result, n)
-			for k := range n {
-				tasks <- k
-			}
-			close(tasks)
-			var running sync.WaitGroup
-			defer running.Wait() // then wait for it
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel() // first the worker hears that no more batches are needed
-			var work func()
-			work = func() {
-				working := false
-				defer func() {
-					if working { // load has not returned
-						results <- result{0, errGoexit}
-						running.Go(work) // another goroutine takes the place of this one
-					}
-				}()
-				for k := range tasks {
-					var r result
-					if ctx.Err() == nil {
-						working = true
-						r.batch, r.err = load(ctx, k)
-						working = false
-					}
-					results <- r
-				}
-			}
-			running.Go(work)
-			for range n {
-				r := <-results
-				if ctx.Err() != nil {
-					yield(0, context.Cause(ctx))
-					return
-				}
-				if !yield(r.batch, r.err) {
-					return
-				}
-			}
-		}
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	load := func(ctx context.Context, k int) (int, error) {
-		if k == 1 {
-			runtime.Goexit()
-		} else if k == 2 {
-			<-ctx.Done()
-			return 0, errors.New("the connection is closed")
-		}
-		return k * k, nil
-	}
-	for batch, err := range loader(ctx, 10, load) {
-		fmt.Println(batch, err)
-		if err != nil {
-			stop() // stands for a signal
-		}
-	}
-	// Output:
-	// 0 <nil>
-	// 0 runtime.Goexit was called
-	// 0 context canceled
 }
 
 // A panic in a worker is the error of its batch. The error is one line, as in
@@ -4634,7 +7029,8 @@ type mixture struct {
 	pick     func(epoch int) func(pos int) (set, at int)
 }
 
-func (m mixture) Len() int       { return m.n }
+func (m mixture) Len() int { return m.n }
+
 func (m mixture) String() string { return m.name }
 
 func (m mixture) Order(epoch int) func(pos int) int {
@@ -6994,6 +9390,7 @@ const imageSide = 224
 
 // The mean and standard deviation of each color in ImageNet.
 var colorMean = [3]float32{0.485, 0.456, 0.406}
+
 var colorStd = [3]float32{0.229, 0.224, 0.225}
 
 // normalised[c][v] is the value v of color c, from 0 to 1, minus the mean and
@@ -8435,10 +10832,14 @@ func Example_mnist() {
 type tinyDB map[int64]string
 
 func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
-func (db tinyDB) Driver() driver.Driver                        { return nil }
-func (db tinyDB) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
-func (db tinyDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
-func (db tinyDB) Close() error                                 { return nil }
+
+func (db tinyDB) Driver() driver.Driver { return nil }
+
+func (db tinyDB) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Begin() (driver.Tx, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Close() error { return nil }
 
 // QueryContext returns the rows with the ids in args, or all ids.
 func (db tinyDB) QueryContext(
@@ -8461,7 +10862,8 @@ type tinyRows struct {
 }
 
 func (r *tinyRows) Columns() []string { return make([]string, r.columns) }
-func (r *tinyRows) Close() error      { return nil }
+
+func (r *tinyRows) Close() error { return nil }
 
 func (r *tinyRows) Next(dest []driver.Value) error {
 	if len(r.rows) == 0 {
@@ -9234,15 +11636,9 @@ func ExampleTarWriter_rollingShards() {
 	// train-000002.tar 00000002 cow
 }
 
-// # The tests of the first reading
-
-// What README.md and the lesson name comes first, then the classic loader, file
-// by file. The tests of dataloader.go begin with those of a notebook that
-// builds PyTorch's DataLoader step by step.
+// # README.md, the lesson, and batches that are served
 
 // ## README.md and the lesson
-
-var update = flag.Bool("update", false, "rewrite the files in testdata")
 
 // TestMain says what is missing if the .go files were copied alone.
 func TestMain(m *testing.M) {
@@ -9582,2282 +11978,6 @@ func checkGrowth(t *testing.T, lesson, source string) {
 	exercise := strings.ReplaceAll(string(must(os.ReadFile("testdata/inorder_test.go.txt"))), "\r", "")
 	whole := strings.Contains(clean(exercise), loaderOf("Example_outOfOrder"))
 	equal(t, "whether testdata/inorder_test.go.txt has the loader to begin with", whole, true)
-}
-
-// ## The page that draws what a loader does
-
-// A scenario, and what happens in it, are those of TestTimeline in
-// bench_test.go. The page draws them anew for each change of its form.
-
-var playOn = flag.String("play", "", "the address on which TestPlay serves its page")
-
-// A slider is a number of a scenario that the page asks for.
-type slider struct {
-	name, label string
-	value       *int
-	least, most int
-}
-
-// sliders are those of s. One from 0 to 1 is a box to tick.
-func (s *scenario) sliders() []slider {
-	return []slider{
-		{"workers", "Workers", &s.workers, 0, 8},
-		{"prefetch", "Prefetch", &s.prefetch, 1, 5},
-		{"unordered", "Unordered", &s.unordered, 0, 1},
-		{"batches", "batches", &s.batches, 1, 40},
-		{"load", "loading takes", &s.load, 0, 200},
-		{"longer", "odd batches longer by", &s.longer, 0, 200},
-		{"slow", "slow batch", &s.slow, -1, 39},
-		{"takes", "the slow batch takes", &s.takes, 0, 1000},
-		{"train", "training takes", &s.train, 0, 200},
-		{"fails", "batch that fails", &s.fails, -1, 39},
-		{"leaves", "break after batch", &s.leaves, -1, 39},
-		{"deaf", "Get ignores its context", &s.deaf, 0, 1},
-		{"at", "the line stands at", &s.at, 0, math.MaxInt32},
-	}
-}
-
-// scenarioOf returns the scenario that a form has sent. What is missing or no
-// number is that of newScenario; what is out of range is clamped.
-func scenarioOf(form url.Values) *scenario {
-	s := newScenario()
-	for _, sl := range s.sliders() {
-		n, err := strconv.Atoi(form.Get(sl.name))
-		if err == nil {
-			*sl.value = min(max(n, sl.least), sl.most)
-		}
-	}
-	if unit := form.Get("unit"); slices.Contains(timeUnits(), unit) {
-		s.unit = unit
-	}
-	return s
-}
-
-// timeUnits are the units of a scenario.
-func timeUnits() []string { return []string{"ms", "s", "m", "h"} }
-
-// A player is a page that plays scenarios, one at a time.
-type player struct {
-	mu sync.Mutex
-	t  *testing.T // for the bubbles, which belong to a test; nothing fails it
-}
-
-func (p *player) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s := scenarioOf(r.URL.Query())
-	p.mu.Lock()
-	run := s.run(p.t)
-	p.mu.Unlock()
-	s.at = min(s.at, int(run.end/s.units(1)))
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	fmt.Fprintf(w, pageHead, paletteCSS(), s.form(run), run.figure())
-}
-
-// form returns the sliders as a form.
-func (s *scenario) form(run *played) string {
-	text := new(strings.Builder)
-	for _, sl := range s.sliders() {
-		if sl.most == 1 {
-			checked := map[int]string{1: " checked"}[*sl.value]
-			fmt.Fprintf(text, `<label><input type="checkbox" name="%s" value="1"%s> %s</label>`+"\n",
-				sl.name, checked, sl.label)
-			continue
-		}
-		step := 1
-		if sl.name == "at" {
-			text.WriteString(s.unitMenu())
-			sl.most = int(run.end / s.units(1))
-			step = 1 + sl.most/500
-		}
-		shown := strconv.Itoa(*sl.value)
-		if *sl.value < 0 {
-			shown = "none"
-		}
-		fmt.Fprintf(text, `<label>%s: <output>%s</output>`+
-			`<input type="range" name="%s" min="%d" max="%d" step="%d" value="%d"></label>`+"\n",
-			sl.label, shown, sl.name, sl.least, sl.most, step, *sl.value)
-	}
-	return text.String()
-}
-
-// unitMenu returns the choice of a unit, and the button.
-func (s *scenario) unitMenu() string {
-	text := `<label>times are in <select name="unit">`
-	for _, unit := range timeUnits() {
-		selected := map[bool]string{true: " selected"}[unit == s.unit]
-		text += fmt.Sprintf("<option%s>%s</option>", selected, unit)
-	}
-	return text + "</select></label>\n<button>play</button>\n"
-}
-
-// figure returns the picture of a run, what Stats says, and a table.
-func (p *played) figure() string {
-	text := new(strings.Builder)
-	if p.err != nil {
-		fmt.Fprintf(text, "<pre>%s</pre>", html.EscapeString(p.err.Error()))
-		return text.String()
-	}
-	how := fmt.Sprintf("window %d, %s", p.window(), []string{"in order", "out of order"}[p.unordered])
-	if p.workers == 0 {
-		how = "load and train in turn"
-	}
-	fmt.Fprintf(text, "<figcaption>Workers: %d, %s: %s</figcaption>\n<div class=\"lanes\">\n",
-		p.workers, how, p.took())
-	place := func(from, to time.Duration) string {
-		percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(max(p.end, 1)) }
-		return fmt.Sprintf(`style="left: %.2f%%; width: %.2f%%"`, percent(from), percent(to-from))
-	}
-	for _, l := range p.lanes(0) {
-		fmt.Fprintf(text, `<div class="lane"><span>%s</span>`, l.name)
-		for _, b := range l.bars {
-			label := ""
-			if b.batch >= 0 {
-				label = strconv.Itoa(b.batch)
-			}
-			fmt.Fprintf(text, `<b class="%s" %s>%s</b>`, b.class, place(b.from, b.to), label)
-		}
-		text.WriteString("</div>\n")
-	}
-	fmt.Fprintf(text, `<div class="lane"><span>%s</span>`, p.unit)
-	for _, tick := range p.ticks() {
-		fmt.Fprintf(text, `<i %s>%d</i>`, place(tick, tick), tick/p.units(1))
-	}
-	text.WriteString("</div>\n")
-	for _, m := range p.moments() {
-		class := map[bool]string{true: " at"}[m.marked]
-		fmt.Fprintf(text, `<div class="moment%s" %s></div><p class="note%s">%s</p>`+"\n",
-			class, place(m.from, m.to), class, m.note)
-	}
-	fmt.Fprintf(text, "</div>\n<p class=\"stats\">%s</p>\n", html.EscapeString(p.stats.String()))
-	text.WriteString("<details><summary>The batches as a table</summary><table>\n" +
-		"<tr><th>batch<th>sent<th>begun<th>loaded<th>received<th>done with\n")
-	for _, j := range p.journeys {
-		fmt.Fprintf(text, "<tr><td>%d", j.batch)
-		for _, d := range []time.Duration{j.sent, j.start, j.done, j.received, j.returned} {
-			if d == never {
-				text.WriteString("<td>–")
-			} else {
-				fmt.Fprintf(text, "<td>%d", d/p.units(1))
-			}
-		}
-		text.WriteString("\n")
-	}
-	text.WriteString("</table></details>")
-	return text.String()
-}
-
-// pageHead is the page: the colours, the form and the figure stand in it.
-// Without script the form is sent by its button; with script each change is.
-const pageHead = `<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>What does a loader do?</title>
-<style>
-%s
-body { margin: 1em auto; max-width: 60em; padding: 0 .6em; }
-body { font: 15px/1.4 ui-sans-serif, system-ui, sans-serif; }
-h1 { font-size: 1.2em; }
-form { display: grid; align-items: end; gap: .4em 1em; grid-template-columns: repeat(auto-fill, minmax(10em, 1fr)); }
-input[type=range] { display: block; width: 100%%; margin: 0; }
-label:has([name=at]) { grid-column: 1 / -1; }
-figure { margin: 1em 0; }
-figcaption { font-weight: 600; }
-.lanes { position: relative; margin: .4em .8em 0 5em; padding-top: var(--room); --room: 3em; }
-@media (max-width: 40em) { .lanes { --room: 6em; } }
-.lane { position: relative; height: 1.3em; }
-.lane span { position: absolute; left: -5em; }
-.lane b { position: absolute; top: 1px; height: 1.4em; min-width: 3px; box-sizing: border-box; }
-.lane b { overflow: hidden; border-right: 1px solid var(--page); border-radius: 3px; }
-.lane b { text-align: center; line-height: 1.4; }
-.lane i { position: absolute; transform: translate(-50%%); width: auto !important; }
-.lane i { font-style: normal; font-size: 12px; }
-b { font-size: 12px; font-weight: normal; padding: 0 1px; }
-.dashed { border: 1px dashed var(--dashed) !important; }
-.bad { z-index: 1; }
-.dropped { opacity: .4; }
-.moment { position: absolute; top: var(--room); bottom: 1.3em; }
-.note { position: absolute; top: 0; left: -5em; right: -.8em; margin: 0; visibility: hidden; }
-.note.at, .moment:hover + .note { visibility: visible; }
-.lanes:has(.moment:hover) .note.at:not(:hover + .note) { visibility: hidden; }
-.moment.at::after, .moment:hover::after { content: ""; position: absolute; left: 50%%; height: 100%%; }
-.moment::after { border-left: 2px solid var(--mark); }
-.lanes:has(.moment:hover) .moment.at:not(:hover)::after { content: none; }
-table { border-spacing: 1em 0; text-align: right; font-variant-numeric: tabular-nums; }
-</style>
-<h1>What does a loader do?</h1>
-<form>
-%s
-</form>
-<figure>
-%s
-</figure>
-<p><b class="load">loading</b> <b class="wait">ready, waiting</b> <b class="train">training</b>
-<b class="slow">the slow batch</b> <b class="bad">failed</b> <b class="dashed">window full</b>
-<b class="load dropped">dropped</b></p>
-<script>
-const form = document.forms[0]
-let asked = 0
-form.oninput = async () => {
-	const mine = ++asked, query = '?' + new URLSearchParams(new FormData(form))
-	const text = await (await fetch(query)).text()
-	if (mine != asked) return // a later change has been answered, or will be
-	const page = new DOMParser().parseFromString(text, 'text/html')
-	const details = page.querySelector('details')
-	if (details) details.open = document.querySelector('details')?.open
-	document.querySelector('figure').replaceWith(page.querySelector('figure'))
-	const outputs = page.querySelectorAll('output'), at = page.querySelector('[name=at]')
-	document.querySelectorAll('output').forEach((o, i) => { o.value = outputs[i].value })
-	form.at.max = at.max
-	form.at.step = at.step
-	history.replaceState(null, '', query)
-}
-</script>
-</html>
-`
-
-// TestPlay asks the page for some scenarios, plays each of them again, and
-// checks that the page says what a Get and the body see. With -play it serves
-// the page instead:
-//
-//	go test -run TestPlay -play localhost:8080 -timeout 0
-func TestPlay(t *testing.T) {
-	page := &player{t: t}
-	if *playOn != "" {
-		listener, err := net.Listen("tcp", *playOn)
-		failIf(t, err != nil, "%v", err)
-		fmt.Printf("http://%v shows what a loader does; Ctrl-C ends it\n", listener.Addr())
-		t.Fatal(http.Serve(listener, page))
-	}
-	queries := []string{
-		"", "workers=0", "workers=1&train=50", "unordered=1", "prefetch=5", "batches=40&workers=8",
-		"train=0", "fails=2", "fails=0&slow=0&workers=0", "leaves=3", "leaves=3&deaf=1&unit=h",
-		"leaves=0&unordered=1&deaf=1", "unit=m&load=200&takes=1000&at=300", "batches=1",
-		"load=1&longer=0&train=0&slow=-1",
-	}
-	lesson := must(os.ReadFile("testdata/lesson.md"))
-	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson, -1) {
-		queries = append(queries, string(url[1]))
-	}
-	for _, query := range queries {
-		runRow(t, cmp.Or(query, "the first page"), func(t *testing.T) {
-			form := must(url.ParseQuery(query))
-			text := page.ask(query)
-			s := scenarioOf(form)
-			for name := range form {
-				kept := fmt.Sprintf(`name="%s" [^>]*value="%[2]s"|selected>%[2]s`, name, form.Get(name))
-				shown := regexp.MustCompile(kept).MatchString(text)
-				failIf(t, !shown, "%s is not on the page", name)
-			}
-			checkPage(t, s, text)
-		})
-	}
-	clamped := page.ask("workers=8&batches=1&prefetch=1&slow=39&at=50")
-	bad := page.ask("workers=99&batches=-5&prefetch=0&slow=4000&unit=year&at=999999999&train=a")
-	equal(t, "what is out of range", bad, clamped)
-}
-
-// ask returns the page for a query.
-func (p *player) ask(query string) string {
-	w := httptest.NewRecorder()
-	p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?"+query, nil))
-	return w.Body.String()
-}
-
-// A sighting is what a Get and the body see of a batch.
-type sighting struct{ start, done, received, returned time.Duration }
-
-// checkPage plays a scenario without Trace, and compares what is seen with the
-// bars, the notes and the table of a page.
-func checkPage(t *testing.T, s *scenario, page string) {
-	t.Helper()
-	seen := make([]sighting, s.batches)
-	for k := range seen {
-		seen[k] = sighting{never, never, never, never}
-	}
-	var end time.Duration
-	inBubble(t, func(t *testing.T) {
-		begin := time.Now()
-		data := Func(s.batches, func(ctx context.Context, k int) (int, error) {
-			seen[k].start = time.Since(begin)
-			defer func() { seen[k].done = time.Since(begin) }()
-			return s.Get(ctx, k)
-		})
-		opts := Options{Workers: s.workers, Unordered: s.unordered == 1}
-		opts.Prefetch = min(s.workers, 1) * s.prefetch
-		for batch, err := range newLoader(t, data, opts).Epoch(t.Context(), 0) {
-			k := s.fails
-			if len(batch) == 1 {
-				k = batch[0]
-			}
-			failIf(t, k < 0, "a batch of %v, and the error %v", batch, err)
-			seen[k].received = time.Since(begin)
-			if err == nil {
-				time.Sleep(s.units(s.train))
-			}
-			if seen[k].returned = time.Since(begin); k == s.leaves {
-				break
-			}
-		}
-		end = time.Since(begin)
-	})
-	near := func(what string, from, to time.Duration, left, width string) {
-		percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(end) }
-		x, w := must(strconv.ParseFloat(left, 64)), must(strconv.ParseFloat(width, 64))
-		far := math.Abs(x-percent(from))+math.Abs(x+w-percent(min(to, end))) > 0.03
-		failIf(t, far, "%s: left %v %%, width %v %%, must be from %v to %v", what, x, w, from, to)
-	}
-	loads, trains := 0, 0
-	laneOf := regexp.MustCompile(`<div class="lane"><span>(\w+).*`)
-	barOf := regexp.MustCompile(`<b class="[\w -]+" style="left: ([\d.]+)%; width: ([\d.]+)%">(\d+)</b>`)
-	for _, lane := range laneOf.FindAllStringSubmatch(page, -1) {
-		for _, bar := range barOf.FindAllStringSubmatch(lane[0], -1) {
-			k := must(strconv.Atoi(bar[3]))
-			switch lane[1] {
-			case "load", "worker":
-				loads++
-				near(fmt.Sprint("loading of ", k), seen[k].start, seen[k].done, bar[1], bar[2])
-			case "train":
-				trains++
-				near(fmt.Sprint("training on ", k), seen[k].received, seen[k].returned, bar[1], bar[2])
-			}
-		}
-	}
-	cells := func(all ...time.Duration) (text string) {
-		for _, d := range all {
-			text += "<td>"
-			if d == never {
-				text += "–"
-			} else {
-				text += strconv.Itoa(int(d / s.units(1)))
-			}
-		}
-		return text
-	}
-	begun, trained := 0, 0
-	for k, b := range seen {
-		row := regexp.MustCompile(fmt.Sprintf("(?m)^<tr><td>%d<td>[^<]+(.*)$", k))
-		got, want := row.FindStringSubmatch(page)[1], cells(b.start, b.done, b.received, b.returned)
-		equal(t, fmt.Sprint("the row of batch ", k), got, want)
-		if b.done-b.start > end/400 {
-			begun++
-		}
-		if b.returned-b.received > end/400 || b.returned < never && k == s.fails {
-			trained++
-		}
-	}
-	equal(t, "bars of loading", loads, begun)
-	equal(t, "bars of training", trains, trained)
-	notes := regexp.MustCompile(`class="note[^>]*>\d+ to (\d+) \w+: recv = (\d+), send = (\d+)([^<]*)`)
-	number, inBody := regexp.MustCompile(`\d+`), regexp.MustCompile(`\d+ in the body`)
-	for _, note := range notes.FindAllStringSubmatch(page, -1) {
-		var to, recv, send int
-		must(fmt.Sscan(strings.Join(note[1:4], " "), &to, &recv, &send))
-		received := 0
-		for _, b := range seen {
-			if b.received/s.units(1) < time.Duration(to) {
-				received++
-			}
-		}
-		inFlight := number.FindAllString(inBody.ReplaceAllString(note[4], ""), -1)
-		equal(t, "batches in flight in "+note[0], len(inFlight), send-recv)
-		equal(t, "recv in "+note[0], recv, received)
-		failIf(t, recv > send || send > recv+max(1, s.window()), "%s", note[0])
-	}
-}
-
-// ## dataset.go: data sets, the random numbers of a sample, files
-
-// TestRows checks that a row is a view of the tensor's memory, which an append
-// to it leaves alone.
-func TestRows(t *testing.T) {
-	table := Tensor[int]{[]int{1, 2, 3, 4, 5, 6}, []int{3, 2}}
-	rows := must(Rows(table))
-	equal(t, "rows", fmt.Sprint(values(t, rows)), "[{[1 2] [2]} {[3 4] [2]} {[5 6] [2]}]")
-	row := must(rows.Get(t.Context(), 1))
-	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
-	_ = append(row.Data, 9)
-	equal(t, "after an append to row 1", table.Data, []int{1, 2, 3, 4, 5, 6})
-	equal(t, "rows of a vector", fmt.Sprint(values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
-	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
-}
-
-// TestDatasets checks what each adapter makes of small data sets, and that all
-// of them refuse an index outside.
-func TestDatasets(t *testing.T) {
-	letters := Slice[string]{"a", "b", "c", "d", "e"}
-	indices := []int{4, 0, 0}
-	subset := must(Subset(letters, indices))
-	indices[0] = 1 // Subset has a copy
-	equal(t, "Subset", fmt.Sprint(values(t, subset)), "[e a a]")
-	equal(t, "Pairs", fmt.Sprint(values(t, must(Pairs(letters, numbers(5))))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
-	parts := Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})
-	equal(t, "Concat", values(t, parts), []string(letters))
-	saysAll(t, panicOf(func() { Concat(numbers(math.MaxInt), numbers(1)) }), "Concat: the length of part 1 is negative, or the sum")
-	equal(t, "Concat of nothing", fmt.Sprint(values(t, Concat[int]())), "[]")
-	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
-	equal(t, "Transform", fmt.Sprint(values(t, Transform(numbers(3), square))), "[0 1 4]")
-	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
-	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
-	equal(t, "Pairs of a failed sample", errorOf(must(Pairs(failing(1, 0), numbers(1))).Get(t.Context(), 0)), errBad)
-	for _, i := range []int{-1, 3} {
-		part := must(Subset(numbers(9), []int{1, 2, 3}))
-		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
-			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
-		}
-	}
-}
-
-// TestCache checks that each sample is fetched once. A fetch that failed or
-// died is not kept, and leaves nobody waiting.
-func TestCache(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		var calls [7]atomic.Int64
-		fails := map[int]func() error{
-			3: func() error { return errBad },
-			4: func() error { panic("ouch") },
-			5: func() error { runtime.Goexit(); return nil },
-		}
-		data := Cache(Func(7, func(_ context.Context, i int) (int, error) {
-			time.Sleep(time.Second)
-			if fail := fails[i]; calls[i].Add(1) == 1 && fail != nil {
-				return 0, fail()
-			}
-			return i * i, nil
-		}))
-		var all sync.WaitGroup
-		for k := range 20 * 7 {
-			all.Go(func() {
-				defer func() { recover() }()
-				if v, err := data.Get(t.Context(), k%7); err == nil && v != k%7*(k%7) || err != nil && err != errBad {
-					t.Error(k%7, v, err)
-				}
-			})
-		}
-		all.Wait()
-		for i := range calls {
-			equal(t, fmt.Sprint("fetches of ", i), calls[i].Load(), []int64{1, 1, 1, 2, 2, 2, 1}[i])
-		}
-		t.Logf("20 goroutines have asked for sample 0, which was fetched %d time", calls[0].Load())
-	})
-}
-
-// TestCacheWaiters checks that who waits for another's fetch gives up with its
-// own context, and fetches if the other gives up.
-func TestCacheWaiters(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		data := Cache(Dataset[int](&probe{n: 8, takes: always(time.Hour)}))
-		get := func(limit time.Duration) error {
-			ctx, cancel := context.WithTimeoutCause(t.Context(), limit, io.ErrNoProgress)
-			defer cancel()
-			return errorOf(data.Get(ctx, 7))
-		}
-		var other sync.WaitGroup
-		var others error // of its Get
-		start := time.Now()
-		other.Go(func() { others = get(time.Minute) })
-		synctest.Wait()
-		equal(t, "impatient", get(time.Second), io.ErrNoProgress)
-		equal(t, "its time", time.Since(start), time.Second)
-		equal(t, "patient", must(data.Get(t.Context(), 7)), 7)
-		equal(t, "its time", time.Since(start), time.Hour+time.Minute)
-		other.Wait()
-		equal(t, "the other", others, context.DeadlineExceeded)
-	})
-}
-
-// TestRand checks that the random numbers of a sample are its own, for every
-// epoch and seed, except inside a Cache. They are the same for every number of
-// workers, in order or not, after a resume, for any number of ranks, and by
-// Batch. The batch of a NewBatchFunc has one generator.
-func TestRand(t *testing.T) {
-	draw := func(ctx context.Context, dst, indices []int) ([]int, error) {
-		for dst = dst[:0]; len(dst) < len(indices); {
-			dst = append(dst, Rand(ctx).Int())
-		}
-		return dst, nil
-	}
-	shuffled, want := Options{Shuffle: true, Seed: 5, BatchSize: 4}, map[string][]int{}
-	for _, l := range []loading{
-		{"shuffled", augmented(), nil, shuffled, ""},
-		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
-		{"NewBatchFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
-	} {
-		all := batches(t, l.loader(0, 0), 2)
-		l.want, want[l.name] = fmt.Sprint(all), slices.Concat(all...)
-		l.check(t, 0)
-		l.opts.Unordered = true
-		equal(t, l.name+": unordered", sorted(samples(t, l.loader(3, 0), 2)), sorted(want[l.name]))
-		var different []int
-		for k := range 6 {
-			l.opts.Seed = uint64(k % 2)
-			different = append(different, samples(t, l.loader(0, 0), k/2)...)
-		}
-		equal(t, l.name+": different numbers", distinct(different), 6*24)
-	}
-	together := make([]int, 24)
-	for rank := range 2 {
-		opts := Options{Shuffle: true, Seed: 5, BatchSize: 2, Rank: Rank{rank, 2}}
-		for k, number := range samples(t, newLoader(t, augmented(), opts), 2) {
-			together[2*k+rank] = number
-		}
-	}
-	equal(t, "two ranks", together, want["shuffled"])
-	var drawn []int // by first and second generators, whose seeds are 5 and 6, and 5 in both
-	for k := range 4 {
-		data := Func(24, func(ctx context.Context, i int) (int, error) {
-			second := Rand(WithSeed(ctx, 5)).Int()
-			equal(t, "two calls with one seed", second, Rand(WithSeed(ctx, 5)).Int())
-			return []int{Rand(ctx).Int(), second}[k%2], nil
-		})
-		drawn = append(drawn, samples(t, newLoader(t, data, Options{Seed: 5 + uint64(k/2)}), 0)...)
-	}
-	equal(t, "generators that are independent", distinct(drawn), 4*24)
-	outside := WithSeed(t.Context(), 5)
-	equal(t, "outside a loader", Rand(outside).Int(), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
-	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(), 5)).Int(), false)
-	cached, late := newLoader(t, Cache(augmented()), shuffled), newLoader(t, Cache(augmented()), shuffled)
-	first, third := samples(t, cached, 0), samples(t, cached, 3)
-	equal(t, "first fetched in epoch 3", samples(t, late, 3), third)
-	equal(t, "fetched before", samples(t, cached, 0), first)
-}
-
-// TestWorker checks that all workers load, of a loader and of a Map, that each
-// knows its number, and that nobody else has one.
-func TestWorker(t *testing.T) {
-	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
-		data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
-			return Worker(WithSeed(ctx, 1)), nil
-		})
-		loader, want := newLoader(t, data, Options{Workers: workers}), [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers]
-		equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), want)
-		mapped := collect(t, Map(Indices(Sequential(12)), workers, data.Get).Epoch(t.Context(), 0))
-		equal(t, "workers of a Map", slices.Compact(sorted(mapped)), want)
-		equal(t, "Batch", must(loader.Batch(t.Context(), 0, 0)), []int{-1})
-	})
-	equal(t, "outside", Worker(t.Context()), -1)
-}
-
-// TestBadDatasets checks that arguments that can never be right are refused,
-// also by what makes batches.
-func TestBadDatasets(t *testing.T) {
-	const wraps = (4*math.MaxInt + 7) / 5 // 5 × wraps is 3 in the integers of a machine
-	some, none := numbers(3), Dataset[int](nil)
-	split := func(lengths ...int) error { return errorOf(Split(numbers(10), 1, lengths...)) }
-	files := func(pattern string) error { return errorOf(Files(tree(), "a.txt", pattern)) }
-	rows := func(shape ...int) error { return errorOf(Rows(Tensor[int]{make([]int, 3), shape})) }
-	folder := func(fsys fs.FS) error { _, _, err := Folder(fsys); return err }
-	missing := errorOf(fs.ReadDir(os.DirFS("nowhere"), "."))
-	panics(t, map[string]func(){
-		"Func … -1":                      func() { Func(-1, some.Get) },
-		"Func … nil":                     func() { Func[int](1, nil) },
-		"Concat … part 1":                func() { Concat(some, nil) },
-		"Transform: the function is nil": func() { Transform[int, int](some, nil) },
-		"Transform: the data set is nil": func() { Transform(none, quick) },
-		"Cache … nil":                    func() { Cache(none) },
-		"Rand … from no loader":          func() { Cache(augmented()).Get(t.Context(), 0) },
-		"Rand … from no loader … pass on the context that Get was given … WithSeed": func() { Rand(t.Context()) },
-		"CollatePair: a Collate is nil": func() { CollatePair[int, int, []int, []int](List[int], nil) },
-		"CollatePair … Collate is nil":  func() { CollatePair[int, int, []int, []int](nil, List[int]) },
-	})
-	refused(t, []refusal{
-		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
-		{errorOf(Pairs(none, some)), "Pairs … nil"},
-		{errorOf(Pairs(some, none)), "Pairs … nil"},
-		{errorOf(Subset(some, []int{0, 3})), "Subset … indices[1] … index 3 … 3 samples"},
-		{errorOf(Subset(some, []int{-1})), "Subset … indices[0] … index -1 … 3 samples"},
-		{errorOf(Subset(none, nil)), "Subset … nil"},
-		{split(-1, 11), "Split … lengths[0] is -1 … 0 to 10"},
-		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
-		{split(3, 6), "Split … sum to 9 … 10"},
-		{errorOf(Split(none, 1)), "Split … nil"},
-		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748364 samples, may have at most 214748363"},
-		{rows(), "Rows … no dimension"},
-		{rows(2, 2), "Rows … 3 elements … [2 2]"},
-		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
-		{rows(5, wraps), "Rows … 3 elements … [5 "},
-		{errorOf(Files(nil)), "Files … nil"},
-		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
-		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
-		{files(""), `Files: … pattern "": it matches no file`},
-		{because(t, path.ErrBadPattern, files("a/[")), "Files: "},
-		{folder(nil), "Folder … nil"},
-		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))), "= dataloader: Files: nowhere: " + missing.Error()},
-		{because(t, fs.ErrNotExist, folder(os.DirFS("nowhere"))), "Folder: nowhere: "},
-		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
-		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
-	})
-}
-
-// TestCheckDataset checks that checkDataset names the sample that differs, and
-// lets pass what only looks as if it did.
-func TestCheckDataset(t *testing.T) {
-	type record struct {
-		label  int // not exported
-		tags   map[string]*int
-		weight float64
-	}
-	var fetched atomic.Int64
-	at := func(bad, i int) int64 { return map[bool]int64{true: fetched.Add(1)}[i == bad] } // differs for sample bad
-	buffer := make([]int, 1)
-	for want, get := range map[string]func(i int) (any, error){
-		"nothing differs": func(i int) (any, error) {
-			return record{i, map[string]*int{"a": &i, "b": ptr(3)}, math.NaN()}, map[int]error{4: errBad}[i]
-		},
-		"sample 0 has changed … reuses memory": func(i int) (any, error) { buffer[0] = i; return &buffer, nil },
-		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
-		"sample 6 differs":                     func(i int) (any, error) { return map[int]*int64{1: ptr(at(6, i))}, nil },
-		"sample 7 differs":                     func(i int) (any, error) { return []any{ptr(at(7, i))}, nil },
-		"sample 8 differs":                     func(i int) (any, error) { return nil, fmt.Errorf("fetch %d", at(8, i)) },
-	} {
-		runRow(t, want, func(t *testing.T) {
-			err := checkDataset(Func(9, func(_ context.Context, i int) (any, error) { return get(i) }))
-			saysAll(t, cmp.Or(err, errors.New("nothing differs")), want)
-		})
-	}
-	equal(t, "random numbers", checkDataset(augmented()), nil)
-}
-
-// ## sampler.go: orders, draws, batches of similar length, ranks
-
-// TestRandomIsBijection checks that every index comes once, for all small
-// lengths and around powers of two and four, where others have lost samples.
-// For huge lengths it undoes the network.
-func TestRandomIsBijection(t *testing.T) {
-	lengths := append(upTo(301), maxTable-1, maxTable+2)
-	for k := 9; k <= 18; k++ {
-		lengths = append(lengths, 1<<k-1, 1<<k, 1<<k+1)
-	}
-	if !testing.Short() {
-		lengths = append(lengths, 1<<20+1, 1281167)
-	}
-	for _, n := range lengths {
-		for key := range 3 {
-			seen := make([]bool, n)
-			for pos, i := range positions(Random(n, uint64(key)), 2-key) {
-				if i < 0 || i >= n || seen[i] {
-					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
-				}
-				seen[i] = true
-			}
-		}
-	}
-	huge := []uint64{maxTable + 1, 1e6, 1<<30 - 1, 1 << 30, math.MaxInt32}
-	if strconv.IntSize == 64 {
-		huge = append(huge, 1<<32-1, 1<<32, 1<<32+1, 1e12, 1<<40+1, 1<<62-1, 1<<62)
-	}
-	for _, n := range huge {
-		f := newFeistel(n, n)
-		domain := f.a << f.k
-		failIf(t, domain < n || domain-n > 1<<(f.k+1), "n %d: the domain is %d", n, domain)
-		for k := range uint64(1000) {
-			pos := counter(n, k) % n
-			i := uint64(f.at(int(pos)))
-			back := undo(f, i)
-			failIf(t, i >= n || back != pos, "n %d: position %d has %d, which is position %d's", n, pos, i, back)
-		}
-	}
-}
-
-// TestRandomIsUniform checks by chi-square that over seeds and epochs Random is
-// a good shuffle: all pairs of values, in bins, are as likely as they should be
-// at some pairs of positions. Weak networks fail it.
-func TestRandomIsUniform(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it computes 490,000 orders")
-	}
-	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
-		runRow(t, fmt.Sprint("n ", n), func(t *testing.T) {
-			bins, keys := min(n, 16), 20000
-			if n == maxTable {
-				keys = 5000 // each makes a table
-			}
-			var weights []float64 // of each pair of bins
-			for cell := range bins * bins {
-				a, b := cell/bins, cell%bins
-				inA, inB := (a+1)*n/bins-a*n/bins, (b+1)*n/bins-b*n/bins // values
-				if a == b {
-					inB-- // a value does not come twice
-				}
-				weights = append(weights, float64(inA*inB))
-			}
-			bin := func(value int) int { return ((value+1)*bins - 1) / n }
-			for over, order := range map[string]func(key int) func(pos int) int{
-				"seeds":  func(key int) func(pos int) int { return Random(n, uint64(key)).Order(0) },
-				"epochs": Random(n, 0).Order,
-			} {
-				for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
-					counts := make([]int, len(weights))
-					for key := range keys {
-						at := order(key)
-						counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
-					}
-					z := zScore(t, counts, weights...)
-					failIf(t, math.Abs(z) > 4, "over %s positions %v miss by %.1f deviations", over, pair, z)
-				}
-			}
-		})
-	}
-	agree, n := 0, 50000 // one position in each pair of orders
-	for seed := range uint64(100) {
-		a, b := Random(n, seed).Order(5), Random(n, seed+1).Order(4)
-		for pos := range n {
-			if a(pos) == b(pos) {
-				agree++
-			}
-		}
-	}
-	failIf(t, agree < 60 || agree > 140,
-		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
-}
-
-// TestGoldenOrders pins orders and random numbers, which must not change,
-// because a cursor has only the seed. The values of the two networks are the
-// example in the comment of feistel: the larger one, on its whole domain, does
-// not walk.
-func TestGoldenOrders(t *testing.T) {
-	weights := []float64{.1, .9, .4, .7, 3, .6}
-	buckets := must(Buckets([]int{3, 9, 4, 4, 8, 1, 3, 9}, 18, 1)).Batches(0)
-	drawn := Func(10, func(ctx context.Context, i int) (string, error) {
-		return fmt.Sprint(Rand(ctx).IntN(1000), Rand(ctx).IntN(1000)), nil
-	})
-	f, g := newFeistel(12, 0), newFeistel(10, 0)
-	for want, got := range map[string]any{
-		"[5 0 2 6 3 8 9 4 1 7]":          positions(Random(10, 0), 0),
-		"[2 6 7 0 9 1 4 5 8 3]":          positions(Random(10, 0), 1),
-		"[2 0 9 7 1 5 4 6 8 3]":          positions(Random(10, 1), 0),
-		"[2542 955 2075]":                positions(Random(4096, 1), 0)[:3], // of maxTable positions
-		"[2872 415 2478]":                positions(Random(4097, 1), 0)[:3],
-		"[70077 24005 18452 1604 34750]": positions(Random(131073, 0), 0)[:5],
-		"[11 5 1 7]":                     []int{f.at(7), f.at(11), f.at(5), f.at(1)},
-		"[5 1 7]":                        []int{g.at(7), g.at(5), g.at(1)},
-		"[7 3 6 9 6 1 5 7 5 6]":          positions(RandomWithReplacement(10, 10, 0), 0),
-		"[1 1 4 5 4 3]":                  positions(must(Weighted(weights, 6, true, 0)), 0),
-		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
-		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
-		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
-		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
-	} {
-		runRow(t, want, func(t *testing.T) { equal(t, "an order that has changed", fmt.Sprint(got), want) })
-	}
-}
-
-// TestTorch compares randperm, DistributedSampler and random_split with orders
-// that torch has produced.
-func TestTorch(t *testing.T) {
-	type order[Out any] struct {
-		N, World, Epoch int
-		Seed            uint64
-		DropLast        bool `json:"drop_last"`
-		Shuffle         bool
-		Ranks           [][]int
-		Out             Out
-	}
-	var torch struct {
-		Randperm    []order[[]int]
-		Distributed []order[any]
-		RandomSplit []order[[][]int] `json:"random_split"`
-	}
-	must(0, json.Unmarshal(must(os.ReadFile("testdata/torch_orders.json")), &torch))
-	equal(t, "whether there are permutations", len(torch.Randperm) > 0, true)
-	equal(t, "whether there are orders of ranks", len(torch.Distributed) > 0, true)
-	equal(t, "whether there are splits", len(torch.RandomSplit) > 0, true)
-	for _, c := range torch.Randperm {
-		runRow(t, fmt.Sprintf("randperm %+v", c), func(t *testing.T) {
-			equal(t, "order", positions(TorchRandom(c.N, c.Seed), 0), c.Out)
-		})
-	}
-	for _, c := range torch.Distributed {
-		runRow(t, fmt.Sprintf("%+v", c), func(t *testing.T) {
-			opts := Options{BatchSize: 3}
-			if c.DropLast {
-				opts.Tail = DropTail
-			}
-			if c.Shuffle {
-				opts.Sampler = TorchRandom(c.N, c.Seed)
-			}
-			for rank, want := range c.Ranks {
-				opts.Rank, opts.Workers = Rank{rank, c.World}, rank%3
-				if len(want) == 0 && noBatch(c.N, opts) {
-					continue // refused
-				}
-				equal(t, fmt.Sprintf("%+v", opts), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
-			}
-		})
-	}
-	for _, c := range torch.RandomSplit {
-		var lengths []int
-		for _, part := range c.Out {
-			lengths = append(lengths, len(part))
-		}
-		runRow(t, fmt.Sprint("split ", lengths), func(t *testing.T) {
-			for p, part := range must(Split(numbers(c.N), c.Seed, lengths...)) {
-				equal(t, fmt.Sprint("part ", p), values(t, part), c.Out[p])
-			}
-		})
-	}
-}
-
-// TestOrderFunc checks that a caller that shuffles one slice in place does not
-// disturb an epoch under way, and that an order that could not be computed is
-// asked for again, but not one that could.
-func TestOrderFunc(t *testing.T) {
-	indices, calls := []int{0, 1, 2}, 0
-	s := OrderFunc(3, func(epoch int) []int {
-		if calls++; calls == 1 {
-			panic("not yet")
-		}
-		slices.Sort(indices)
-		indices[0], indices[epoch] = indices[epoch], indices[0]
-		return indices
-	})
-	loader := newLoader(t, numbers(3), Options{Sampler: s})
-	equal(t, "first", len(outcomes(loader.Epoch(t.Context(), 0))), 1)
-	order := s.Order(1)
-	equal(t, "again", samples(t, loader, 0), upTo(3))
-	equal(t, "epoch 1", []int{order(0), order(1), order(2)}, []int{1, 0, 2})
-	equal(t, "by Batch", must(loader.Batch(t.Context(), 0, 1)), []int{1})
-	equal(t, "calls", calls, 3)
-}
-
-// TestOrderIsMadeOnce checks that calls at once make the order of an epoch
-// once. The first one makes it when the others have begun, and they wait.
-func TestOrderIsMadeOnce(t *testing.T) {
-	const calls = 8
-	var begun, made atomic.Int64
-	loader := newLoader(t, numbers(calls), Options{Sampler: OrderFunc(calls, func(int) []int {
-		made.Add(1)
-		for begun.Load() < calls {
-			runtime.Gosched()
-		}
-		for range 1000 { // the others come as far as here, if they do not wait
-			runtime.Gosched()
-		}
-		return upTo(calls)
-	})})
-	var running sync.WaitGroup
-	for k := range calls {
-		running.Go(func() {
-			begun.Add(1)
-			must(loader.Batch(context.Background(), 0, k))
-		})
-	}
-	running.Wait()
-	equal(t, "orders that are made", made.Load(), 1)
-}
-
-// TestResize checks that a resized sampler walks on through the epochs of the
-// one inside.
-func TestResize(t *testing.T) {
-	s, endless := Random(7, 1), []int{}
-	for epoch := range 30 {
-		endless = append(endless, positions(s, epoch)...)
-	}
-	for count := 1; count <= 30; count++ {
-		for epoch := range 6 {
-			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
-		}
-	}
-	made := 0
-	border := Resize(sampler{n: 7, order: func(epoch int) func(int) int { made++; return s.Order(epoch) }}, 10).Order(0)
-	for pos := range 10 { // two workers, on either side of the border between two passes
-		border(6 + pos%2)
-	}
-	equal(t, "orders that are made", made, 2)
-	equal(t, "of nothing", Resize(OrderFunc(0, func(int) []int { return nil }), 0).Len(), 0)
-	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
-	saysAll(t, far, "Resize: ", "too far")
-	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
-}
-
-// TestReplacement checks that each draw is by the weights, or by the weights of
-// what is left, however large or small they are, and that weight 0 is never
-// drawn. RandomWithReplacement is uniform in many short epochs. Draws are those
-// of a search in all sums, for numbers at the borders, too, and those of a sort
-// of all waiting times.
-func TestReplacement(t *testing.T) {
-	fits := func(drawn []int, weights ...float64) {
-		t.Helper()
-		counts := make([]int, len(weights))
-		for _, i := range drawn {
-			counts[i]++
-		}
-		if z := zScore(t, counts, weights...); math.Abs(z) > 4 {
-			t.Errorf("%.1f standard deviations from %v", z, weights[:min(9, len(weights))])
-		}
-	}
-	same := slices.Repeat([]float64{.1}, 100)
-	fits(positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0), same...)
-	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
-		fits(positions(must(Weighted(weights, 100000, true, 3)), 0), weights...)
-	}
-	var pairs []int // as one number
-	for epoch := range 20000 {
-		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
-		pairs = append(pairs, drawn[0]*4+drawn[1])
-	}
-	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
-	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)), 3)), []int{0, 2, 3})
-	step := uint64(golden) // with the seed -2 × step random number 1 is 0
-	equal(t, "the first, with a waiting time of 0", drawShortest([]float64{1, 1, 1}, 1, 3)(-step-step)(0), 1)
-	for n, spread := range map[int]float64{1: 0, 300: 1e-13, 2000: 30, 3000: 1e-12, 5000: 1400} {
-		weights, sums, times, order, sum := make([]float64, n), make([]float64, n), make([]float64, n), upTo(n), 0.0
-		for i := range n {
-			weights[i] = math.Exp(700 - spread*float64(i*7919%n)/float64(n))
-			sum += weights[i] / weights[0] // the largest
-			sums[i], times[i] = sum, -math.Log(1-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
-		}
-		find := newGuide(sums)
-		for i, s := range slices.Repeat(sums, 3) {
-			x := math.Nextafter(s, s*float64(i/n)) // below s, s, above s; with small spreads at borders of parts
-			equal(t, "found", find(x), sort.Search(n, func(j int) bool { return sums[j] > x }))
-		}
-		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(times[i], times[j]) })
-		few, all := must(Weighted(weights, n/8+1, false, 0)), must(Weighted(weights, n, false, 0))
-		allocates(t, "few of many", 30000, func() { few.Order(0) })
-		clear(weights) // of which the samplers have copies
-		equal(t, "few", positions(few, 0), order[:n/8+1])
-		equal(t, "all", positions(all, 0), order)
-	}
-	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
-	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
-}
-
-// TestBuckets checks that batches by length keep to the budget, waste little
-// and have every sample once, anew in every epoch.
-func TestBuckets(t *testing.T) {
-	const budget = 1000
-	random := rand.New(rand.NewPCG(1, 2))
-	lengths, total := make([]int, 2000), 0
-	for i := range lengths {
-		lengths[i] = int(random.ExpFloat64() * 50)
-		total += lengths[i]
-	}
-	s := must(Buckets(lengths, budget, 5))
-	contents, shapes := map[string]bool{}, map[string]bool{} // of the epochs
-	for epoch := range 3 {
-		var all [][]int
-		var longests []int
-		padded := 0
-		for k := range s.Len() {
-			batch := sorted(s.Batches(epoch)(k))
-			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
-			all, longests, padded = append(all, batch), append(longests, longest), padded+longest*len(batch)
-			failIf(t, longest*len(batch) > budget, "batch %d has %d samples of at most %d", k, len(batch), longest)
-		}
-		equal(t, "all samples", sorted(slices.Concat(all...)), upTo(len(lengths)))
-		waste := 1 - float64(total)/float64(padded)
-		failIf(t, waste > .1, "%.0f %% of the batches is padding", 100*waste)
-		slices.SortFunc(all, slices.Compare)
-		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
-	}
-	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, []int{3, 3})
-	other := must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))
-	equal(t, "whether other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other), false)
-	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
-	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
-	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
-}
-
-// FuzzDeal checks what each rank gets, from any position, for every length,
-// number of ranks and batch size. After each step all ranks have the same
-// cursor, which At gives too, and before its Pos are the samples that they have
-// had together.
-func FuzzDeal(f *testing.F) {
-	for k := range 400 {
-		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
-	}
-	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
-		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
-		from = int(uint(from) % uint(n+1))
-		opts := Options{BatchSize: size, DropLast: dropLast, Rank: Rank{0, count}, Tail: Tail(tail)}
-		if noBatch(n, opts) {
-			saysAll(t, errorOf(New(numbers(n), List[int], opts)), "leave no batch")
-			return
-		}
-		for opts.Rank.Index = range count {
-			loader, got := newLoader(t, numbers(n), opts), [][]int{}
-			at := Cursor{Epoch: 5, Pos: from, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
-			want := at
-			for batch := range loader.Run(t.Context(), &at) {
-				got = append(got, batch)
-				want.Pos = min(n, from+len(got)*count*size)
-				equal(t, "the cursor after a step", at.String(), want.String())
-				if from == 0 && len(got) < loader.Len() {
-					equal(t, "the cursor by At", loader.At(3, 2*loader.Len()+len(got)).String(), want.String())
-				}
-			}
-			equal(t, fmt.Sprintf("%d from %d, %+v", n, from, opts), got, expect(upTo(n), from, opts))
-			equal(t, "the next epoch, if one has batches", loader.At(5, loader.Len()), Cursor{Epoch: 5 + min(1, loader.Len())})
-		}
-	})
-}
-
-// TestHuge checks lengths and batch sizes near the largest int.
-func TestHuge(t *testing.T) {
-	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Rank: Rank{1, 2}})
-	equal(t, "one batch of all", batches(t, loader, 0), [][]int{{1, 3, 0}})
-	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
-	const n = math.MaxInt/4 + 1
-	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Rank: Rank{2, 3}})
-	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos}, []int{2, 3 * (n / 4)})
-	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
-	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Rank: Rank{2, 3}, Workers: 2})
-	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
-}
-
-// TestTails checks what each of four ranks loads of ten samples under each
-// Tail.
-func TestTails(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		tail Tail
-		size int
-		want string // the batches of each rank
-	}{
-		{"PadTail, batches of 3", PadTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6 0]] [[3 7 1]]"},
-		{"DropTail, batches of 3", DropTail, 3, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
-		{"UnevenTail, batches of 3", UnevenTail, 3, "[[0 4 8]] [[1 5 9]] [[2 6]] [[3 7]]"},
-		{"PadTail, batches of 2", PadTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6] [0]] [[3 7] [1]]"},
-		{"DropTail, batches of 2", DropTail, 2, "[[0 4]] [[1 5]] [[2 6]] [[3 7]]"},
-		{"UnevenTail, batches of 2", UnevenTail, 2, "[[0 4] [8]] [[1 5] [9]] [[2 6]] [[3 7]]"},
-	} {
-		runRow(t, c.name, func(t *testing.T) {
-			var got []string
-			for rank := range 4 {
-				opts := Options{BatchSize: c.size, Tail: c.tail, Rank: Rank{rank, 4}}
-				got = append(got, fmt.Sprint(batches(t, newLoader(t, numbers(10), opts), 0)))
-			}
-			equal(t, "ten samples on four ranks", strings.Join(got, " "), c.want)
-			t.Logf("%s: %s", c.name, c.want)
-		})
-	}
-	at, got := Cursor{}, ""
-	readFirst(newLoader(t, numbers(10), Options{Rank: Rank{1, 4}}).Run(t.Context(), &at))
-	// Four ranks have taken 0, 1, 2 and 3, and all have this cursor.
-	for rank := range 3 {
-		got += fmt.Sprint(collect(t, newLoader(t, numbers(10), Options{Rank: Rank{rank, 3}}).Run(t.Context(), ptr(at))), " ")
-	}
-	equal(t, "the rest of the epoch on three ranks", got, "[[4] [7]] [[5] [8]] [[6] [9]] ")
-	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s", at, got)
-}
-
-// TestRankFromEnv checks the variables of each launcher, which of them comes
-// first, and numbers that make no sense.
-func TestRankFromEnv(t *testing.T) {
-	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
-		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
-	cases := [][2]string{
-		{"", "no error, {0 0}"},
-		{"WORLD_SIZE=1", "no error, {0 0}"},
-		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
-		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
-		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
-		{"SLURM_PROCID=0 SLURM_NTASKS=8", `SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of ` +
-			`processes, the first 0 to one less; start it with srun; in a container, pass`},
-		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`}, // in a container, to which only this was passed on
-		{"SLURM_PROCID=0 SLURM_NTASKS=1", "no error, {0 0}"},
-		{"SLURM_PROCID=0 JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
-		{"RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {0 2}"},
-		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {1 3}"},
-		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
-		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
-		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
-		{"RANK=4 WORLD_SIZE=4", `RANK is "4" and WORLD_SIZE is "4"`},
-		{"RANK=-1 WORLD_SIZE=4", `RANK is "-1"`},
-
-		// In a step of Slurm with several processes. What mpirun and Flux set
-		// is that of the step which started their daemons.
-		{"RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
-			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they are left over, or SLURM_STEP_NUM_TASKS if"},
-		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
-		{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "no error, {5 8}"}, // torchrun on four nodes
-		{"RANK=3 WORLD_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4", "no error, {3 4}"},
-		{"PMI_RANK=3 PMI_SIZE=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "no error, {3 4}"},
-		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "no error, {0 1}"},
-		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3", "no error, {1 2}"},
-		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=1", "no error, {1 2}"},
-	}
-	for _, name := range strings.Fields("PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE " +
-		"HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX") {
-		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
-			[2]string{name + "=1", name + ` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
-	}
-	for _, c := range cases {
-		runRow(t, c[0], func(t *testing.T) {
-			for _, name := range all {
-				t.Setenv(name, "") // so that it is put back
-				must(0, os.Unsetenv(name))
-			}
-			for _, setting := range strings.Fields(c[0]) {
-				name, value, _ := strings.Cut(setting, "=")
-				t.Setenv(name, value)
-			}
-			rank, err := RankFromEnv()
-			saysAll(t, cmp.Or(err, fmt.Errorf("no error, %v", rank)), c[1])
-		})
-	}
-}
-
-// TestBadSamplers checks that arguments that can never be right are refused.
-func TestBadSamplers(t *testing.T) {
-	weighted := func(count int, replace bool, weights ...float64) error {
-		return errorOf(Weighted(weights, count, replace, 0))
-	}
-	buckets := func(budget int, lengths ...int) error { return errorOf(Buckets(lengths, budget, 0)) }
-	panics(t, map[string]func(){
-		"Sequential … -1":                                func() { Sequential(-1) },
-		"Random … -1":                                    func() { Random(-1, 0) },
-		"TorchRandom … -1":                               func() { TorchRandom(-1, 0) },
-		"TorchRandom … 214748364 … 214748363":            func() { TorchRandom(maxTorch+1, 0) },
-		"RandomWithReplacement … -1":                     func() { RandomWithReplacement(-1, 1, 0) },
-		"RandomWithReplacement … count is 0 … positive":  func() { RandomWithReplacement(3, 0, 0) },
-		"RandomWithReplacement: count is -1":             func() { RandomWithReplacement(3, -1, 0) },
-		"RandomWithReplacement: count is 1 … no samples": func() { RandomWithReplacement(0, 1, 0) },
-		"OrderFunc … nil":                                func() { OrderFunc(1, nil) },
-		"OrderFunc … -1":                                 func() { OrderFunc(-1, func(int) []int { return nil }) },
-		"Resize … nil":                                   func() { Resize(nil, 1) },
-		"Resize … count is 0":                            func() { Resize(Sequential(3), 0) },
-		"Batches … size is 0 … positive":                 func() { Batches(Sequential(3), 0, false) },
-		"Batches … nil":                                  func() { Batches(nil, 1, false) },
-	})
-	refused(t, []refusal{
-		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
-		{weighted(1, true, 1, -1), "Weighted … weights[1] is -1 … not negative"},
-		{weighted(1, true, 1, math.NaN()), "Weighted … weights[1] is NaN"},
-		{weighted(1, false, math.Inf(1)), "Weighted … weights[0] is +Inf … finite"},
-		{weighted(1, true, 0, 0), "Weighted … none of the 2 weights is positive"},
-		{weighted(0, true, 1), "Weighted … count is 0 … positive"},
-		{weighted(3, false, 1, 2), "Weighted … count is 3 … at most 2"},
-		{weighted(2, false, 1, 0, 0), "Weighted … count is 2 … at most 1"},
-		{buckets(8, 1, 9), "Buckets … lengths[1] is 9 … 8, the budget"},
-		{buckets(8, -1), "Buckets … lengths[0] is -1"},
-		{buckets(0), "Buckets … budget is 0 … positive"},
-	})
-}
-
-// ## batch.go: what samples become
-
-// TestStackAndPad checks the shape and the memory of the batch. Stack wants
-// samples of one shape; Pad fills up the shorter. The error of a pair's Collate
-// says which half has failed.
-func TestStackAndPad(t *testing.T) {
-	type tensor = Tensor[int]
-	two, five := tensor{[]int{1, 2}, []int{2}}, tensor{[]int{5}, nil}
-	batch := must(Stack(tensor{}, []tensor{two, {[]int{3, 4}, []int{2}}}))
-	equal(t, "two vectors", batch, tensor{[]int{1, 2, 3, 4}, []int{2, 2}})
-	again := must(Stack(batch, []tensor{{[]int{5, 6}, []int{1, 2}}}))
-	equal(t, "one matrix", again, tensor{[]int{5, 6}, []int{1, 1, 2}})
-	equal(t, "Stack uses the memory of dst", &again.Data[0] == &batch.Data[0], true)
-	equal(t, "numbers", must(Stack(tensor{}, []tensor{five, five})), tensor{[]int{5, 5}, []int{2}})
-	one := []int{1}
-	for _, other := range []tensor{{one, one}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {one, []int{2}}} {
-		saysAll(t, errorOf(Stack(tensor{}, []tensor{two, other})), "sample 1", "shape [2]", fmt.Sprint(other.Shape))
-	}
-	saysAll(t, errorOf(Stack(tensor{}, []tensor{{Data: []int{1, 2}}})), "sample 0", "shape []", "2 elements; set Shape")
-	saysAll(t, errorOf(Stack(tensor{}, nil)), "no samples")
-	pad := Pad(-1)
-	ragged := must(pad(Padded[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
-	equal(t, "three", fmt.Sprint(ragged), "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
-	equal(t, "one, in used memory", fmt.Sprint(must(pad(ragged, [][]int{{7, 8}}))), "{{[7 8] [1 2]} [2]}")
-	equal(t, "empty ones", fmt.Sprint(must(pad(ragged, [][]int{{}, {}}))), "{{[] [2 0]} [0 0]}")
-	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
-	for want, data := range map[string][]int{"the first of each pair: Stack": {1, 2}, "the second of each pair: bad sample": one} {
-		saysAll(t, errorOf(pairs(Pair[tensor, int]{}, []Pair[tensor, int]{{First: tensor{Data: data}}})), want)
-	}
-}
-
-// TestRecycle checks that batches are built in memory that was given back, or
-// that a batch left when all of it was dropped. Four loops at once do not meet.
-func TestRecycle(t *testing.T) {
-	for _, workers := range []int{0, 3} {
-		table := must(Rows(Tensor[int]{upTo(200), []int{100, 2}}))
-		loader := must(New(table, Stack[int], Options{BatchSize: 5, Workers: workers}))
-		most := workers*2 + 2                  // batches in flight, and in hand
-		loop := func(keep bool) (places int) { // of memory; four batches may be kept
-			memory, all, kept := map[*int]bool{}, []int{}, [][]int{}
-			for batch := range loader.Epoch(t.Context(), 0) {
-				memory[&batch.Data[0]] = true
-				if all = append(all, batch.Data...); keep && len(all)%50 == 10 {
-					kept = append(kept, batch.Data)
-				} else {
-					loader.Recycle(batch)
-				}
-			}
-			equal(t, "batches", all, upTo(200))
-			for i, batch := range kept {
-				equal(t, "a batch that was kept", batch, all[50*i:50*i+10])
-			}
-			return len(memory)
-		}
-		keeping, places := loop(true), loop(false)
-		failIf(t, keeping > most+4 || places > most,
-			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
-		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
-		var all sync.WaitGroup
-		for k := range 4 {
-			all.Go(func() { loop(k%2 == 0) })
-		}
-		all.Wait()
-	}
-	loader, memory := newLoader(t, failing(3, 1), Options{OnError: dropBad}), map[*int]bool{}
-	for batch := range loader.Epoch(t.Context(), 0) {
-		memory[&batch[0]] = true
-		loader.Recycle(batch)
-	}
-	equal(t, "places of batches between empty ones", len(memory), 1)
-}
-
-// TestBatchRecycles checks that calls of Batch build in memory that was given
-// back, and that as much is kept as they need at once, and two more.
-func TestBatchRecycles(t *testing.T) {
-	var fresh atomic.Int64 // calls that got no memory
-	var atOnce sync.WaitGroup
-	loader := must(NewBatchFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
-		if cap(dst) == 0 {
-			fresh.Add(1)
-		}
-		atOnce.Done()
-		atOnce.Wait()
-		return append(dst[:0], 1), nil
-	}, Options{}))
-	for _, round := range []struct{ calls, fresh int }{{5, 5}, {5, 0}, {8, 1}} {
-		fresh.Store(0)
-		atOnce.Add(round.calls)
-		batches := make(chan []int, round.calls)
-		for k := range round.calls {
-			go func() { batches <- must(loader.Batch(context.Background(), 0, k)) }()
-		}
-		for range round.calls {
-			loader.Recycle(<-batches)
-		}
-		for range 3 { // no more than 5 and 2 are kept
-			loader.Recycle(make([]int, 1))
-		}
-		equal(t, fmt.Sprint(round.calls, " calls: without memory"), int(fresh.Load()), round.fresh)
-	}
-	dropping := newLoader(t, failing(2, 0), Options{OnError: dropBad})
-	dropping.Recycle([]int{7, 8})
-	for range 2 {
-		batch, err := dropping.Batch(t.Context(), 0, 0)
-		failIf(t, batch != nil || err == nil, "a batch without samples: %v, %v", batch, err)
-	}
-	equal(t, "memory that is left", cap(must(dropping.Batch(t.Context(), 0, 1))), 2)
-}
-
-// ## worker.go: two versions that fail, time, order, and every way to stop
-
-// TestNaivePool checks why the engine's queues have room: the pool that comes
-// to mind first leaks its workers when the loop is left, because nobody
-// receives what they send. With room for all results it ends, and needs no
-// select.
-func TestNaivePool(t *testing.T) {
-	for room, want := range []int{3, 3, 2, 1, 0} {
-		runRow(t, fmt.Sprintf("room for %d", room), func(t *testing.T) {
-			var blocked atomic.Int64
-			err := panicOf(func() {
-				synctest.Test(t, func(*testing.T) {
-					tasks, results := make(chan int, 5), make(chan int, room)
-					for k := range 5 {
-						tasks <- k
-					}
-					close(tasks)
-					for range 3 {
-						go func() {
-							for k := range tasks {
-								blocked.Add(1)
-								results <- k // blocks for ever if there is no room and nobody receives
-								blocked.Add(-1)
-							}
-						}()
-					}
-					<-results // the loop is left after one
-				})
-			})
-			equal(t, "workers blocked", int(blocked.Load()), want)
-			equal(t, "whether goroutines remain", err != nil, want > 0)
-			t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d workers are blocked for ever", room, want)
-		})
-	}
-}
-
-// TestGeneratorPerWorker checks why Rand exists: with a generator for each
-// worker and a shared queue, the number of a sample depends on which worker
-// takes it, and so on how long the others take. The numbers of Rand do not.
-func TestGeneratorPerWorker(t *testing.T) {
-	var theirs, ours []int // the numbers of sample 4 in ten runs
-	for run := range uint64(10) {
-		seeded := func(worker uint64) *rand.Rand { return rand.New(rand.NewPCG(worker, 0)) }
-		generators := []*rand.Rand{seeded(0), seeded(1), seeded(2)}
-		takes := jitter(run + 10)
-		data := Func(20, func(ctx context.Context, i int) ([2]int, error) {
-			time.Sleep(takes(i))
-			return [2]int{generators[Worker(ctx)].IntN(1000), Rand(ctx).IntN(1000)}, nil
-		})
-		inBubble(t, func(t *testing.T) {
-			fourth := samples(t, newLoader(t, data, Options{Workers: 3}), 0)[4]
-			theirs, ours = append(theirs, fourth[0]), append(ours, fourth[1])
-		})
-	}
-	differ := func(numbers []int) bool { return slices.Min(numbers) != slices.Max(numbers) }
-	equal(t, "whether numbers differ with a generator per worker", differ(theirs), true)
-	equal(t, "whether numbers differ with Rand", differ(ours), false)
-	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
-}
-
-// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, in
-// batches of one, for a loop that trains on each for 0.1 s, and for one that
-// does nothing.
-func TestWallTime(t *testing.T) {
-	const each = 100 * time.Millisecond
-	for _, c := range []struct {
-		workers        int
-		training, want time.Duration
-	}{
-		{0, each, 40 * each}, {1, each, 21 * each}, {4, each, 21 * each}, {100, each, 21 * each},
-		{0, 0, 20 * each}, {1, 0, 20 * each}, {4, 0, 5 * each}, {100, 0, each},
-	} {
-		row := fmt.Sprintf("%d workers, %v of training a batch", c.workers, c.training)
-		runRow(t, row, func(t *testing.T) {
-			for _, unordered := range []bool{false, true} {
-				inBubble(t, func(t *testing.T) {
-					start := time.Now()
-					loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
-					for range loader.Epoch(t.Context(), 0) {
-						time.Sleep(c.training)
-					}
-					equal(t, fmt.Sprint("Unordered ", unordered), time.Since(start), c.want)
-				})
-			}
-			t.Logf("%s: %v", row, c.want)
-		})
-	}
-}
-
-// TestWindow checks when a larger window helps, with the batches of the
-// picture: 40 or 50 ms each, batch 2 takes 190 ms. With three workers the
-// window is 6 or 12. When a batch trains for 10 ms, training is the limit, and
-// a larger window changes nothing. When it trains for less, workers would stand
-// idle behind batch 2 with window 6; with 12 order costs nothing.
-func TestWindow(t *testing.T) {
-	const ms = time.Millisecond
-	for _, c := range []struct {
-		training time.Duration
-		want     string
-	}{
-		{10 * ms, "290ms, with window 12 290ms, out of order 250ms"},
-		{5 * ms, "285ms, with window 12 245ms, out of order 245ms"},
-		{0, "280ms, with window 12 240ms, out of order 240ms"},
-	} {
-		row := fmt.Sprint("a batch trains for ", c.training)
-		runRow(t, row, func(t *testing.T) {
-			var times []any
-			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
-				inBubble(t, func(t *testing.T) {
-					opts.Workers = 3
-					start := time.Now()
-					for range newLoader[int](t, newScenario(), opts).Epoch(t.Context(), 0) {
-						time.Sleep(c.training)
-					}
-					times = append(times, time.Since(start).Truncate(5*ms))
-				})
-			}
-			equal(t, row, fmt.Sprintf("%v, with window 12 %v, out of order %v", times...), c.want)
-			t.Logf("%s: with window 6 %s", row, c.want)
-		})
-	}
-	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
-}
-
-// TestStuckBatch checks that while batch 0 does not come, at most window
-// batches are loaded. Out of order it takes up one place, and the others come.
-// When it comes, or fails, all come.
-func TestStuckBatch(t *testing.T) {
-	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
-	for _, c := range []struct {
-		unordered  bool
-		early, all []int // handed over, loaded and loading while batch 0 is stuck; handed over in the end
-	}{{false, []int{0, 3, 1}, upTo(20)}, {true, []int{19, 19, 1}, append(upTo(20)[1:], 0)}} {
-		row := fmt.Sprint("Unordered ", c.unordered)
-		runRowInBubble(t, row, func(t *testing.T) {
-			data, all, early := &probe{n: 20, bad: []int{0}, takes: sticks}, []int{}, 0
-			start, stuck := time.Now(), make(chan []int, 1)
-			time.AfterFunc(time.Minute, func() {
-				loading := int(data.running.Load())
-				stuck <- []int{int(data.begun.Load()) - loading, loading}
-			})
-			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
-				if err != nil {
-					batch = []int{0}
-				}
-				if all = append(all, batch...); time.Since(start) < time.Hour {
-					early = len(all)
-				}
-			}
-			got := append([]int{early}, <-stuck...)
-			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
-			equal(t, "in the end", all, c.all)
-			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0], got[1], got[2])
-		})
-	}
-}
-
-// TestBreakWaits checks that a break waits for the Gets that run: as long as
-// they take if they do not look at their context.
-func TestBreakWaits(t *testing.T) {
-	for _, deaf := range []bool{false, true} {
-		row := fmt.Sprint("Get looks at its context: ", !deaf)
-		runRowInBubble(t, row, func(t *testing.T) {
-			t.Logf("%s; the loop has ended after %v", row, leave(t, "break", 0, 2, deaf))
-		})
-	}
-}
-
-// TestEverySchedule runs the engine through every schedule. Tasks, body and
-// context belong to the world of the test. Whenever all goroutines wait, the
-// world lets one event happen: a task that has begun ends, by Goexit or not;
-// the body goes on, or breaks; the context ends. A schedule is a list of
-// events. The test plays all schedules of small engines. Before each event it
-// counts all tasks, those sent, begun and done, and those whose results the
-// body has taken, and checks:
-//
-//	sent  = min(all, taken + window)
-//	begun = min(sent, done + workers)
-//	The loop does not wait if a result is ready that it may hand over: in order that of task number taken, out of order any.
-//	After the end, which is a break or that of the context, no task begins.
-//	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
-//
-// Between two events the goroutines take their steps in the order that the Go
-// scheduler chooses. Other orders are not played, and the context ends only
-// while all goroutines wait. So three hangs are not seen: a worker that drops
-// its slot, or returns, when the context has ended, and a reader that then
-// sends no end. TestEnds notices all three.
-func TestEverySchedule(t *testing.T) {
-	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
-	if testing.Short() {
-		rows = rows[:len(rows)-1]
-	}
-	for _, row := range rows {
-		for _, order := range []string{"in order", "out of order", "from a stream"} {
-			runRow(t, fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2], order), func(t *testing.T) {
-				worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
-				for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
-					w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
-					w.most = len(worst.schedule)
-					leak := panicOf(func() { synctest.Test(t, w.play) })
-					if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
-						worst = w
-					}
-					queue = append(queue, w.others...)
-				}
-				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
-				failIf(t, worst.wrong != nil, "%s: %v", schedule, worst.wrong)
-				t.Logf("%d schedules", played)
-			})
-		}
-	}
-}
-
-// A world is what an engine runs in. Between two events each field has one
-// writer.
-type world struct {
-	workers, window, all int
-	order                string     // "in order", "out of order" or, with a reader and in order, "from a stream"
-	most                 int        // fewer events than these are played
-	schedule             []string   // the events
-	others               [][]string // schedules that begin like this one, to be played, too
-
-	events            [][]string    // that each task, the body, and the end of the context wait for
-	happened          []chan string // tells each of them which event has happened
-	sent, begun, done atomic.Int64
-	taken, mustBegin  int    // mustBegin is how many tasks must have begun, and after the end no more
-	ready             []bool // the results that have not been taken
-	ended, returned   bool   // by a break or the context; the loop
-	wrong, panicked   error
-}
-
-// play plays the schedule, and after it the first event that is possible, again
-// and again.
-func (w *world) play(t *testing.T) {
-	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2), make([]bool, w.all+1)
-	go w.run(t.Context())
-	for n := 0; n < w.most && w.check(); n++ {
-		if n == len(w.schedule) {
-			possible := slices.Concat(w.events...)
-			for _, other := range possible[1:] {
-				w.others = append(w.others, append(slices.Clip(w.schedule), other))
-			}
-			w.schedule = append(w.schedule, possible[0])
-		}
-		event := w.schedule[n]
-		w.ended = w.ended || event == "the body breaks" || event == "the context ends" ||
-			w.workers == 0 && strings.HasSuffix(event, "Goexit") // which ends the loop's goroutine
-		for who, events := range w.events {
-			if slices.Contains(events, event) {
-				w.events[who] = nil
-				w.happened[who] <- event
-				break
-			}
-		}
-	}
-}
-
-// check waits until all goroutines wait, and checks what must be true then. It
-// reports whether the schedule goes on.
-func (w *world) check() bool {
-	synctest.Wait()
-	sent, begun, done := min(w.all, int(w.sent.Load())), int(w.begun.Load()), int(w.done.Load())
-	inBody, window, workers := w.events[w.all] != nil, w.window, w.workers
-	if workers == 0 && !inBody {
-		window, workers = 1, 1 // the loop's goroutine
-	}
-	mustSend := min(w.all, w.taken+window)
-	if !w.ended {
-		w.mustBegin = min(mustSend, done+workers)
-	}
-	waits := !inBody && !w.returned
-	ready := w.ready[w.taken] || w.order == "out of order" && done > w.taken
-	w.wrong = cmp.Or(w.wrong, w.panicked,
-		errorIf(!w.ended && waits && ready, "the loop waits, although a result is ready"),
-		errorIf(waits && begun == done, "the loop waits for ever"),
-		errorIf(!w.ended && sent != mustSend, "%d tasks sent, must be %d", sent, mustSend),
-		errorIf(begun != w.mustBegin, "%d tasks begun, must be %d", begun, w.mustBegin),
-		errorIf(w.returned && begun > done, "the loop has returned, and %d tasks run", begun-done),
-		errorIf(w.returned && !w.ended && w.taken < w.all, "the loop has returned with %d of %d results", w.taken, w.all))
-	return w.wrong == nil && !w.returned
-}
-
-// run runs the loop. When over ends, nothing waits for events any more. Of 4
-// tasks the first may end by Goexit, of 3 the first two. Tasks with odd numbers
-// do not heed their context.
-func (w *world) run(over context.Context) {
-	defer func() { w.returned = true }()
-	ctx, cancel := context.WithCancel(over)
-	go func() {
-		w.wait(over, w.all+1, "the context ends")
-		cancel()
-	}()
-	slots := make([]Item[int], w.window+1) // the number of the task in each
-	e := engine{workers: w.workers, window: w.window, ordered: w.order == "in order"}
-	e.nextTask = func(slot int) bool {
-		slots[slot].Value = int(w.sent.Add(1)) - 1
-		return slots[slot].Value < w.all
-	}
-	work := func(worker worker, slot int) {
-		if slots[slot].Err != nil { // the end of the stream
-			return
-		}
-		k := slots[slot].Value
-		w.begun.Add(1)
-		defer func() { w.ready[k] = true; w.done.Add(1) }()
-		ends := "task " + strconv.Itoa(k) + " ends"
-		events := []string{ends, ends + " by Goexit"}
-		if k >= 5-w.all {
-			events = events[:1]
-		}
-		if w.wait([]context.Context{worker.ctx, over}[k%2], k, events...) == ends+" by Goexit" {
-			runtime.Goexit()
-		}
-	}
-	e.newWork = func(w worker) func(int) { return func(slot int) { work(w, slot) } }
-	body := func(slot int) bool {
-		if ctx.Err() != nil {
-			return false
-		}
-		k := slots[slot].Value
-		w.wrong = errorIf(!w.ready[k] || w.order != "out of order" && k != w.taken, "the body takes result %d out of turn", k)
-		w.ready[k] = false
-		w.taken++
-		return w.wait(over, w.all, "the body goes on", "the body breaks") == "the body goes on"
-	}
-	run := e.run
-	if w.order == "from a stream" && w.workers > 0 {
-		stream := Indices(Sequential(w.all)).Filter(func(int) bool { w.sent.Add(1); return true })
-		run = func(ctx context.Context, body func(int) bool) { readAhead(ctx, stream, Cursor{}, e, slots, body) }
-	}
-	w.panicked = panicOf(func() { run(ctx, body) })
-}
-
-// wait waits for one of the events, and returns it. If ctx ends, it is "".
-func (w *world) wait(ctx context.Context, who int, events ...string) (event string) {
-	w.events[who], w.happened[who] = events, make(chan string)
-	select {
-	case event = <-w.happened[who]:
-	case <-ctx.Done():
-		w.events[who] = nil
-	}
-	return event
-}
-
-// TestUserCodeThatDies checks that a panic in any user code, and in a worker a
-// Goexit, fails its batch and nothing else.
-func TestUserCodeThatDies(t *testing.T) {
-	const goexit = "runtime.Goexit was called"
-	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
-		runRow(t, name, func(t *testing.T) {
-			at := func(bad int) func(int) int {
-				return func(i int) int {
-					if i == bad {
-						die()
-					}
-					return i
-				}
-			}
-			get := Func(6, func(_ context.Context, i int) (int, error) { return at(2)(i), nil })
-			collate := func(dst []int, samples []int) ([]int, error) {
-				at(2)(samples[0])
-				return List(dst, samples)
-			}
-			load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
-			order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
-			batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
-				return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
-			}}
-			dying := func(*SampleError) error { die(); return nil }
-			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
-			least, dropped := 0, "[[0 1] [3] [4 5]]"
-			if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
-				least, dropped = 1, inSample2
-			}
-			all := []loading{
-				{"Get", get, nil, Options{BatchSize: 2}, inSample2},
-				{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
-				{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
-				{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
-				{"sampler, after a bad sample", failing(6, 1), nil, Options{BatchSize: 2, Sampler: order},
-					strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
-				{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
-				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, strings.Replace(inSample2, name, "OnError: "+name, 1)},
-			}
-			for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
-				l.check(t, least)
-			}
-		})
-	}
-}
-
-// TestPanicPlace: the text of a panic names the first frame in the user's code,
-// not one in the standard library or in this package, in whatever user code it
-// happens. Without a frame of the user's it names none.
-func TestPanicPlace(t *testing.T) {
-	_, file, line, _ := runtime.Caller(0)
-	for k, die := range []func(){
-		func() { panic(errBad) },
-		func() { panic(fmt.Sprint(1 / min(0, line))) },
-		func() { Rand(context.Background()) },
-		func() { _ = strings.Repeat("x", -line) },
-	} {
-		if k == 3 && !filepath.IsAbs(file) {
-			break // with -trimpath the files of the standard library have no common path
-		}
-		runRow(t, fmt.Sprint("panic ", k), func(t *testing.T) {
-			get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
-			collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
-			source := FromSeq(func(context.Context, int) iter.Seq2[int, error] { die(); return nil })
-			for workers := range 2 {
-				opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
-				for _, err := range []error{
-					ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
-					ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
-					ending(must(New(numbers(1), collate, opts)).Epoch(t.Context(), 0)),
-					ending(Map(counting(1), workers, get).Epoch(t.Context(), 0)),
-					ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
-				} {
-					says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
-					saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
-					p := new(PanicError)
-					equal(t, "whether it is a panic", errors.As(err, &p), true)
-					equal(t, "whether its cause is found", errors.Is(err, errBad), k == 0)
-					saysAll(t, errors.New(string(p.Stack)), "TestPanicPlace")
-					equal(t, "lines", strings.Count(err.Error(), "\n"), 0)
-				}
-			}
-		})
-	}
-	equal(t, "the place without a panic", placeOfPanic(), "")
-	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
-	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
-	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
-	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
-		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
-	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
-		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
-}
-
-// TestAllocations checks that with Recycle a batch of an epoch under way costs
-// no allocation.
-func TestAllocations(t *testing.T) {
-	if trace.IsEnabled() {
-		t.Skip("an execution trace allocates for each batch")
-	}
-	fill := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
-	for workers := range 3 {
-		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
-		recycles(t, "List", newLoader(t, numbers(4000), opts))
-		recycles(t, "NewBatchFunc", must(NewBatchFunc(4000, fill, opts)))
-		recycles(t, "Stack", must(New(must(Rows(Tensor[int]{make([]int, 8000), []int{4000, 2}})), Stack[int], opts)))
-	}
-}
-
-// recycles checks that an epoch of 1000 batches, all recycled, has the
-// allocations of one, and of the first batches.
-func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
-	runRow(t, fmt.Sprintf("%s, workers %d", what, loader.opts.Workers), func(t *testing.T) {
-		each := testing.AllocsPerRun(5, func() {
-			for batch := range loader.Epoch(t.Context(), 0) {
-				loader.Recycle(batch)
-			}
-		})
-		failIf(t, each > 150, "an epoch of 1000 batches has %v allocations", each)
-	})
-}
-
-// ## dataloader.go: the notebook's tests, by their names
-
-// TestNotebook loads the notebook's data as its tests do: 20 samples of 2×3×5
-// numbers, with labels of which each occurs twice, and a tenth of a second to
-// fetch one. Each sample comes once, with its own label, in order unless
-// shuffled, and in time.
-func TestNotebook(t *testing.T) {
-	for name, opts := range map[string]Options{
-		"test_sequential":               {},
-		"test_sequential_batch":         {BatchSize: 2},
-		"test_sequential_workers":       {Workers: 4},
-		"test_sequential_batch_workers": {BatchSize: 2, Workers: 2},
-		"test_shuffle":                  {Shuffle: true},
-		"test_shuffle_batch":            {Shuffle: true, BatchSize: 2},
-		"test_shuffle_workers":          {Shuffle: true, Workers: 4},
-		"test_shuffle_batch_workers":    {Shuffle: true, BatchSize: 2, Workers: 4},
-	} {
-		runRowInBubble(t, name, func(t *testing.T) {
-			const n, each = 20, 100 * time.Millisecond
-			random := rand.New(rand.NewPCG(0, 0))
-			images, labels := Tensor[float64]{make([]float64, n*30), []int{n, 2, 3, 5}}, make(Slice[int], n)
-			for j := range images.Data {
-				images.Data[j] = random.NormFloat64()
-			}
-			for i := range labels {
-				labels[i] = i * 7 % (n / 2)
-			}
-			type sample = Pair[Tensor[float64], int]
-			slow := Transform(must(Pairs(must(Rows(images)), labels)), func(_ context.Context, s sample) (sample, error) {
-				time.Sleep(each)
-				return s, nil
-			})
-			size, start, found := max(opts.BatchSize, 1), time.Now(), []int{}
-			for _, batch := range batches(t, must(New(slow, CollatePair(Stack[float64], List[int]), opts)), 0) {
-				equal(t, "shape", batch.First.Shape, []int{size, 2, 3, 5})
-				for j, label := range batch.Second {
-					i := slices.Index(images.Data, batch.First.Data[j*30]) / 30
-					equal(t, "sample", batch.First.Data[j*30:(j+1)*30], images.Data[i*30:(i+1)*30])
-					equal(t, "label of its own sample", label, labels[i])
-					found = append(found, i)
-				}
-			}
-			rounds := (n/size + max(opts.Workers, 1) - 1) / max(opts.Workers, 1)
-			equal(t, "time", time.Since(start), time.Duration(rounds*size)*each)
-			equal(t, "in order", slices.IsSorted(found), !opts.Shuffle)
-			equal(t, "found", sorted(found), upTo(n))
-		})
-	}
-}
-
-// TestPartialWorkers checks that however a loop is left, at whatever batch, the
-// calls of Get that are under way are waited for, and no other begins, not even
-// for a batch that has begun. A Get that honours its context delays nothing. A
-// cancelled loop ends with the cause, without a question to OnError.
-func TestPartialWorkers(t *testing.T) {
-	for _, way := range []string{"break", "panic", "Goexit", "cancel"} {
-		runRow(t, way, func(t *testing.T) {
-			eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
-				for k := range 12 * 2 {
-					leave(t, way, k/2, workers, k%2 == 1)
-				}
-			})
-		})
-	}
-}
-
-// leave leaves a loop at a batch, and returns how long that took. If deaf, Get
-// does not look at its context.
-func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Duration) {
-	data, enough := &probe{n: 40, takes: always(time.Hour), deaf: deaf}, errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	var left time.Time
-	var begun, running int64 // the calls of Get when the loop is left
-	var late, after int64    // those that begin later, and those that run after the loop
-	var errs []error
-	var loop sync.WaitGroup
-	loop.Go(func() {
-		defer func() {
-			if r := recover(); r != nil && r != "of the loop body" {
-				panic(r)
-			}
-			took, late, after = time.Since(left), data.begun.Load()-begun, data.running.Load()
-		}()
-		n := -1
-		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
-		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
-			if n++; err != nil {
-				errs = append(errs, err)
-			}
-			if n != stop {
-				continue
-			}
-			synctest.Wait()
-			left, begun, running = time.Now(), data.begun.Load(), data.running.Load()
-			switch way {
-			case "break":
-				return
-			case "panic":
-				panic("of the loop body")
-			case "Goexit":
-				runtime.Goexit()
-			}
-			cancel(enough)
-		}
-	})
-	loop.Wait()
-	want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
-	equal(t, way+": Gets that run after the loop", after, 0)
-	equal(t, way+": Gets that began after it was left", late, 0)
-	equal(t, way+": the time to leave", took, want)
-	if stop == 0 {
-		equal(t, "calls of Get during the loop", int(running), workers)
-	}
-	equal(t, way+": errors", errs, map[string][]error{"cancel": {enough}}[way])
-	return took
-}
-
-// ## The loader's conformance: what PyTorch's tests and its behaviour say
-
-// TestSamplerOrderIsBatchOrder checks that a sampler's order is the order of
-// the batches. (In one Go peer it never was.)
-func TestSamplerOrderIsBatchOrder(t *testing.T) {
-	data := &probe{n: 50, takes: jitter(1)}
-	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
-	for _, s := range []Sampler{Sequential(50), Random(50, 42), RandomWithReplacement(50, 60, 3), own} {
-		want := fmt.Sprint(slices.Collect(slices.Chunk(positions(s, 2), 7)))
-		loading{fmt.Sprint(s), data, nil, Options{Sampler: s, BatchSize: 7}, want}.check(t, 0)
-	}
-}
-
-// ## The loader's errors
-
-// TestFailures checks that what fails comes as an error at its position, and
-// the rest as if nothing had happened. Where ranks must take equal steps, a
-// batch whose samples are all dropped fails.
-func TestFailures(t *testing.T) {
-	fails := func([]int, []int) ([]int, error) { return nil, errBad }
-	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
-	slow := &probe{n: 10, bad: []int{3}, takes: jitter(4)} // samples 0 and 1 take longer than 2 and 3
-	sixteen := fmt.Sprint(upTo(16))                        // indices, and no more
-	outside := OrderFunc(4, func(int) []int { return []int{0, -2, 1, 3} })
-	ranks := func(count int, tail Tail) Options {
-		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
-	}
-	const unequal = "[[0] #1: all samples were dropped, and ranks must take equal steps: " +
-		"take this one with weight 0, or use UnevenTail [4] [6]]"
-	loadFails := func(_ context.Context, dst, _ []int) ([]int, error) { return dst, errBad }
-	two, drop := Options{BatchSize: 2}, Options{BatchSize: 3, OnError: dropBad}
-	for _, l := range []loading{
-		{"a bad sample", slow, nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
-		{"bad ones dropped", failing(12, 0, 3, 4, 5, 11), nil, drop, "[[1 2] [6 7 8] [9 10]]"},
-		{"no sample is good", failing(5, upTo(5)...), nil, two, "[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"},
-		{"the end of a file", eof, nil, two, "[#0, sample 0: EOF #1, sample 2: EOF]"},
-		{"collate", numbers(2), fails, Options{}, "[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
-		{"collate, dropping", failing(3, 1), fails, drop, "[#0: collating 2 samples [0 2]: bad sample]"},
-		{"collate 20", numbers(20), fails, Options{BatchSize: 20}, "[#0: collating 20 samples " + sixteen + ": bad sample]"},
-		{"indices outside", &probe{n: 3}, nil, Options{Sampler: outside, OnError: dropBad}, "[[0] #1: the sampler: index -2 is " +
-			"outside the data set, which has 3 samples [1] #3: the sampler: index 3 is outside the data set, which has 3 samples]"},
-		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] #1: the sampler gave no index [2]]"},
-		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
-		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
-		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
-		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
-	} {
-		l.check(t, 0)
-	}
-}
-
-// TestNoOrder checks that a sampler that yields no order is the last error of
-// the loop, no *SampleError, whatever its panic. An epoch without batches needs
-// no order. A cancelled Batch is no *SampleError either, whatever the cause.
-func TestNoOrder(t *testing.T) {
-	bad, die := &SampleError{Err: errBad}, func(int) func(int) int { panic("ouch") }
-	own := func(order func(int) func(int) int) Options {
-		return Options{Sampler: sampler{n: 4, name: "own", order: order}}
-	}
-	noBatches := batchSampler{n: 4, name: "own", batches: func(int) func(int) []int { return nil }}
-	for what, opts := range map[string]Options{
-		"panic: ouch":             own(die),
-		"panic: " + bad.Error():   own(func(int) func(int) int { panic(bad) }),
-		"the order is nil":        own(func(int) func(int) int { return nil }),
-		"panic: the order is nil": {BatchSampler: noBatches},
-		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
-	} {
-		runRow(t, what, func(t *testing.T) {
-			for opts.Workers = range 2 {
-				l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
-				for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
-					saysAll(t, err, "dataloader: epoch 2: ", what)
-					equal(t, "a *SampleError", isSampleError(err), false)
-				}
-				equal(t, "the cursor", at, Cursor{Epoch: 2})
-			}
-		})
-	}
-	empty := newLoader(t, numbers(0), Options{Sampler: sampler{name: "own", order: die}})
-	equal(t, "an empty epoch", outcomes(empty.Epoch(t.Context(), 0)), []string{})
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(bad)
-	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
-	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)), "false true")
-}
-
-// TestOnError checks that bad samples are dropped from their batches, or fail
-// them, as OnError says. OnError hears of them in the order of the batches, and
-// no more of a batch that it has failed. A batch of which nothing is left is
-// not collated, but traced. The cursor stays before a failed batch, which a
-// resume tries again, until the next success. Batch is not traced.
-func TestOnError(t *testing.T) {
-	eachWorkers(t, []int{0, 1, 4}, func(t *testing.T, workers int) {
-		var got, heard, traced []string
-		var collated atomic.Int64
-		budget, start := 4, time.Now()
-		trace := func(tm Timing) {
-			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples, tm.Dropped))
-			inTime, by := !tm.Sent.Before(start) && !tm.Start.Before(tm.Sent), tm.Worker
-			failIf(t, !inTime || by < min(0, workers-1) || by >= workers, "%d workers: %+v", workers, tm)
-		}
-		collate := func(dst, samples []int) ([]int, error) {
-			if collated.Add(1); samples[0] == 15 {
-				return nil, errors.New("collate")
-			}
-			return List(dst, samples)
-		}
-		data := &probe{n: 24, bad: []int{0, 6, 7, 8, 12, 13, 19}}
-		loader := must(New(data, collate, Options{BatchSize: 3, Workers: workers, Trace: trace,
-			OnError: func(e *SampleError) error {
-				heard = append(heard, fmt.Sprint(e.Batch, ":", e.Index))
-				if budget--; budget == -1 {
-					return fmt.Errorf("more than 4 bad samples: %w", e)
-				} else if budget < 0 {
-					return errors.New("enough")
-				}
-				return nil
-			}}))
-		at, failed := Cursor{Epoch: 2}, Cursor{}
-		for batch, err := range loader.Run(t.Context(), &at) {
-			if got = append(got, fmt.Sprint(at.Pos), outcomes(one(batch, err))[0]); err != nil {
-				failed = throughJSON(t, at)
-			}
-		}
-		equal(t, "positions and outcomes", fmt.Sprint(got), "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
-			"12 error dataloader: epoch 2, batch 4, sample 12: OnError: more than 4 bad samples: epoch 2, batch 4, sample 12: bad sample "+
-			"12 error dataloader: epoch 2, batch 5: collating 3 samples [15 16 17]: collate "+
-			"12 error dataloader: epoch 2, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
-		equal(t, "in the end", at, Cursor{Epoch: 3})
-		equal(t, "heard", fmt.Sprint(heard), "[0:0 2:6 2:7 2:8 4:12 6:19]")
-		equal(t, "collated", collated.Load(), 7)
-		budget = 3
-		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
-		data.bad = nil
-		healed := collect(t, newLoader(t, data, Options{BatchSize: 3, Workers: workers, Trace: trace}).Run(t.Context(), &failed))
-		equal(t, "healed", fmt.Sprint(healed), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
-		equal(t, "traced", fmt.Sprint(traced), "[2:0:2 1 2:1:3 0 2:2:0 3 2:3:3 0 2:4:0 0 2:5:0 0 2:6:0 0 2:7:3 0 "+
-			"2:4:3 0 2:5:3 0 2:6:3 0 2:7:3 0]")
-	})
-}
-
-// ## The loader's cursors
-
-// TestResumeExhaustive checks every small length, batch size, rank, tail and
-// number of workers, and batch samplers, whose batches are dealt out whole:
-// what comes is what should, and a resume anywhere, by any workers, neither
-// loses nor repeats.
-func TestResumeExhaustive(t *testing.T) {
-	workers := 0 // each deal has another number, in the loop and in the resume
-	for n := range 11 {
-		if testing.Short() && n%5 != 0 {
-			continue
-		}
-		for _, rank := range []Rank{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
-			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
-				for o := range 8 {
-					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Rank: rank, Tail: tail}
-					if noBatch(n, opts) {
-						continue // refused
-					}
-					want := fmt.Sprint(expect(positions(Random(n, 7), 2), 0, opts))
-					workers++
-					l := loading{"exhaustive", numbers(n), nil, opts, want}
-					if workers%5 == 0 {
-						l.data = atOnce{n: n, load: func(_ context.Context, dst, indices []int) ([]int, error) { return List(dst, indices) }}
-					}
-					l.checkWith(t, workers%4, 0, workers/4%4)
-				}
-				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Rank: rank, Tail: tail}, [][]int{}
-				for _, k := range expect(upTo(n), 0, Options{Rank: rank, Tail: tail}) {
-					want = append(want, opts.BatchSampler.Batches(2)(k[0]))
-				}
-				if !noBatch(n, Options{Rank: rank, Tail: tail}) {
-					loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.checkWith(t, n%4, 0, (n+1)%4)
-				}
-			}
-		}
-	}
-}
-
-// TestUnorderedResume checks that after random stops, in order and out of it,
-// every batch comes exactly once.
-func TestUnorderedResume(t *testing.T) {
-	resumes, lost, twice := 0, 0, 0
-	for seed := range uint64(100) {
-		inBubble(t, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 1))
-			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
-			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
-			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Rank: Rank{random.IntN(2), 2}, Tail: UnevenTail}
-			opts.OnError = []func(*SampleError) error{nil, dropBad}[seed%2]
-			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
-			at := Cursor{Epoch: 1}
-			for tries := 0; at.Epoch == 1 && tries < 1000; tries++ {
-				opts.Workers, opts.Unordered = random.IntN(5), random.IntN(3) > 0
-				stop, pos := random.IntN(4), at.Pos
-				resumes++
-				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
-					outcome := outcomes(one(batch, err))[0]
-					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
-						got = append(got, outcome)
-					}
-					equal(t, "whether pos goes back", at.Pos < pos, false)
-					if pos, stop = at.Pos, stop-1; stop < 0 {
-						break
-					}
-				}
-				if random.IntN(2) == 0 {
-					at = throughJSON(t, at)
-				}
-			}
-			missing := slices.DeleteFunc(slices.Clone(want), func(outcome string) bool { return slices.Contains(got, outcome) })
-			lost, twice = lost+len(missing), twice+len(got)-(len(want)-len(missing))
-		})
-	}
-	t.Logf("100 epochs, left and continued %d times, with 0 to 4 workers: %d batches lost, %d came twice", resumes, lost, twice)
-	equal(t, "lost, and twice", []int{lost, twice}, []int{0, 0})
-}
-
-// FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or
-// repeat a batch.
-func FuzzCursor(f *testing.F) {
-	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
-	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}", "4," + state + "[[1,9223372036854775807]]}", "1e99"} {
-		f.Add([]byte(`{"epoch":1,"pos":` + rest + "}"))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, workers := range []int{0, 2} {
-			var at Cursor
-			if json.Unmarshal(data, &at) != nil {
-				return
-			}
-			opts := Options{BatchSize: 2, Shuffle: true, Seed: 1, Workers: workers, Unordered: true}
-			seen := []int{}
-			for batch, err := range newLoader(t, numbers(20), opts).Run(t.Context(), &at) {
-				seen = append(seen, batch...)
-				failIf(t, err != nil && len(seen) > 0, "%v", err)
-			}
-			equal(t, "samples that come twice", len(seen)-distinct(seen), 0)
-		}
-	})
-}
-
-// TestCursorJSON checks that a State is the same before and after JSON, with
-// every integer exact, and shares no memory. A description that is not UTF-8
-// survives, too. What is no cursor is refused, and is not taken for the start
-// of epoch 0.
-func TestCursorJSON(t *testing.T) {
-	type state struct {
-		Big   int64
-		Huge  uint64
-		Inner []Cursor
-	}
-	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
-	c := Cursor{Epoch: 1, Pos: math.MaxInt - 2, State: made}
-	for _, loaded := range []Cursor{c, throughJSON(t, c), throughJSON(t, throughJSON(t, c))} {
-		var got state
-		inner := map[string]int64{}
-		must(0, loaded.Load(&got))
-		must(0, got.Inner[0].Load(&inner))
-		got.Inner[0].State, loaded.State = inner, got
-		equal(t, "a loaded cursor", loaded, c)
-		got.Inner[1].Pos = 9
-		equal(t, "no memory is shared", made.Inner[1].Pos, 0)
-	}
-	saysAll(t, c.Load(new(int)), fmt.Sprint("epoch 1, pos ", c.Pos), "does not fit")
-	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
-	equal(t, "no pos", fromJSON(t, `{"epoch":3}`), Cursor{Epoch: 3})
-	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
-	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
-
-	const ownField = "dataloader: … keep the cursor in a field of its own"
-	const noEpoch = "dataloader: refused cursor: its JSON has no epoch"
-	const other = "dataloader: refused cursor: this is JSON of something else"
-	equal(t, "ErrCursor alone", ErrCursor.Error(), "refused cursor")
-	for text, want := range map[string]string{
-		`null`:                                 "",
-		`{}`:                                   noEpoch,
-		`{"epoch":null}`:                       noEpoch,
-		`{"epoch":1,"state":{"by":"Take(5)"}}`: "dataloader: … a state and no pos",
-		`{"step":7}`:                           ownField,
-		`{"Weights":[1],"At":{"epoch":1,"pos":0}}`: ownField,
-		`[]`:                    other,
-		`{"epoch":4,"pos":"x"}`: other,
-		`{"epoch":"3"}`:         other,
-		`{"epoch":1.5}`:         other,
-	} {
-		runRow(t, text, func(t *testing.T) {
-			at := Cursor{Epoch: 5}
-			err := json.Unmarshal([]byte(`{"At":`+text+`}`), &struct{ At *Cursor }{&at})
-			if err != nil || want != "" {
-				saysAll(t, err, want)
-			}
-			equal(t, "an ErrCursor", errors.Is(err, ErrCursor), want != "")
-			equal(t, "the advice", strings.Contains(fmt.Sprint(err), "embed"), want == ownField)
-			equal(t, "the cursor", at, Cursor{Epoch: 5})
-		})
-	}
-	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
-	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
-	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
-	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), other)
-	odd := Cursor{State: func() {}}
-	equal(t, "a cursor that cannot be saved", odd.String(), errorOf(json.Marshal(odd)).Error())
-	at, names := Cursor{Epoch: 1}, sampler{n: 4, name: "caf\xe9", order: Sequential(4).Order}
-	loader := newLoader(t, numbers(4), Options{Sampler: names})
-	readFirst(loader.Run(t.Context(), &at))
-	before := at
-	equal(t, "a cursor can be compared with itself", before == at, true)
-	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))), [][]int{{1}, {2}, {3}})
-}
-
-// TestBadOptions checks that options that make no sense are refused, with the
-// field, its value, what is allowed, and no more. So are options that leave no
-// rank a batch although there are samples, and orders for another number of
-// samples.
-func TestBadOptions(t *testing.T) {
-	some, three := numbers(3), newLoader(t, numbers(3), Options{})
-	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
-	loader := func(opts Options) error { return sized(3, opts) }
-	ranks := func(n, size, count int, tail Tail) error {
-		return sized(n, Options{BatchSize: size, DropLast: true, Rank: Rank{count - 1, count}, Tail: tail})
-	}
-	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
-	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
-	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{}, (*DataLoader[int])(nil)
-	const excludes = "= dataloader: Options.BatchSampler excludes "
-	panics(t, map[string]func(){
-		"Run: the cursor is nil … new(Cursor)":             func() { three.Run(t.Context(), nil) },
-		"At: epoch is 0 and k is -1, must not be negative": func() { three.At(0, -1) },
-		"At: epoch is -1":        func() { three.At(-1, 0) },
-		"At: epoch is … too far": func() { three.At(math.MaxInt, 1) },
-	})
-	refused(t, []refusal{
-		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
-		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
-		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
-		{errorOf(NewBatchFunc[int](3, nil, Options{})), "NewBatchFunc: load is nil"},
-		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Len() }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.At(0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Recycle(0) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { StreamOf(missing) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
-		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
-		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
-		{loader(Options{DataVersion: "\xff"}), `Options.DataVersion is "\xff", must be UTF-8`},
-		{loader(Options{BatchSize: -1}), "Options.BatchSize is -1 … positive"},
-		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
-		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
-		{loader(Options{Prefetch: 4}), "Options.Prefetch is 4 without workers … set Workers"},
-		{loader(Options{Workers: math.MaxInt, Prefetch: 3}), "Options.Workers × Prefetch … × 3 … less than 2^31"},
-		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
-		{loader(Options{BatchSampler: none, BatchSize: 2}), excludes + "BatchSize (2); leave it unset"},
-		{loader(Options{BatchSampler: none, Shuffle: true}), excludes + "Shuffle (true); leave it unset"},
-		{loader(Options{BatchSampler: none, DropLast: true}), excludes + "DropLast (true); leave it unset"},
-		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler; leave it unset"},
-		{loader(Options{Rank: Rank{3, 3}}), "Options.Rank … Index: 3 … Count: 3 … 0 to 2"},
-		{loader(Options{Rank: Rank{-1, 3}}), "Options.Rank … Index: -1 … 0 to 2"},
-		{loader(Options{Rank: Rank{1, 0}}), "Options.Rank … Index: 1 … set Count"},
-		{loader(Options{Rank: Rank{0, 1<<20 + 1}}),
-			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
-		{loader(Options{Rank: Rank{1<<20 - 1, 1 << 20}}), ""},
-		{loader(Options{Rank: Rank{0, -1}}), "Options.Rank … Count: -1 … must be 0 to"},
-		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
-		{loader(Options{Tail: -1}), "Options.Tail is -1"},
-		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
-		{sized(4, Options{Sampler: weighted}), "Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
-		{sized(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}), "Resize(Resize(Weighted( … for 5 samples … has 6"},
-		{batched(6, pairs), "Batches(Resize(Weighted( … for 5 samples … has 6"},
-		{batched(5, buckets), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
-		{loader(Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
-		{ranks(10, 4, 4, PadTail), "10 samples … BatchSize 4, DropLast true, Rank.Count 4, DropTail false … smaller batches"},
-		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
-		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer ranks"},
-		{batched(10, Batches(Sequential(10), 64, true)), "Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
-		{batched(0, Batches(Sequential(0), 2, true)), ""},
-		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
-		{ending(StreamOf(newLoader(t, some, Options{Unordered: true})).Epoch(t.Context(), 0)),
-			"Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave"},
-	})
-	const tooFar = "65 … is for 65 samples, the data set has 64; … Buckets a length, and other orders an n of at most 64"
-	for _, s := range []Sampler{
-		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1), Resize(Random(65, 1), 100),
-	} {
-		runRow(t, fmt.Sprint(s), func(t *testing.T) {
-			for n, want := range map[int]string{64: tooFar, 65: "", 66: ""} {
-				refusal{sized(n, Options{Sampler: s}), want}.check(t)
-				refusal{batched(n, Batches(s, 8, true)), want}.check(t)
-			}
-		})
-	}
-}
-
-// TestForgotten checks what can be collected while the loop goes on: the
-// samples of a batch that has failed, and the batches that the body has had.
-// New takes no memory for batches that are not there yet.
-func TestForgotten(t *testing.T) {
-	type sample = [64]byte
-	var fetched []weak.Pointer[sample]
-	get := func(_ context.Context, i int) (*sample, error) {
-		if i >= 9 {
-			return nil, map[int]error{9: errBad}[i]
-		}
-		s := new(sample)
-		fetched = append(fetched, weak.Make(s))
-		return s, nil
-	}
-	count := func(_ int, samples []*sample) (int, error) { return len(samples), nil }
-	for workers := range 2 {
-		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
-		fetched = nil
-		for range must(New(Func(20, get), count, opts)).Epoch(t.Context(), 0) {
-			if k++; k >= 5 {
-				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
-			}
-		}
-	}
-	for workers := range 3 {
-		var had []weak.Pointer[int]
-		for batch := range newLoader(t, numbers(80), Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
-			equal(t, fmt.Sprintf("of %d batches had before, those that a slot has kept", len(had)), alive(had), 0)
-			had = append(had, weak.Make(&batch[0]))
-		}
-	}
-	type large [100 << 10]byte
-	first := func(dst large, _ []int) (large, error) { return dst, nil }
-	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
 }
 
 // ## Batches that are served
@@ -12595,6 +12715,26 @@ func TestFolder(t *testing.T) {
 	}
 }
 
+// TestBadFiles checks that file systems and patterns that cannot be right are
+// refused.
+func TestBadFiles(t *testing.T) {
+	files := func(pattern string) error { return errorOf(Files(tree(), "a.txt", pattern)) }
+	folder := func(fsys fs.FS) error { _, _, err := Folder(fsys); return err }
+	missing := errorOf(fs.ReadDir(os.DirFS("nowhere"), "."))
+	refused(t, []refusal{
+		{errorOf(Files(nil)), "Files … nil"},
+		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
+		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
+		{files(""), `Files: … pattern "": it matches no file`},
+		{because(t, path.ErrBadPattern, files("a/[")), "Files: "},
+		{folder(nil), "Folder … nil"},
+		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))), "= dataloader: Files: nowhere: " + missing.Error()},
+		{because(t, fs.ErrNotExist, folder(os.DirFS("nowhere"))), "Folder: nowhere: "},
+		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
+		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
+	})
+}
+
 // TestFilesOnDisk checks that files are read when they are asked for, and which
 // links are followed.
 func TestFilesOnDisk(t *testing.T) {
@@ -13314,7 +13454,11 @@ func TestBadStreams(t *testing.T) {
 		"Mix: stream 1 is the zero Stream":                     func() { Mix(MixOptions{}, s, ints{}) },
 		"Unbatch: the stream is the zero Stream":               func() { Unbatch(lists{}) },
 		"Zip: the second stream is the zero Stream":            func() { Zip(s, ints{}) },
+		"the loader is nil; look at the error of New":          func() { StreamOf[int](nil) },
 	})
+	unordered := newLoader(t, numbers(3), Options{Unordered: true})
+	saysAll(t, ending(StreamOf(unordered).Epoch(t.Context(), 0)),
+		"Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave")
 	for _, stage := range stages {
 		runRow(t, stage.name, func(t *testing.T) {
 			name := stage.name + ": "
@@ -13702,7 +13846,8 @@ func counts(s lists) lists {
 // notThirds and odd leave out lists that begin with a multiple of three, or
 // with an even number.
 func notThirds(list []int) bool { return list[0]%3 > 0 }
-func odd(list []int) bool       { return list[0]%2 > 0 }
+
+func odd(list []int) bool { return list[0]%2 > 0 }
 
 // failThirds fails for lists that begin with one more than a multiple of three.
 func failThirds(_ context.Context, list []int) ([]int, error) {
@@ -14046,7 +14191,8 @@ type rankRun struct {
 
 // first returns the first k items, and rest the others.
 func (r rankRun) first(k int) []string { return r.items[:min(k, len(r.items))] }
-func (r rankRun) rest(k int) []string  { return r.items[min(k, len(r.items)):] }
+
+func (r rankRun) rest(k int) []string { return r.items[min(k, len(r.items)):] }
 
 // A pipeline is one of TestRanks, and what it promises.
 type pipeline struct {
@@ -14326,6 +14472,18 @@ func TestRandInMap(t *testing.T) {
 	}
 }
 
+// TestWorkersOfMap: all workers of a Map work, and each knows its number.
+func TestWorkersOfMap(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
+		mapped := Map(Indices(Sequential(12)), workers, func(ctx context.Context, _ int) (int, error) {
+			time.Sleep(time.Second)
+			return Worker(WithSeed(ctx, 1)), nil
+		})
+		numbers := slices.Compact(sorted(collect(t, mapped.Epoch(t.Context(), 0))))
+		equal(t, "the workers", numbers, [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers])
+	})
+}
+
 // TestStreamsThatDie: a panic in a source is the last error, and in a function
 // of a stage it fails the item. In the goroutines of a stage that is so for
 // runtime.Goexit too. All goroutines are joined.
@@ -14452,92 +14610,6 @@ func TestDeafSources(t *testing.T) {
 }
 
 // ## dataloader.go: where the time goes
-
-// TestStats compares every figure with that of a schedule worked out by hand.
-// load is how long each sample takes, in turn; a sample of -1 fails. step is
-// how long the loop takes for a batch. The time between loops does not count.
-func TestStats(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
-	if runtime.GOMAXPROCS(0) != 8 {
-		t.Skip("this platform has no threads, so the number of CPUs cannot be set")
-	}
-	const ms = time.Millisecond
-	type d = []time.Duration
-	slow := append(d{10 * ms, 10 * ms, 200 * ms}, slices.Repeat(d{10 * ms}, 9)...)
-	bad := append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...)
-	ragged := make(d, 200)
-	for i := range ragged {
-		ragged[i] = 52*ms + time.Duration(below(100, 1, uint64(i)))*ms
-	}
-	for _, c := range []struct {
-		name      string
-		opts      Options
-		epochs, n int
-		load      d
-		step      time.Duration
-		want      string // how the line ends, with "blocked" for "with the next batch ready"
-	}{
-		// Batches are ready in pairs, at 100, 200, …; every other one is waited
-		// for, for 40.
-		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
-			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
-		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
-			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, " +
-				"if they wait rather than compute; to compute there are 8 CPUs"},
-		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
-			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
-		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
-			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
-		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
-		// ready.
-		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms, "waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
-			"slow batches block the batches behind them, raise Prefetch or set Unordered"},
-		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms, "10 batches, 15 samples (12/s), 5 dropped; " +
-			"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers needed: 2"},
-		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
-		// before the loop has had batch 0 for 15.
-		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
-			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
-				"a few batches are so slow that the loop waits for them while workers are idle"},
-		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
-			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would load during training"},
-		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
-			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
-		// Each loop waits for its first batch, whatever Prefetch is.
-		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
-		// What was waited for in one loop has ended in the next.
-		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
-			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
-		// 100 of each 25 are enough for 4 workers, and less than half of the
-		// waiting is for a batch before others.
-		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
-			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
-		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms, "waited 5 % of 5.245s, " +
-			"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers needed: 4"},
-		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 9 % of 5.523s, " +
-			"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers needed: 4"},
-	} {
-		runRowInBubble(t, c.name, func(t *testing.T) {
-			stats := new(Stats)
-			c.opts.Trace = stats.Observe
-			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-				d := c.load[i%len(c.load)]
-				time.Sleep(d)
-				return i, map[bool]error{true: errBad}[d < 0]
-			}), c.opts)
-			for epoch := range c.epochs {
-				for range loader.Epoch(t.Context(), epoch) {
-					time.Sleep(c.step)
-				}
-				time.Sleep(10 * time.Second) // an evaluation
-			}
-			t.Log(stats)
-			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
-			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
-		})
-	}
-}
 
 // TestProgress: what is shown of a sequence, on a terminal and elsewhere, is
 // what was worked out by hand. Items and errors pass. Item 1 fails. On a
@@ -16323,6 +16395,7 @@ func TestExpand(t *testing.T) {
 // the packages that Decode must import.
 const jpegData = "/9j/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQ" +
 	"H/wAALCAACAAMBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AP//Z"
+
 const gifData = "R0lGODlhAwACAIAAAAAAAP///ywAAAAAAwACAAACAoRfADs="
 
 // checkDecoded checks, in a subtest, what Decode makes of a file: a type and a

@@ -1,0 +1,91 @@
+//go:build ignore
+
+// This program writes the classic loader into a folder: map-style data sets,
+// samplers, collate functions, workers and cursors, with their tests, and no
+// streams and no tar shards. Run it in the folder of the package:
+//
+//	go run testdata/classic.go DIR
+//
+// The files of the package are read in two halves, and the first half does not
+// need the second. So the program cuts each file at its line "Second reading",
+// and leaves out the imports that only the second half uses.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"log"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) != 2 {
+		log.Fatal("usage: go run testdata/classic.go DIR")
+	}
+	for _, name := range []string{
+		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go", "dataloader_test.go",
+		"bench_test.go",
+		"go.mod", "testdata/lesson.md", "testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
+	} {
+		if err := write(os.Args[1], name); err != nil {
+			log.Fatalf("%s: %v", name, err)
+		}
+	}
+}
+
+// write writes a file of the package, or its first half, into dir.
+func write(dir, name string) error {
+	data, err := os.ReadFile(name)
+	text := strings.ReplaceAll(string(data), "\r\n", "\n")
+	if err == nil && path.Ext(name) == ".go" {
+		text, err = firstHalf(text)
+		fmt.Printf("%5d lines of %s\n", strings.Count(text, "\n"), name)
+	}
+	if err != nil {
+		return err
+	}
+	name = filepath.Join(dir, name)
+	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, []byte(text), 0o666))
+}
+
+// firstHalf returns what stands before the line "Second reading", without the
+// imports that it does not use.
+func firstHalf(text string) (string, error) {
+	half, _, found := strings.Cut(text, "\n// Second reading")
+	if !found {
+		return "", errors.New("no line begins with // Second reading")
+	}
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "", half, 0)
+	if err != nil {
+		return "", err
+	}
+	used := map[string]bool{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if selector, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := selector.X.(*ast.Ident); ok {
+				used[x.Name] = true
+			}
+		}
+		return true
+	})
+	lines := strings.SplitAfter(half, "\n")
+	for _, spec := range file.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return "", err
+		}
+		if !used[path.Base(strings.TrimSuffix(imported, "/v2"))] {
+			lines[fset.Position(spec.Pos()).Line-1] = ""
+		}
+	}
+	return strings.Join(lines, ""), nil
+}
