@@ -440,7 +440,7 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // gets a zero batch for each.
 func (l *DataLoader[B]) Run(ctx context.Context, at *Cursor) iter.Seq2[B, error] {
 	l.mustExist()
-	items := func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from, l.state) }
+	items := func(from Cursor) iter.Seq2[Item[B], error] { return l.items(ctx, from) }
 	return follow(items, at)
 }
 
@@ -482,7 +482,7 @@ func (l *DataLoader[B]) Batch(ctx context.Context, epoch, k int) (B, error) {
 		return *new(B), fmt.Errorf("dataloader: batch %d of epoch %d: "+
 			"epochs begin at 0, and have %d batches", k, epoch, l.Len())
 	}
-	p, err := l.resume(Cursor{Epoch: epoch}, nil)
+	p, err := l.resume(Cursor{Epoch: epoch})
 	if err != nil {
 		return *new(B), finalError(err)
 	}
@@ -547,13 +547,10 @@ func (l *DataLoader[B]) recycled() (b B) {
 }
 
 // items returns the batches that follow a cursor, as a Stream does: one
-// iteration over the rest of an epoch. state is the State of their cursors, if
-// none is done ahead.
-func (l *DataLoader[B]) items(
-	ctx context.Context, from Cursor, state *loaderState,
-) iter.Seq2[Item[B], error] {
+// iteration over the rest of an epoch.
+func (l *DataLoader[B]) items(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 	return func(yield func(Item[B], error) bool) {
-		p, err := l.resume(from, state)
+		p, err := l.resume(from)
 		if err != nil {
 			yield(Item[B]{}, err)
 			return
@@ -949,9 +946,6 @@ type loaderState struct {
 	Done []span `json:"done,omitempty"`
 	Rank *Rank  `json:"rank,omitempty"`
 	Size int    `json:"size,omitempty"`
-	// Ranks, the number of ranks, and Size are in the cursors of StreamOf, for
-	// stages that compare cursors. No loader needs them.
-	Ranks int `json:"ranks,omitempty"`
 }
 
 // ofLoader is for itemError.
@@ -973,7 +967,6 @@ type span [2]int
 type pass struct {
 	// Set by resume, and only read afterwards.
 	plan      *plan
-	state     *loaderState // the State of the cursors whose Done is empty
 	epoch     int
 	deal      deal
 	indicesAt indicesAt
@@ -992,8 +985,8 @@ type pass struct {
 }
 
 // resume begins a pass at a cursor, or says why the cursor does not fit, or why
-// the epoch has no order. state is the pass's.
-func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
+// the epoch has no order.
+func (p *plan) resume(from Cursor) (*pass, error) {
 	var s loaderState
 	if err := from.fit(p.name, &s.By, &s); err != nil {
 		return nil, err
@@ -1001,7 +994,6 @@ func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 	d := p.deal.start(min(from.Pos, p.deal.n))
 	rest := &pass{
 		plan:       p,
-		state:      state,
 		epoch:      from.Epoch,
 		deal:       d,
 		firstBatch: from.Pos / d.size / d.rank.Count,
@@ -1027,7 +1019,7 @@ func (p *plan) resume(from Cursor, state *loaderState) (*pass, error) {
 // although its order does.
 func (p *pass) checkCursor(from Cursor, s *loaderState) error {
 	// A cursor made out of order fits only its own batch size.
-	outOfOrder := s.Rank != nil && s.Size > 0 && (s.Ranks == 0 || len(s.Done) > 0)
+	outOfOrder := s.Rank != nil && s.Size > 0
 	switch o := &p.plan.opts; {
 	case !from.atStart() && s.Seed != o.Seed:
 		return from.refuse("it was made with Options.Seed %d, this loader has Options.Seed %d",
@@ -1041,7 +1033,7 @@ func (p *pass) checkCursor(from Cursor, s *loaderState) error {
 		return from.refuse("it was made out of order by rank %v with batches of %d, "+
 			"this loader is rank %v with batches of %d",
 			*s.Rank, s.Size, p.deal.rank, p.deal.size)
-	case !outOfOrder && (s.Size != 0 && s.Ranks == 0 || len(s.Done) > 0):
+	case !outOfOrder && len(s.Done) > 0:
 		return from.refuse("its state is damaged: steps that are done need a rank and a size")
 	case s.Rank != nil && *s.Rank != p.deal.rank:
 		return from.refuseRank(*s.Rank, p.deal.rank, "OnError under UnevenTail")
@@ -1128,9 +1120,9 @@ func (p *pass) timing(t Timing) Timing {
 // cursor returns the place after the steps that have been handed over.
 func (p *pass) cursor() Cursor {
 	mark := p.done[0][1]
-	c := Cursor{p.epoch, p.deal.after(mark), p.state}
+	c := Cursor{p.epoch, p.deal.after(mark), p.plan.state}
 	if len(p.done) > 1 {
-		s := *p.state
+		s := *p.plan.state
 		s.Rank, s.Size = &p.deal.rank, p.deal.size
 		for _, d := range p.done[1:] {
 			s.Done = append(s.Done, span{d[0] - mark, d[1] - mark})
@@ -1343,13 +1335,46 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"because a resume could lose samples: use its Run, or leave Unordered unset")
 		})
 	}
-	state := *l.state
-	state.Ranks, state.Size = l.deal.rank.Count, l.deal.size
 	known := ranks{}.deal(l.deal.rank, l.deal.tail)
 	known.index = known.anew
+	size, count := l.deal.size, l.deal.rank.Count
+	shared := &streamState{*l.state, size, count} // by nearly all cursors
 	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-		return l.items(ctx, from, &state)
+		return func(yield func(Item[B], error) bool) {
+			for item, err := range l.items(ctx, loaderCursor(from)) {
+				if s, ok := item.Next.State.(*loaderState); ok && s != l.state {
+					item.Next.State = &streamState{*s, size, count}
+				} else if ok {
+					item.Next.State = shared
+				}
+				if !yield(item, err) {
+					return
+				}
+			}
+		}
 	}, known}
+}
+
+// A streamState is the State in a cursor of StreamOf: that of the loader, and
+// what a step is, for stages that compare what they read again.
+type streamState struct {
+	loaderState
+	Size  int `json:"size"`  // of a batch
+	Ranks int `json:"ranks"` // their number
+}
+
+// loaderCursor returns a cursor of StreamOf as the loader's, and any other one
+// as it is.
+func loaderCursor(c Cursor) Cursor {
+	var s streamState
+	if c.Load(&s) != nil || s.Ranks == 0 {
+		return c
+	}
+	if len(s.Done) > 0 {
+		s.loaderState.Size = s.Size
+	}
+	c.State = &s.loaderState
+	return c
 }
 
 // Progress returns seq, and shows on w how far seq has got: the number of

@@ -531,7 +531,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 		got := outcomes(loader.Epoch(t.Context(), 2))
 		equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 		k := 0
-		for item, err := range loader.items(t.Context(), Cursor{Epoch: 2}, loader.state) {
+		for item, err := range loader.items(t.Context(), Cursor{Epoch: 2}) {
 			sound := item.Err == nil || isSampleError(item.Err)
 			failIf(t, err != nil || !sound, "%s: %v, or %v is no SampleError", what, err, item.Err)
 			if l.opts.OnError == nil && !strings.Contains(l.want, errGoexit.Error()) {
@@ -7648,7 +7648,7 @@ func ExampleStream_Cycle() {
 	// pass 1 [a b]
 	// pass 1 [c d]
 	// pass 2 [b c]
-	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}}}}
+	// {"epoch":0,"pos":10,"state":{"by":"Repeat(0)","n":2,"source":{"epoch":2,"pos":2,"state":{"by":"Indices(Random(4, seed 1))"}},"past":"9af808eab58b2fab"}}
 }
 
 // Which sample hangs? A timer around Get names the sample while it is being
@@ -13313,7 +13313,6 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(base), done("[[5,4]]"), "damaged … [5 4]"},
 		{loader(base), with(`"done":[[1,2]]`), isDamaged},
 		{loader(base), with(`"done":[[1,2]],` + size), isDamaged},
-		{loader(base), with(size), isDamaged},
 
 		{s.Take(4), after(1, s.Take(3)), "made by Take(3), this is Take(4)"},
 		{s.Shuffle(3, 2), after(1, s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
@@ -13396,12 +13395,16 @@ func TestRefusedCursors(t *testing.T) {
 // that is too long is refused. Only a Mix may begin, because it asks a source
 // when it draws it, and end, if it asks that source no more.
 func TestDamagedCursors(t *testing.T) {
-	places := regexp.MustCompile(`[0-9]+|\[|"by":"`)
+	places, pasts := regexp.MustCompile(`[0-9]+|\[|"by":"`), regexp.MustCompile(`"past":"\w*"`)
 	eachStage(t, Indices(Sequential(8)), 5, func(t *testing.T, s ints) {
 		want := readAll(t, s)
 		for k, at := range cursors(t, s)[:len(want)] {
 			text := at.String()
+			past := pasts.FindStringIndex(text) // only compared, by stages behind
 			for _, place := range places.FindAllStringIndex(text, -1) {
+				if past != nil && past[0] < place[0] && place[0] < past[1] {
+					continue
+				}
 				old := text[place[0]:place[1]]
 				bad := cmp.Or(map[string]string{"[": "[null,", `"by":"`: `"by":"not `}[old], "-1")
 				damaged := text[:place[0]] + bad + text[place[1]:]
