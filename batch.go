@@ -169,7 +169,7 @@ func CollatePair[T, U, A, B any](
 // slice of samples is reused, as by a loader. torchdata: Batcher, with
 // drop_last=False.
 func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
-	panicIf(src.items == nil, "Batch: the stream is the zero Stream")
+	src.mustExist("Batch")
 	panicIf(collate == nil, "Batch: the Collate is nil")
 	panicIf(size < 1, "Batch: size is %d, must be positive", size)
 	known := src.ranks.part("Batch", false)
@@ -225,7 +225,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // checkpoint, a Shuffle behind Unbatch counts other items at each resume that
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
-	panicIf(src.items == nil, "Unbatch: the stream is the zero Stream")
+	src.mustExist("Unbatch")
 	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch"}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {

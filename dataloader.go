@@ -1337,15 +1337,12 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	}
 	known := ranks{}.deal(l.deal.rank, l.deal.tail)
 	known.index = known.anew
-	size, count := l.deal.size, l.deal.rank.Count
-	shared := &streamState{*l.state, size, count} // by nearly all cursors
+	state := &streamState{*l.state, l.deal.size, l.deal.rank.Count}
 	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		return func(yield func(Item[B], error) bool) {
 			for item, err := range l.items(ctx, loaderCursor(from)) {
-				if s, ok := item.Next.State.(*loaderState); ok && s != l.state {
-					item.Next.State = &streamState{*s, size, count}
-				} else if ok {
-					item.Next.State = shared
+				if item.Next.State == any(l.state) {
+					item.Next.State = state
 				}
 				if !yield(item, err) {
 					return
@@ -1367,13 +1364,9 @@ type streamState struct {
 // as it is.
 func loaderCursor(c Cursor) Cursor {
 	var s streamState
-	if c.Load(&s) != nil || s.Ranks == 0 {
-		return c
+	if c.Load(&s) == nil && s.Ranks > 0 && len(s.Done) == 0 {
+		c.State = &s.loaderState
 	}
-	if len(s.Done) > 0 {
-		s.loaderState.Size = s.Size
-	}
-	c.State = &s.loaderState
 	return c
 }
 

@@ -13431,7 +13431,7 @@ func TestBadStreams(t *testing.T) {
 		"Stream.Repeat: times is 0, must be at least 1; Cycle": func() { s.Repeat(0) },
 		"Stream.Cycle: the stream is the zero Stream":          func() { ints{}.Cycle() },
 		"Stream.OnError: f is nil":                             func() { s.OnError(nil) },
-		"Run: the stream is the zero Stream; look at":          func() { ints{}.Run(t.Context(), new(Cursor)) },
+		"Stream.Run: the stream is the zero Stream; look at":   func() { ints{}.Run(t.Context(), new(Cursor)) },
 		"Stream.Items: the stream is the zero Stream; look at": func() { ints{}.Items(t.Context(), Cursor{}) },
 		"NewStream: items is nil":                              func() { NewStream[int](nil) },
 		"NewStage: items is nil":                               func() { NewStage[int, int](s, false, nil) },
@@ -13453,10 +13453,10 @@ func TestBadStreams(t *testing.T) {
 		"Mix: Weights[0] is +Inf":                              func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
 		"Mix: Stop is 4, must be StopAtLast":                   func() { Mix(MixOptions{Stop: 4}, s) },
 		"Mix: Stop is -1":                                      func() { Mix(MixOptions{Stop: -1}, s) },
-		"Chain: stream 1 is the zero Stream":                   func() { Chain(s, ints{}) },
-		"Mix: stream 1 is the zero Stream":                     func() { Mix(MixOptions{}, s, ints{}) },
+		"Chain: the stream is the zero Stream":                 func() { Chain(s, ints{}) },
+		"Mix: the stream is the zero Stream":                   func() { Mix(MixOptions{}, s, ints{}) },
 		"Unbatch: the stream is the zero Stream":               func() { Unbatch(lists{}) },
-		"Zip: the second stream is the zero Stream":            func() { Zip(s, ints{}) },
+		"Zip: the stream is the zero Stream":                   func() { Zip(s, ints{}) },
 		"the loader is nil; look at the error of New":          func() { StreamOf[int](nil) },
 	})
 	unordered := newLoader(t, numbers(3), Options{Unordered: true})

@@ -665,10 +665,10 @@ func NewStage[T, U any](
 	src Stream[T], oneForOne bool,
 	items func(ctx context.Context, src Stream[T], from Cursor) iter.Seq2[Item[U], error],
 ) Stream[U] {
-	panicIf(src.items == nil, "NewStage: the stream is the zero Stream")
+	src.mustExist("NewStage")
 	panicIf(items == nil, "NewStage: items is nil")
 	if oneForOne {
-		return Stream[U]{oneByOne(src, items), src.ranks}
+		return oneByOne(src, items)
 	}
 	known := src.ranks.part("a stage of your own", true)
 	known.index = known.anew
@@ -678,55 +678,65 @@ func NewStage[T, U any](
 	}, known}
 }
 
-// oneByOne returns the items of a stage that yields one item for each of src,
-// before it reads the next one. The items get the cursors of those of src. If
-// the stage does otherwise, the last pair says so.
+// oneByOne makes a stage that yields one item for each of src, before it reads
+// the next one. The items get the cursors of those of src. If the stage does
+// otherwise, the last error says so.
 func oneByOne[T, U any](
 	src Stream[T],
 	items func(ctx context.Context, src Stream[T], from Cursor) iter.Seq2[Item[U], error],
-) func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
-	return func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
-		return func(yield func(Item[U], error) bool) {
-			var next Cursor // after the item of src that was read last
-			due := false    // whether that item has not been yielded yet
-			wrong := false  // whether the stage has yielded none for it, or another one
-			watch := func(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
-				return func(yield func(Item[T], error) bool) {
-					for item, err := range src.items(ctx, from) {
-						wrong = wrong || due
-						if wrong {
-							return
-						}
-						next, due = item.Next, err == nil
-						if !yield(item, err) {
-							return
-						}
-					}
+) Stream[U] {
+	return streamOf(src.ranks, func(
+		ctx context.Context, from Cursor, yield func(Item[U]) bool,
+	) error {
+		var next Cursor // after the item of src that was read last
+		due := false    // whether that item has not been yielded yet
+		wrong := false  // whether two items were read or yielded in a row
+		watched := streamOf(ranks{}, func(
+			ctx context.Context, from Cursor, yield func(Item[T]) bool,
+		) error {
+			for item, err := range src.items(ctx, from) {
+				wrong = wrong || due
+				if err != nil || wrong {
+					return err
 				}
-			}
-			for item, err := range items(ctx, Stream[T]{items: watch}, from) {
-				wrong = wrong || err == nil && !due
-				if wrong {
+				next, due = item.Next, true
+				if !yield(item) {
 					break
 				}
-				item.Next, due = next, false
-				if !yield(item, err) || err != nil {
-					return
-				}
 			}
-			if wrong || due {
-				yield(Item[U]{}, fmt.Errorf("dataloader: NewStage: the stage is not one for one, "+
-					"at %v: it must yield an item for each of src, before it reads the next", next))
+			return nil
+		})
+		for item, err := range items(ctx, watched, from) {
+			if err != nil {
+				return err
+			}
+			wrong = wrong || !due
+			if wrong {
+				break
+			}
+			due, item.Next = false, next
+			if !yield(item) {
+				return nil
 			}
 		}
-	}
+		if wrong || due {
+			return fmt.Errorf("dataloader: NewStage: the stage is not one for one, "+
+				"at %v: it must yield an item for each of src, before it reads the next", next)
+		}
+		return nil
+	})
+}
+
+// mustExist panics in the named function if there is no stream.
+func (s Stream[T]) mustExist(name string) {
+	panicIf(s.items == nil, "%s: the stream is the zero Stream; "+
+		"look at the error of the function that should have made it", name)
 }
 
 // Items returns the items that follow a cursor, up to the end of its epoch, for
 // a stage of your own. A loop has Run, which does the bookkeeping.
 func (s Stream[T]) Items(ctx context.Context, from Cursor) iter.Seq2[Item[T], error] {
-	panicIf(s.items == nil, "Stream.Items: the stream is the zero Stream; "+
-		"look at the error of the function that should have made it")
+	s.mustExist("Stream.Items")
 	from, err := s.ranks.takeOff(from)
 	if err != nil {
 		return func(yield func(Item[T], error) bool) { yield(Item[T]{}, err) }
@@ -763,8 +773,7 @@ func (s Stream[T]) Epoch(ctx context.Context, epoch int) iter.Seq2[T, error] {
 // If the context ends at that item, they may end with its cause; a resume then
 // only ends the epoch.
 func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
-	panicIf(s.items == nil, "Run: the stream is the zero Stream; "+
-		"look at the error of the function that should have made it")
+	s.mustExist("Stream.Run")
 	return follow(func(from Cursor) iter.Seq2[Item[T], error] { return s.Items(ctx, from) }, at)
 }
 
@@ -899,7 +908,7 @@ func FromSeq[T any](seq func(ctx context.Context, epoch int) iter.Seq2[T, error]
 // would yield an item again after a resume: it is a stage with a State
 // (ExampleNewStage). torchdata: Filter.
 func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
-	panicIf(s.items == nil, "Stream.Filter: the stream is the zero Stream")
+	s.mustExist("Stream.Filter")
 	panicIf(keep == nil, "Stream.Filter: keep is nil")
 	known := s.ranks.part("Filter", true)
 	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
@@ -955,7 +964,7 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // package notices, because no rank knows the rows of another.
 // ExampleStream_Cycle_ranks has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
-	panicIf(s.items == nil, "Stream.OnError: the stream is the zero Stream")
+	s.mustExist("Stream.OnError")
 	panicIf(f == nil, "Stream.OnError: f is nil")
 	known := s.ranks.part("OnError", true)
 	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
@@ -992,7 +1001,7 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 // must not be negative. torchdata: Header. To skip the first n items instead,
 // leave a loop over s.Run after them: its cursor goes on from there.
 func (s Stream[T]) Take(n int) Stream[T] {
-	panicIf(s.items == nil, "Stream.Take: the stream is the zero Stream")
+	s.mustExist("Stream.Take")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)
 	name := fmt.Sprintf("Take(%d)", n)
 	return staged(s.ranks, &stamp{by: name}, 0, func(
@@ -1022,7 +1031,7 @@ func (s Stream[T]) Take(n int) Stream[T] {
 // Repeat joins several epochs of s into one: epoch e covers the epochs e×times
 // to e×times + times-1 of s. times must be at least 1.
 func (s Stream[T]) Repeat(times int) Stream[T] {
-	panicIf(s.items == nil, "Stream.Repeat: the stream is the zero Stream")
+	s.mustExist("Stream.Repeat")
 	panicIf(times < 1, "Stream.Repeat: times is %d, must be at least 1; "+
 		"Cycle repeats without an end", times)
 	name := fmt.Sprintf("Repeat(%d)", times)
@@ -1035,7 +1044,7 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 // epochs of s from e on. An epoch of s without items is an error. Its cursors
 // call it Repeat(0). torchdata: Cycler.
 func (s Stream[T]) Cycle() Stream[T] {
-	panicIf(s.items == nil, "Stream.Cycle: the stream is the zero Stream")
+	s.mustExist("Stream.Cycle")
 	return joinEpochs("Repeat(0)", endless, []Stream[T]{s}, func(epoch, n int) int {
 		return epoch + n
 	})
@@ -1045,9 +1054,6 @@ func (s Stream[T]) Cycle() Stream[T] {
 // number. PyTorch: ChainDataset.
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
-	for i, s := range srcs {
-		panicIf(s.items == nil, "Chain: stream %d is the zero Stream", i)
-	}
 	name := fmt.Sprintf("Chain(%d)", len(srcs))
 	return joinEpochs(name, len(srcs), srcs, func(epoch, _ int) int { return epoch })
 }
@@ -1066,7 +1072,7 @@ func joinEpochs[T any](
 	if count == endless {
 		stage = "Cycle"
 	}
-	return staged(ranksOf(srcs).part(stage, false), &stamp{by: name}, 0, func(
+	return staged(ranksOf("Chain", srcs).part(stage, false), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if count >= 0 && state.N > 0 && state.N >= count {
@@ -1118,8 +1124,8 @@ func joinEpochs[T any](
 // the loop runs. Lock before the loop, or put Prefetch(1) behind a source that
 // locks.
 func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
-	panicIf(a.items == nil, "Zip: the first stream is the zero Stream")
-	panicIf(b.items == nil, "Zip: the second stream is the zero Stream")
+	a.mustExist("Zip")
+	b.mustExist("Zip")
 	return staged(a.ranks.join(b.ranks), &stamp{by: "Zip"}, 2, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[Pair[A, B]],
 	) error {
@@ -1458,9 +1464,11 @@ func (r ranks) join(other ranks) ranks {
 	return r
 }
 
-// ranksOf returns what is known behind a stage that reads several sources.
-func ranksOf[T any](srcs []Stream[T]) (r ranks) {
+// ranksOf returns what is known behind the named stage, which reads several
+// sources.
+func ranksOf[T any](name string, srcs []Stream[T]) (r ranks) {
 	for _, s := range srcs {
+		s.mustExist(name)
 		r = r.join(s.ranks)
 	}
 	return r

@@ -1016,7 +1016,7 @@ func Indices(s Sampler) Stream[int] {
 //
 // A resume reads at most 3⅜ × size items again.
 func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
-	panicIf(s.items == nil, "Stream.Shuffle: the stream is the zero Stream")
+	s.mustExist("Stream.Shuffle")
 	panicIf(size < 1 || size > math.MaxInt/4,
 		"Stream.Shuffle: the size is %d, must be 1 to %d", size, math.MaxInt/4)
 	bound, step := 3*size, ceil(3*size, 8)
@@ -1335,9 +1335,7 @@ type MixOptions struct {
 func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
 	panicIf(len(srcs) == 0, "Mix: there is no source")
-	for i, s := range srcs {
-		panicIf(s.items == nil, "Mix: stream %d is the zero Stream", i)
-	}
+	known := ranksOf("Mix", srcs).part("Mix", false)
 	panicIf(opts.Stop < StopAtLast || opts.Stop > CycleForever, "Mix: Stop is %d, "+
 		"must be StopAtLast, StopAtFirst, CycleUntilLast or CycleForever", opts.Stop)
 	panicIf(opts.Weights != nil && len(opts.Weights) != len(srcs),
@@ -1353,7 +1351,7 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		name = fmt.Sprintf("Mix(seed %d, weights %v, %s), version 3", opts.Seed, opts.Weights, stop)
 		opts.Weights = scaleWeights(opts.Weights)
 	}
-	return staged(ranksOf(srcs).part("Mix", false), &stamp{by: name}, len(srcs), func(
+	return staged(known, &stamp{by: name}, len(srcs), func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -1640,7 +1638,7 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // In a last row that is not full, Pos and N do not tell how many ranks there
 // are, so Ranks does, for the stages that compare cursors.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
-	panicIf(s.items == nil, "Stream.Shard: the stream is the zero Stream")
+	s.mustExist("Stream.Shard")
 	rank, bad := rank.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,

@@ -530,7 +530,7 @@ func try(f func() error) (err error) {
 //
 // torchdata: Mapper, ParallelMapper.
 func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, error)) Stream[U] {
-	panicIf(src.items == nil, "Map: the stream is the zero Stream")
+	src.mustExist("Map")
 	panicIf(f == nil, "Map: f is nil")
 	panicIf(workers < 0 || workers > math.MaxInt32/8,
 		"Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
@@ -618,7 +618,7 @@ func takeItem[T any](slot *Item[T]) Item[T] {
 // delivery are guaranteed, and no item comes twice. n must be at least 1.
 // torchdata: Prefetcher.
 func (s Stream[T]) Prefetch(n int) Stream[T] {
-	panicIf(s.items == nil, "Stream.Prefetch: the stream is the zero Stream")
+	s.mustExist("Stream.Prefetch")
 	panicIf(n < 1 || n > maxPrefetch, "Stream.Prefetch: n is %d, must be 1 to %d", n, maxPrefetch)
 	return streamOf(s.ranks, func(
 		ctx context.Context, from Cursor, yield func(Item[T]) bool,
