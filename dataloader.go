@@ -1335,8 +1335,7 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 				"because a resume could lose samples: use its Run, or leave Unordered unset")
 		})
 	}
-	known := ranks{}.deal(l.deal.rank, l.deal.tail)
-	known.index = known.anew
+	known := ranks{}.deal(l.deal.rank, l.deal.tail == UnevenTail, true)
 	state := &streamState{*l.state, l.deal.size, l.deal.rank.Count}
 	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		return func(yield func(Item[B], error) bool) {

@@ -671,7 +671,7 @@ func NewStage[T, U any](
 		return oneByOne(src, items)
 	}
 	known := src.ranks.part("a stage of your own", true)
-	known.index = known.anew
+	known.counted = true
 	inside := Stream[T]{items: src.items} // without an owner, whom the stage's cursors name
 	return Stream[U]{func(ctx context.Context, from Cursor) iter.Seq2[Item[U], error] {
 		return items(ctx, inside, from)
@@ -1385,7 +1385,7 @@ func staged[T any](
 	known ranks, by *stamp, sources int,
 	produce func(ctx context.Context, from Cursor, state stageState, yield yieldAt[T]) error,
 ) Stream[T] {
-	known.index = known.anew
+	known.counted = true
 	return streamOf(known, func(ctx context.Context, from Cursor, yield func(Item[T]) bool) error {
 		state, err := stateOf(from, by.by, sources)
 		if err != nil {
@@ -1405,13 +1405,14 @@ func staged[T any](
 type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // ranks is what a stream knows of the deals in it, from the moment that it is
-// made. A deal, which is Stream.Shard or StreamOf, gives each rank its own
-// items, and yet makes cursors that fit all ranks: after the same number of
-// steps all of them stand at the same place. Map, Prefetch, Take, Zip and a
-// stage of one's own that is one for one leave that as it is. Other stages put
-// the ranks out of step: each rank drops other items, or comes to the end of a
-// source at another step. From there on the cursors have an owner, the rank
-// that made them, and every other rank refuses them.
+// made. A deal, which is Stream.Shard, StreamOf or Tar, gives each rank its own
+// items. Shard and StreamOf yet make cursors that fit all ranks: after the same
+// number of steps all of them stand at the same place. Map, Prefetch, Take, Zip
+// and a stage of one's own that is one for one leave that as it is. Other
+// stages put the ranks out of step: each rank drops other items, or comes to
+// the end of a source at another step. From there on the cursors have an owner,
+// the rank that made them, and every other rank refuses them. The cursors of
+// Tar name its rank themselves.
 //
 // Inside of a pipeline cursors have no owner. Items, by which the outermost
 // stream is read, puts it in and takes it off.
@@ -1419,20 +1420,14 @@ type ranks struct {
 	deals   []Rank // whose part each deal is, the last deal first
 	uneven  bool   // whether one of them is under UnevenTail
 	parting string // the first stage that puts the ranks out of step, or ""
-
-	// Map needs these, because equal cursors of two ranks must not mean equal
-	// random numbers. Straight behind Shard the Pos of no two ranks are equal.
-	dealt bool   // whether there is a deal, or a Tar of a rank
-	index uint64 // which rank this is, if Pos does not tell; 0 for the first
-	anew  uint64 // the index behind a stage that counts the items anew
+	counted bool   // whether a stage behind the last deal counts the items anew
 }
 
 // deal returns what is known behind a deal.
-func (r ranks) deal(rank Rank, tail Tail) ranks {
+func (r ranks) deal(rank Rank, uneven, counted bool) ranks {
 	r.deals = append([]Rank{rank}, r.deals...)
-	r.uneven = r.uneven || tail == UnevenTail
-	r.dealt = true
-	r.anew = r.anew*uint64(rank.Count) + uint64(rank.Index)
+	r.uneven = r.uneven || uneven
+	r.counted = counted
 	return r
 }
 
@@ -1447,20 +1442,11 @@ func (r ranks) part(stage string, always bool) ranks {
 
 // join returns what is known behind a stage that reads two sources.
 func (r ranks) join(other ranks) ranks {
-	switch {
-	case !other.dealt:
-		return r
-	case !r.dealt:
-		return other
-	}
 	if !slices.Equal(r.deals, other.deals) {
 		r.deals = slices.Concat(r.deals, other.deals)
 	}
 	r.uneven = r.uneven || other.uneven
 	r.parting = cmp.Or(r.parting, other.parting)
-	if r.anew != other.anew {
-		r.anew = hash(r.anew, other.anew)
-	}
 	return r
 }
 
@@ -1472,6 +1458,17 @@ func ranksOf[T any](name string, srcs []Stream[T]) (r ranks) {
 		r = r.join(s.ranks)
 	}
 	return r
+}
+
+// index tells the ranks apart whose items have the same Pos: 0 is the first of
+// them, or the only one. Straight behind Shard the Pos tells.
+func (r ranks) index() (index uint64) {
+	for i, rank := range slices.Backward(r.deals) {
+		if i > 0 || r.counted {
+			index = index*uint64(rank.Count) + uint64(rank.Index)
+		}
+	}
+	return index
 }
 
 // String returns the ranks as a cursor names them: "{1 4}".

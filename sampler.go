@@ -1690,7 +1690,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		yieldOwn()
 		return nil
 	})
-	dealt.ranks = dealt.ranks.deal(rank, tail)
+	dealt.ranks = dealt.ranks.deal(rank, tail == UnevenTail, false)
 	return dealt
 }
 

@@ -313,8 +313,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ",
 		len(shards), hashNames(shards), describe(order))
 	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
-	index := uint64(rank.Index)
-	return streamOf(ranks{dealt: true, index: index, anew: index}, func(
+	return streamOf(ranks{}.deal(rank, true, true), func(
 		ctx context.Context, from Cursor, yield func(Item[Record]) bool,
 	) error {
 		var state tarState

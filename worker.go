@@ -534,7 +534,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 	panicIf(f == nil, "Map: f is nil")
 	panicIf(workers < 0 || workers > math.MaxInt32/8,
 		"Map: workers is %d, must be 0 to %d", workers, math.MaxInt32/8)
-	part := mapPart - src.ranks.index
+	part := mapPart - src.ranks.index()
 	return streamOf(src.ranks, func(
 		ctx context.Context, from Cursor, yield func(Item[U]) bool,
 	) error {
