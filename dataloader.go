@@ -1329,16 +1329,15 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // items again, the batch size must be the same, too.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
-	if l.opts.Unordered {
-		return streamOf(ranks{}, func(context.Context, Cursor, func(Item[B]) bool) error {
-			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
-				"because a resume could lose samples: use its Run, or leave Unordered unset")
-		})
-	}
 	known := ranks{}.deal(l.deal.rank, l.deal.tail == UnevenTail, true)
 	state := &streamState{*l.state, l.deal.size, l.deal.rank.Count}
 	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
 		return func(yield func(Item[B], error) bool) {
+			if l.opts.Unordered {
+				yield(Item[B]{}, errors.New("dataloader: a loader with Options.Unordered is no stream, "+
+					"because a resume could lose samples: use its Run, or leave Unordered unset"))
+				return
+			}
 			for item, err := range l.items(ctx, loaderCursor(from)) {
 				if item.Next.State == any(l.state) {
 					item.Next.State = state

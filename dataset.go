@@ -688,19 +688,18 @@ func oneByOne[T, U any](
 	return streamOf(src.ranks, func(
 		ctx context.Context, from Cursor, yield func(Item[U]) bool,
 	) error {
-		var next Cursor // after the item of src that was read last
-		due := false    // whether that item has not been yielded yet
-		wrong := false  // whether two items were read or yielded in a row
+		var last Cursor // after the item of src that was read last
+		read, yielded := 0, 0
 		watched := streamOf(ranks{}, func(
 			ctx context.Context, from Cursor, yield func(Item[T]) bool,
 		) error {
 			for item, err := range src.items(ctx, from) {
-				wrong = wrong || due
-				if err != nil || wrong {
+				if err != nil {
 					return err
 				}
-				next, due = item.Next, true
-				if !yield(item) {
+				last = item.Next
+				read++
+				if read > yielded+1 || !yield(item) {
 					break
 				}
 			}
@@ -710,18 +709,18 @@ func oneByOne[T, U any](
 			if err != nil {
 				return err
 			}
-			wrong = wrong || !due
-			if wrong {
+			item.Next = last
+			yielded++
+			if yielded != read {
 				break
 			}
-			due, item.Next = false, next
 			if !yield(item) {
 				return nil
 			}
 		}
-		if wrong || due {
+		if yielded != read {
 			return fmt.Errorf("dataloader: NewStage: the stage is not one for one, "+
-				"at %v: it must yield an item for each of src, before it reads the next", next)
+				"at %v: it must yield an item for each of src, before it reads the next", last)
 		}
 		return nil
 	})
@@ -1034,10 +1033,7 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 	s.mustExist("Stream.Repeat")
 	panicIf(times < 1, "Stream.Repeat: times is %d, must be at least 1; "+
 		"Cycle repeats without an end", times)
-	name := fmt.Sprintf("Repeat(%d)", times)
-	return joinEpochs(name, times, []Stream[T]{s}, func(epoch, n int) int {
-		return epoch*times + n
-	})
+	return joinEpochs(fmt.Sprintf("Repeat(%d)", times), times, times, []Stream[T]{s})
 }
 
 // Cycle joins the epochs of s into one that never ends: epoch e covers the
@@ -1045,29 +1041,24 @@ func (s Stream[T]) Repeat(times int) Stream[T] {
 // call it Repeat(0). torchdata: Cycler.
 func (s Stream[T]) Cycle() Stream[T] {
 	s.mustExist("Stream.Cycle")
-	return joinEpochs("Repeat(0)", endless, []Stream[T]{s}, func(epoch, n int) int {
-		return epoch + n
-	})
+	return joinEpochs("Repeat(0)", 1, endless, []Stream[T]{s})
 }
 
 // Chain puts streams one after the other, each with its epoch of the same
 // number. PyTorch: ChainDataset.
 func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	srcs = slices.Clone(srcs)
-	name := fmt.Sprintf("Chain(%d)", len(srcs))
-	return joinEpochs(name, len(srcs), srcs, func(epoch, _ int) int { return epoch })
+	return joinEpochs(fmt.Sprintf("Chain(%d)", len(srcs)), 1, len(srcs), srcs)
 }
 
-// endless is a count of epochs.
-const endless = -1
+// endless is a number of epochs.
+const endless = math.MaxInt
 
-// joinEpochs puts count epochs of the sources one after the other, or endless
-// ones. The sources take turns: number n is source n, or n modulo their number,
-// in the epoch that epochOf returns. In the cursor, N is that number and Source
-// the place in the source.
-func joinEpochs[T any](
-	name string, count int, srcs []Stream[T], epochOf func(epoch, n int) int,
-) Stream[T] {
+// joinEpochs puts count epochs of the sources one after the other. The sources
+// take turns, and times is how many epochs of a source make one of the stage.
+// In the cursor, N is the number of epochs that have ended, and Source the
+// place in the next one.
+func joinEpochs[T any](name string, times, count int, srcs []Stream[T]) Stream[T] {
 	stage := name
 	if count == endless {
 		stage = "Cycle"
@@ -1075,17 +1066,17 @@ func joinEpochs[T any](
 	return staged(ranksOf("Chain", srcs).part(stage, false), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		if count >= 0 && state.N > 0 && state.N >= count {
+		if state.N > 0 && state.N >= count {
 			return from.refuse("its state is damaged: %d is not one of %d parts of %s",
 				state.N, count, name)
 		}
-		if from.Epoch >= math.MaxInt/max(count, 1) {
+		if from.Epoch >= math.MaxInt/times {
 			return from.refuse("the epoch is too far for %s", name)
 		}
 		pos := from.Pos
 		by := &stamp{by: name, past: state.Past}
-		for n := state.N; count == endless || n < count; n++ {
-			at := Cursor{Epoch: epochOf(from.Epoch, n)}
+		for n := state.N; n < count; n++ {
+			at := Cursor{Epoch: from.Epoch*times + n/len(srcs)}
 			if n == state.N && !from.atStart() {
 				at = state.Source
 			}
