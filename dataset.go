@@ -1131,14 +1131,12 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 			if !ok || err != nil {
 				return err
 			}
-			var pair Item[Pair[A, B]]
-			switch {
-			case x.Err == nil && y.Err == nil:
-				pair.Value = Pair[A, B]{x.Value, y.Value}
-			case x.Err != nil && y.Err != nil:
+			pair := Item[Pair[A, B]]{Err: cmp.Or(x.Err, y.Err)}
+			if x.Err != nil && y.Err != nil {
 				pair.Err = errors.Join(x.Err, y.Err)
-			default:
-				pair.Err = cmp.Or(x.Err, y.Err)
+			}
+			if pair.Err == nil {
+				pair.Value = Pair[A, B]{x.Value, y.Value}
 			}
 			pos++
 			moveB := &move{base: &state, source: 1, to: y.Next}
@@ -1202,9 +1200,7 @@ type stamp struct {
 // after returns the stamp behind the end of a source, whose last cursor is
 // given.
 func (s stamp) after(last Cursor) *stamp {
-	h := fnv.New64a()
-	fmt.Fprint(h, s.past, fingerprintOf(last))
-	s.past = fmt.Sprintf("%016x", h.Sum64())
+	s.past = fingerprintOf(Cursor{State: []any{s.past, fingerprintOf(last)}}).Digest
 	return &s
 }
 
@@ -1469,10 +1465,10 @@ func (r ranks) String() string { return strings.Trim(fmt.Sprint(r.deals), "[]") 
 // those of the only rank do.
 func (r ranks) owner() string {
 	several := func(rank Rank) bool { return rank.Count > 1 }
-	if r.parting == "" || !slices.ContainsFunc(r.deals, several) {
-		return ""
+	if r.parting != "" && slices.ContainsFunc(r.deals, several) {
+		return r.String()
 	}
-	return r.String()
+	return ""
 }
 
 // An ownedState is the State in a cursor that has an owner.

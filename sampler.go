@@ -1355,8 +1355,19 @@ func Mix[T any](opts MixOptions, srcs ...Stream[T]) Stream[T] {
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		ctx, cancel := context.WithCancel(ctx)
-		m := newMixer(ctx, &opts, srcs, from.Epoch, state)
-		m.stamp = &stamp{by: name, past: state.Past}
+		m := &mixer[T]{
+			ctx:     ctx,
+			opts:    &opts,
+			srcs:    srcs,
+			seed:    hash(opts.Seed, uint64(from.Epoch)),
+			readers: make([]*sourceReader[T], len(srcs)),
+			stamp:   &stamp{by: name, past: state.Past},
+			draws:   state.N,
+			at:      slices.Clone(state.Sources),
+			ended:   slices.Clone(state.Ended),
+			base:    &state,
+		}
+		m.noteEnds()
 		defer m.stopReaders(cancel)
 		m.startFirst()
 		pos := from.Pos
@@ -1417,23 +1428,6 @@ type mixer[T any] struct {
 	over bool      // whether so many sources have ended that the mix has
 	live []int     // the sources that can be drawn, in their order
 	sums []float64 // by weight: sums[j] is the sum of the weights of live[0] to live[j]
-}
-
-// newMixer returns a mixer that begins at a state.
-func newMixer[T any](
-	ctx context.Context, opts *MixOptions, srcs []Stream[T], epoch int, from stageState,
-) *mixer[T] {
-	m := &mixer[T]{
-		ctx: ctx, opts: opts, srcs: srcs,
-		seed:    hash(opts.Seed, uint64(epoch)),
-		readers: make([]*sourceReader[T], len(srcs)),
-		draws:   from.N,
-		at:      slices.Clone(from.Sources),
-		ended:   slices.Clone(from.Ended),
-		base:    &from,
-	}
-	m.noteEnds()
-	return m
 }
 
 // noteEnds finds the sources that can be drawn, and sums their weights. It runs
@@ -1655,8 +1649,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		var own Item[T]           // this rank's item of the row
 		last := state.Source      // the source's cursor after the item that was read last
 		yieldOwn := func() bool {
-			follow := max(0, width-rank.Index-1)
-			next := freshState{n: follow, source: last}
+			next := freshState{n: max(0, width-rank.Index-1), source: last}
 			return yield(own, row+rank.Index+1, next)
 		}
 		for item, err := range s.items(ctx, state.Source) {
@@ -1696,16 +1689,12 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 
 // readItem reads item n of an epoch, and the items before it.
 func readItem[T any](ctx context.Context, s Stream[T], epoch, n int) (item Item[T], err error) {
-	left := n + 1
-	for item, err = range s.Take(left).items(ctx, Cursor{Epoch: epoch}) {
-		if err != nil {
+	for item, err = range s.items(ctx, Cursor{Epoch: epoch}) {
+		if n == 0 || err != nil {
 			return item, err
 		}
-		left--
+		n--
 	}
-	if left > 0 {
-		err = fmt.Errorf("dataloader: Stream.Shard: "+
-			"epoch %d has become shorter while it was read", epoch)
-	}
-	return item, err
+	return item, fmt.Errorf("dataloader: Stream.Shard: "+
+		"epoch %d has become shorter while it was read", epoch)
 }
