@@ -1,21 +1,33 @@
 package dataloader
 
-// Tests are two thirds of the package. This file has five parts, with sections.
-// The heading of a part is a line that begins "// # ", and that of a section
-// one that begins "// ## ", so grep '^// #' lists all headings:
+// Tests are two thirds of the package. Like the files that it tests, this one
+// is read in two halves, and has parts with sections. The heading of a part is
+// a line that begins "// # ", and that of a section one that begins "// ## ",
+// so grep '^// #' lists all headings:
 //
 //	# Helpers
 //	    data sets, samplers and sequences under observation, and how results
-//	    are compared; for streams, and for shards
+//	    are compared
+//	# The loaders of the lesson
+//	# The tests of the first reading
+//	    the page of the lesson; the classic loader, file by file
+//
+// After the line "Second reading":
+//
+//	# More helpers
+//	    for streams, and for shards
 //	# The Examples
 //	    what a reader wants to do, compiled and run; README.md lists the
 //	    recipes by what they are for
-//	# The tests of the first reading
-//	    README.md, testdata/lesson.md; the classic loader, file by file
+//	# README.md, the lesson, and batches that are served
 //	# The tests of the second reading
-//	    files and folders; streams, in the same order; Stats, Progress, profiles
+//	    files and folders; streams, in the same order; Progress, profiles
 //	# The tests of tar shards
 //	    the stream, the web, the index, the writer
+//
+// The first half needs nothing of the second, because testdata/classic.go
+// writes it with the classic loader. What it checks of streams, the second half
+// adds by a variable: checkAsStream, dyingStreams, runFromStream.
 //
 // Each row of a table is a subtest where it has a name or can have one, so that
 // it can be run alone: runRow names it.
@@ -35,7 +47,7 @@ package dataloader
 //	           or calls a function. If it reads again, it calls
 //	           stageState.checkReread. If it can put ranks out of step, its
 //	           ranks are parted, and it has rows in rankStages and TestOwners.
-//	           Six lists
+//	           If it joins sources, it has rows in TestJoinedSources. Six lists
 //	           name the stages: the comments at Stream, at Run (those that
 //	           cannot know the last item), at Stream.Shard (the ranks), above
 //	           streamOf (the two kinds), at stageState (what N counts), and

@@ -8,7 +8,8 @@
 //
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
-// and leaves out the imports that only the second half uses.
+// and leaves out the imports that only the second half uses. It writes a go.mod
+// if DIR is in no module.
 package main
 
 import (
@@ -30,15 +31,31 @@ func main() {
 	if len(os.Args) != 2 {
 		log.Fatal("usage: go run testdata/classic.go DIR")
 	}
-	for _, name := range []string{
-		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go", "dataloader_test.go",
-		"bench_test.go",
-		"go.mod", "testdata/lesson.md", "testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
-	} {
+	names := []string{
+		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
+		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
+		"testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
+	}
+	if !inModule(os.Args[1]) {
+		names = append(names, "go.mod")
+	}
+	for _, name := range names {
 		if err := write(os.Args[1], name); err != nil {
 			log.Fatalf("%s: %v", name, err)
 		}
 	}
+}
+
+// inModule reports whether a folder above dir has a go.mod.
+func inModule(dir string) bool {
+	dir, err := filepath.Abs(dir)
+	for err == nil && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // write writes a file of the package, or its first half, into dir.
