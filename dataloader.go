@@ -72,9 +72,10 @@
 // (batch.go), by which goroutine and how (worker.go). Read their first halves,
 // then that of dataloader.go, then the second halves, then tar.go, which reads
 // many small files as a few tar files (PyTorch: webdataset; see [Tar],
-// [OpenTar] and [TarWriter]). The first halves are two fifths of the code; the
-// lesson's section "The way of a batch" is their map. The numbers that go with
-// a batch, such as step and pos, are explained at the type deal.
+// [OpenTar] and [TarWriter]). The first halves are two fifths of the code, and
+// testdata/classic.go writes them as a package of their own; the lesson's
+// section "The way of a batch" is their map. The numbers that go with a batch,
+// such as step and pos, are explained at the type deal.
 package dataloader
 
 import (

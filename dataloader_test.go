@@ -13940,6 +13940,12 @@ func TestOwners(t *testing.T) {
 		return nil, nil
 	})
 	equal(t, "cursors of Map", len(cursors(t, inside.Filter(every))), 2)
+	names, shards := tenShards()
+	afterTar := func(rank Rank) Stream[string] {
+		return Chain(briefly(must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)}))), letters("xyz"))
+	}
+	all := cursors(t, afterTar(Rank{1, 3}))
+	saysAll(t, ending(afterTar(Rank{0, 3}).Run(t.Context(), &all[len(all)-2])), "made by rank {1 3}, this is rank {0 3}, and Tar")
 	source := &feed{n: 9}
 	cursors(t, Chain(source.stream().Shard(Rank{1, 2}, UnevenTail), source.stream()))
 	equal(t, "how often a source was read", source.left.Load(), 2)

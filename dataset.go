@@ -613,7 +613,9 @@ func (t classTree) Stat(name string) (fs.FileInfo, error) { return fs.Stat(t.FS,
 //   - State is any value that encoding/json writes and reads. It must not
 //     change after the item has been yielded. Stages behind copy it into their
 //     own, and each checkpoint has it. So it holds places, not items, and
-//     digests of what is only compared.
+//     digests of what is only compared. If a source that has ended is no longer
+//     in it, it holds a digest of the source's last cursor, for Shuffle and
+//     Unbatch behind.
 //   - Each item, failed or not, has a Next: the same Epoch, a greater Pos, and
 //     the State from which the item after it can be read.
 //   - A stream looks at ctx when an item is ready. If ctx has ended, it does
@@ -647,8 +649,8 @@ func NewStream[T any](
 }
 
 // NewStage makes a stage of your own: items makes its items of those of src, by
-// the rules of Stream. items reads the src that it is given, once or as often
-// as it likes. NewStage panics if src is the zero Stream, or items is nil.
+// the rules of Stream. It reads the src that it is given, as often as it likes.
+// NewStage panics if src is the zero Stream, or items is nil.
 //
 // oneForOne says that the stage yields one item for each item of src, before it
 // reads the next one, as a timer or a log does. Then the stage passes the
@@ -1393,16 +1395,16 @@ type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // ranks is what a stream knows of the deals in it, from the moment that it is
 // made. A deal, which is Stream.Shard, StreamOf or Tar, gives each rank its own
-// items. Shard and StreamOf yet make cursors that fit all ranks: after the same
-// number of steps all of them stand at the same place. Map, Prefetch, Take, Zip
-// and a stage of one's own that is one for one leave that as it is. Other
-// stages put the ranks out of step: each rank drops other items, or comes to
-// the end of a source at another step. From there on the cursors have an owner,
-// the rank that made them, and every other rank refuses them. The cursors of
-// Tar name its rank themselves.
+// items. Shard and StreamOf make cursors that fit all ranks even so: after the
+// same number of steps all of them stand at the same place. Map, Prefetch,
+// Take, Zip and a stage of one's own that is one for one leave that as it is.
+// Other stages, and Tar, put the ranks out of step: each rank drops other
+// items, or comes to the end of a source at another step. From there on the
+// cursors have an owner, the rank that made them, and every other rank refuses
+// them.
 //
-// Inside of a pipeline cursors have no owner. Items, by which the outermost
-// stream is read, puts it in and takes it off.
+// Inside a pipeline cursors have no owner. Items, by which the outermost stream
+// is read, puts the owner on and takes it off.
 type ranks struct {
 	deals   []Rank // whose part each deal is, the last deal first
 	uneven  bool   // whether one of them is under UnevenTail

@@ -143,8 +143,7 @@ type TarOptions struct {
 	// records of each rank: records.Cycle().Take(k).
 	//
 	// Each rank saves its own cursor and resumes from it. Another rank, which
-	// does not know how far these shards are read, refuses it; but Chain and
-	// Mix do not open a Tar that has ended, so they cannot tell whose it was.
+	// does not know how far these shards are read, refuses it.
 	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Rank Rank
 
