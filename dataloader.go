@@ -49,8 +49,9 @@
 // What must be safe for concurrent use:
 //
 //	Get, the functions of Func and       workers call them while the body
-//	Transform, Collate, NewBatchFunc's load,  runs; without workers the loop calls
-//	a sampler's functions, Map's f       them, in turn
+//	Transform, Collate, the load of      runs; without workers the loop calls
+//	NewBatchFunc, a sampler's            them, in turn
+//	functions, Map's f
 //	OnError and Trace, if loops share    the loop calls them, just before it
 //	them                                 hands over a batch
 //

@@ -783,8 +783,8 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 // A stage that keeps the order, and always stands at a place of its source,
 // passes the source's cursors on: Filter, OnError, Map, Prefetch, and Batch. It
 // is made with streamOf. A stage that counts, joins or reorders makes cursors
-// of its own, which contain those of its sources: Take, Repeat, Chain, Zip,
-// Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
+// of its own, which contain those of its sources: Take, Repeat, Cycle, Chain,
+// Zip, Unbatch, Shuffle, Mix, Shard. It is made with staged. So the cursor of
 // Indices(Random(9, 1)).Take(5), after two items, is
 //
 //	{"epoch": 0, "pos": 2, "state": {"by": "Take(5)", "source":
@@ -1154,8 +1154,8 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 // A stageState is the State in a cursor of a stage, as it is saved. What N
 // counts depends on the stage:
 //
-//	Repeat, Chain  the epochs, or streams, that have ended; Source is a place
-//	               in the next one
+//	Repeat, Cycle, the epochs, or streams, that have ended; Source is a place
+//	Chain          in the next one
 //	Unbatch        the elements of the batch after Source that have been yielded
 //	Shuffle        the items after Source that have been yielded
 //	Mix            the draws
@@ -1171,9 +1171,9 @@ type stageState struct {
 	Sources []Cursor `json:"sources,omitempty"`
 	Ended   []bool   `json:"ended,omitempty"` // which of Sources have ended
 
-	// Repeat, Chain and Mix, for stages that read items again and compare
-	// cursors: a digest of the last cursors of the sources that have ended and
-	// are not in the State. A resume passes it on.
+	// Repeat, Cycle, Chain and Mix, for stages that read items again and
+	// compare cursors: a digest of the last cursors of the sources that have
+	// ended and are not in the State. A resume passes it on.
 	Past string `json:"past,omitempty"`
 
 	// Unbatch and Shuffle, whose resume reads items again.

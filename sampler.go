@@ -1603,8 +1603,8 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // Batch, Take and Zip follow: the cursor of any rank resumes every rank, and
 // any number of ranks. Filter, OnError, Unbatch, Shuffle, and a stage of your
 // own that is not one for one put the ranks out of step. Under UnevenTail so do
-// Batch, Repeat, Chain, Mix, and another Shard. Then a cursor belongs to the
-// rank that made it, and every other rank refuses it, so save one for each
+// Batch, Repeat, Cycle, Chain, Mix, and another Shard. Then a cursor belongs to
+// the rank that made it, and every other rank refuses it, so save one for each
 // rank. The cursor of the only rank fits any number of ranks, unless Shuffle or
 // Unbatch read items again. The same holds after StreamOf.
 //
