@@ -226,7 +226,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // reads the batch again, and refuses the cursor; see Stream.OnError.
 func Unbatch[T any](src Stream[[]T]) Stream[T] {
 	src.mustExist("Unbatch")
-	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch"}, 0, func(
+	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch" + src.ranks.steps()}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		pos := from.Pos

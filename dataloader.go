@@ -1328,46 +1328,18 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 // Any number of ranks, with any batch size, resumes the cursors of the stream,
 // as those of the loader, unless the stages behind it put the ranks out of
 // step; Stream.Shard says which do. Behind Shuffle and Unbatch, which read
-// items again, the batch size must be the same, too.
+// items again, the number of ranks and the batch size must be the same.
 func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 	l.mustExist()
-	known := ranks{}.deal(l.deal.rank, l.deal.tail == UnevenTail, true)
-	state := &streamState{*l.state, l.deal.size, l.deal.rank.Count}
-	return Stream[B]{func(ctx context.Context, from Cursor) iter.Seq2[Item[B], error] {
-		return func(yield func(Item[B], error) bool) {
-			if l.opts.Unordered {
-				yield(Item[B]{}, errors.New("dataloader: a loader with Options.Unordered is no stream, "+
-					"because a resume could lose samples: use its Run, or leave Unordered unset"))
-				return
-			}
-			for item, err := range l.items(ctx, loaderCursor(from)) {
-				if item.Next.State == any(l.state) {
-					item.Next.State = state
-				}
-				if !yield(item, err) {
-					return
-				}
-			}
-		}
-	}, known}
-}
-
-// A streamState is the State in a cursor of StreamOf: that of the loader, and
-// what a step is, for stages that compare what they read again.
-type streamState struct {
-	loaderState
-	Size  int `json:"size"`  // of a batch
-	Ranks int `json:"ranks"` // their number
-}
-
-// loaderCursor returns a cursor of StreamOf as the loader's, and any other one
-// as it is.
-func loaderCursor(c Cursor) Cursor {
-	var s streamState
-	if c.Load(&s) == nil && s.Ranks > 0 && len(s.Done) == 0 {
-		c.State = &s.loaderState
+	known := ranks{}.deal(l.deal.rank, l.deal.size, l.deal.tail)
+	known.counted = true
+	if l.opts.Unordered {
+		return streamOf(known, func(context.Context, Cursor, func(Item[B]) bool) error {
+			return errors.New("dataloader: a loader with Options.Unordered is no stream, " +
+				"because a resume could lose samples: use its Run, or leave Unordered unset")
+		})
 	}
-	return c
+	return Stream[B]{l.items, known}
 }
 
 // Progress returns seq, and shows on w how far seq has got: the number of

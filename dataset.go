@@ -743,8 +743,8 @@ func (s Stream[T]) Items(ctx context.Context, from Cursor) iter.Seq2[Item[T], er
 		return func(yield func(Item[T], error) bool) { yield(Item[T]{}, err) }
 	}
 	items := s.items(ctx, from)
-	owner := s.ranks.owner()
-	if owner == "" {
+	owner, _, several := s.ranks.owner()
+	if !several {
 		return items
 	}
 	return func(yield func(Item[T], error) bool) {
@@ -1164,7 +1164,6 @@ func Zip[A, B any](a Stream[A], b Stream[B]) Stream[Pair[A, B]] {
 type stageState struct {
 	By     string `json:"by"`              // describes the stage; another one refuses the cursor
 	N      int    `json:"n,omitempty"`     // see above
-	Ranks  int    `json:"ranks,omitempty"` // of Shard: their number
 	Source Cursor `json:"source,omitzero"` // unless the stage reads several sources at once
 
 	// Zip and Mix, which read several sources at once.
@@ -1195,7 +1194,6 @@ type freshState struct {
 // A stamp describes a stage, in many of its cursors.
 type stamp struct {
 	by   string
-	rank Rank   // of Shard; otherwise zero
 	past string // see stageState
 }
 
@@ -1228,7 +1226,7 @@ type move struct {
 // saved returns the state as it is saved. It makes the digest, and applies the
 // moves, which would take too long for each item.
 func (f *freshState) saved() *stageState {
-	s := &stageState{By: f.stamp.by, N: f.n, Ranks: f.stamp.rank.Count, Source: f.source, Past: f.stamp.past}
+	s := &stageState{By: f.stamp.by, N: f.n, Source: f.source, Past: f.stamp.past}
 	if f.again != nil {
 		s.Again, s.After = f.again.count, fingerprintOf(f.again.last)
 	}
@@ -1267,13 +1265,13 @@ func stateOf(from Cursor, name string, sources int) (stageState, error) {
 		s.Ended = make([]bool, sources)
 		return s, nil
 	}
-	negative := min(s.N, s.Ranks, s.Again) < 0
+	negative := min(s.N, s.Again) < 0
 	tooFar := max(s.N, from.Pos) > math.MaxInt/2 // sums would overflow
 	tooMany := s.Again > 0 && s.N > s.Again      // more items yielded than read
 	others := len(s.Sources) != sources || len(s.Ended) != sources
 	if negative || tooFar || tooMany || others {
-		return s, from.refuse("its state is damaged: n is %d, ranks %d, again %d, "+
-			"and it has %d of %d sources", s.N, s.Ranks, s.Again, len(s.Sources), sources)
+		return s, from.refuse("its state is damaged: n is %d, again %d, "+
+			"and it has %d of %d sources", s.N, s.Again, len(s.Sources), sources)
 	}
 	return s, nil
 }
@@ -1350,9 +1348,6 @@ func fingerprintOf(c Cursor) fingerprint {
 	if len(parts) > 0 {
 		first = parts[0].By
 		fmt.Fprintf(h, "%d %d %q %d %d %v %v", c.Epoch, c.Pos, s.By, s.N, s.Again, s.Ended, parts)
-		if s.Ranks > 0 {
-			fmt.Fprintf(h, " of %d", s.Ranks)
-		}
 		if s.Past != "" {
 			fmt.Fprintf(h, " after %s", s.Past)
 		}
@@ -1394,37 +1389,45 @@ func staged[T any](
 type yieldAt[T any] func(item Item[T], pos int, next freshState) bool
 
 // ranks is what a stream knows of the deals in it, from the moment that it is
-// made. A deal, which is Stream.Shard, StreamOf or Tar, gives each rank its own
-// items. Shard and StreamOf make cursors that fit all ranks even so: after the
-// same number of steps all of them stand at the same place. Map, Prefetch,
-// Take, Zip and a stage of one's own that is one for one leave that as it is.
-// Other stages, and Tar, put the ranks out of step: each rank drops other
-// items, or comes to the end of a source at another step. From there on the
-// cursors have an owner, the rank that made them, and every other rank refuses
-// them.
+// made. A deal, which is Stream.Shard or StreamOf, gives each rank its own
+// items, and yet makes cursors that fit all ranks: after the same number of
+// steps all of them stand at the same place. Map, Prefetch, Take, Zip and a
+// stage of one's own that is one for one leave that as it is. Other stages put
+// the ranks out of step: each rank drops other items, or comes to the end of a
+// source at another step. From there on the cursors have an owner, the rank
+// that made them, and every other rank refuses them. Only the deals before a
+// stage count: a stream that is shuffled and then dealt out is in step.
 //
 // Inside a pipeline cursors have no owner. Items, by which the outermost stream
 // is read, puts the owner on and takes it off.
 type ranks struct {
-	deals   []Rank // whose part each deal is, the last deal first
-	uneven  bool   // whether one of them is under UnevenTail
+	deals   []dealt // the last deal first
+	counted bool    // whether a stage behind the last deal counts the items anew
+}
+
+// dealt is what is known of one deal, or of Tar, whose cursors name its rank
+// themselves.
+type dealt struct {
+	rank    Rank
+	size    int    // of a batch of the rank in a step; 0 in Tar
+	uneven  bool   // whether it is under UnevenTail
 	parting string // the first stage that puts the ranks out of step, or ""
-	counted bool   // whether a stage behind the last deal counts the items anew
 }
 
 // deal returns what is known behind a deal.
-func (r ranks) deal(rank Rank, uneven, counted bool) ranks {
-	r.deals = append([]Rank{rank}, r.deals...)
-	r.uneven = r.uneven || uneven
-	r.counted = counted
-	return r
+func (r ranks) deal(rank Rank, size int, tail Tail) ranks {
+	deal := dealt{rank, size, tail == UnevenTail, ""}
+	return ranks{deals: append([]dealt{deal}, r.deals...)}
 }
 
 // part returns what is known behind a stage that puts the ranks out of step,
 // always or only under UnevenTail.
 func (r ranks) part(stage string, always bool) ranks {
-	if len(r.deals) > 0 && (always || r.uneven) {
-		r.parting = cmp.Or(r.parting, stage)
+	r.deals = slices.Clone(r.deals)
+	for i, d := range r.deals {
+		if d.size > 0 && (always || d.uneven) {
+			r.deals[i].parting = cmp.Or(d.parting, stage)
+		}
 	}
 	return r
 }
@@ -1434,8 +1437,6 @@ func (r ranks) join(other ranks) ranks {
 	if !slices.Equal(r.deals, other.deals) {
 		r.deals = slices.Concat(r.deals, other.deals)
 	}
-	r.uneven = r.uneven || other.uneven
-	r.parting = cmp.Or(r.parting, other.parting)
 	return r
 }
 
@@ -1452,25 +1453,42 @@ func ranksOf[T any](name string, srcs []Stream[T]) (r ranks) {
 // index tells the ranks apart whose items have the same Pos: 0 is the first of
 // them, or the only one. Straight behind Shard the Pos tells.
 func (r ranks) index() (index uint64) {
-	for i, rank := range slices.Backward(r.deals) {
+	for i, d := range slices.Backward(r.deals) {
 		if i > 0 || r.counted {
-			index = index*uint64(rank.Count) + uint64(rank.Index)
+			index = index*uint64(d.rank.Count) + uint64(d.rank.Index)
 		}
 	}
 	return index
 }
 
-// String returns the ranks as a cursor names them: "{1 4}".
-func (r ranks) String() string { return strings.Trim(fmt.Sprint(r.deals), "[]") }
-
-// owner returns the rank that owns the cursors, or "" if they fit all ranks, as
-// those of the only rank do.
-func (r ranks) owner() string {
-	several := func(rank Rank) bool { return rank.Count > 1 }
-	if r.parting != "" && slices.ContainsFunc(r.deals, several) {
-		return r.String()
+// steps says what a step is, in the names of stages that read items again: a
+// resume with another number of ranks, or of samples in a batch, would read
+// others.
+func (r ranks) steps() (steps string) {
+	for _, d := range r.deals {
+		if d.size > 0 {
+			steps += fmt.Sprintf(", ranks %d, batches of %d", d.rank.Count, d.size)
+		}
 	}
-	return ""
+	return steps
+}
+
+// owner returns the ranks that are out of step, as a cursor names them, the
+// first stage that puts them out of step, and whether there are several: the
+// cursors of the only rank fit any number.
+func (r ranks) owner() (owner, parting string, several bool) {
+	var parted []Rank
+	for _, d := range r.deals {
+		if d.parting != "" {
+			parted = append(parted, d.rank)
+			parting = cmp.Or(parting, d.parting)
+			several = several || d.rank.Count > 1
+		}
+	}
+	if len(slices.Compact(slices.Clone(parted))) == 1 { // usually all deals are of one rank
+		parted = parted[:1]
+	}
+	return strings.Trim(fmt.Sprint(parted), "[]"), parting, several
 }
 
 // An ownedState is the State in a cursor that has an owner.
@@ -1493,12 +1511,12 @@ func (r ranks) takeOff(from Cursor) (Cursor, error) {
 	if decodeStrictly(data, &saved) != nil || saved.Owner == "" {
 		return from, nil
 	}
-	switch here := r.String(); {
-	case r.parting == "":
+	switch here, parting, _ := r.owner(); {
+	case here == "":
 		return from, from.refuse("it was made by rank %s, and the ranks were out of step; "+
 			"here no stage puts ranks out of step", saved.Owner)
 	case here != saved.Owner:
-		return from, from.refuseRank(saved.Owner, here, r.parting)
+		return from, from.refuseRank(saved.Owner, here, parting)
 	}
 	from.State = state
 	return from, nil

@@ -1023,7 +1023,7 @@ func (s Stream[T]) Shuffle(size int, seed uint64) Stream[T] {
 	if size == 1 {
 		bound = 1 // all delays are 0
 	}
-	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2", size, seed)
+	name := fmt.Sprintf("Shuffle(%d, seed %d), version 2%s", size, seed, s.ranks.steps())
 	return staged(s.ranks.part("Shuffle", true), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
@@ -1606,7 +1606,7 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // Batch, Repeat, Cycle, Chain, Mix, and another Shard. Then a cursor belongs to
 // the rank that made it, and every other rank refuses it, so save one for each
 // rank. The cursor of the only rank fits any number of ranks, unless Shuffle or
-// Unbatch read items again. The same holds after StreamOf.
+// Unbatch follow. The same holds after StreamOf.
 //
 // To mix several sources on several ranks, Shard each source, and Mix the
 // parts; see Mix.
@@ -1628,16 +1628,13 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 //	                                 random numbers of a Map behind Shard
 //	N             2       1       0  how many items of the row come after;
 //	                                 Pos + N is where row 1 begins
-//
-// In a last row that is not full, Pos and N do not tell how many ranks there
-// are, so Ranks does, for the stages that compare cursors.
 func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 	s.mustExist("Stream.Shard")
 	rank, bad := rank.withCount()
 	panicIf(bad != nil, "Stream.Shard: %v", bad)
 	panicIf(tail < PadTail || tail > UnevenTail,
 		"Stream.Shard: the tail is %d, must be PadTail, DropTail or UnevenTail", tail)
-	dealt := staged(s.ranks.part("Shard", false), &stamp{by: "Shard by steps", rank: rank}, 0, func(
+	dealt := staged(s.ranks.part("Shard", false), &stamp{by: "Shard by steps"}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
 		if state.N >= maxRanks {
@@ -1683,7 +1680,7 @@ func (s Stream[T]) Shard(rank Rank, tail Tail) Stream[T] {
 		yieldOwn()
 		return nil
 	})
-	dealt.ranks = dealt.ranks.deal(rank, tail == UnevenTail, false)
+	dealt.ranks = dealt.ranks.deal(rank, 1, tail)
 	return dealt
 }
 

@@ -143,7 +143,8 @@ type TarOptions struct {
 	// records of each rank: records.Cycle().Take(k).
 	//
 	// Each rank saves its own cursor and resumes from it. Another rank, which
-	// does not know how far these shards are read, refuses it.
+	// does not know how far these shards are read, refuses it; but the cursor
+	// of a Chain does not name a Tar that has ended, nor whose it was.
 	// ExampleTarOptions_elastic shows how the number of ranks may change.
 	Rank Rank
 
@@ -309,13 +310,19 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	if opts.Shuffle {
 		order = Random(len(shards), opts.Seed)
 	}
-	by := fmt.Sprintf("Tar(%d shards #%x, %s, rank %d of %d)",
-		len(shards), hashNames(shards), describe(order), rank.Index, rank.Count)
-	return streamOf(ranks{}.deal(rank, true, true).part("Tar", true), func(
+	allRanks := fmt.Sprintf("Tar(%d shards #%x, %s, rank ",
+		len(shards), hashNames(shards), describe(order))
+	by := fmt.Sprintf("%s%d of %d)", allRanks, rank.Index, rank.Count)
+	return streamOf(ranks{[]dealt{{rank: rank}}, true}, func(
 		ctx context.Context, from Cursor, yield func(Item[Record]) bool,
 	) error {
 		var state tarState
 		err := from.fit(by, &state.By, &state)
+		if state.By != by && strings.HasPrefix(state.By, allRanks) {
+			err = from.refuse("it was made by %s, this is %s: "+
+				"each rank needs the cursor that it saved itself, of as many ranks; "+
+				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
+		}
 		if err != nil {
 			return err
 		}
