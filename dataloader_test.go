@@ -9750,7 +9750,8 @@ func ExampleNewBatchFunc_pixels() {
 	if len(data)%size != 0 {
 		log.Fatalf("%s has %d bytes, which are no whole photographs", name, len(data))
 	}
-	loader, err := NewBatchFunc(len(data)/size, load, Options{BatchSize: 3, Shuffle: true, Workers: 2})
+	opts := Options{BatchSize: 3, Shuffle: true, Workers: 2}
+	loader, err := NewBatchFunc(len(data)/size, load, opts)
 	if err != nil {
 		log.Fatal(err)
 	}

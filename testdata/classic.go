@@ -38,6 +38,7 @@ func main() {
 	}
 	if !inModule(os.Args[1]) {
 		names = append(names, "go.mod")
+		fmt.Println("wrote go.mod, too: DIR is in no module. Remove it when DIR becomes part of one.")
 	}
 	for _, name := range names {
 		if err := write(os.Args[1], name); err != nil {
