@@ -13506,7 +13506,7 @@ func TestStreamsWithoutItems(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errBad)
-	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt32).Epoch(ctx, 0)), []string{"error bad sample"})
+	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt).Epoch(ctx, 0)), []string{"error bad sample"})
 	far := Cursor{Pos: math.MaxInt / 2, State: stageState{By: "FromSeq"}}
 	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &far)), []string{"error bad sample"})
 }

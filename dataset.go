@@ -1053,8 +1053,8 @@ func Chain[T any](srcs ...Stream[T]) Stream[T] {
 	return joinEpochs(fmt.Sprintf("Chain(%d)", len(srcs)), 1, len(srcs), srcs)
 }
 
-// endless is a number of epochs.
-const endless = math.MaxInt
+// endless is the count of epochs that Cycle joins.
+const endless = -1
 
 // joinEpochs puts count epochs of the sources one after the other. The sources
 // take turns, and times is how many epochs of a source make one of the stage.
@@ -1068,7 +1068,7 @@ func joinEpochs[T any](name string, times, count int, srcs []Stream[T]) Stream[T
 	return staged(ranksOf("Chain", srcs).part(stage, false), &stamp{by: name}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
 	) error {
-		if state.N > 0 && state.N >= count {
+		if count != endless && state.N > 0 && state.N >= count {
 			return from.refuse("its state is damaged: %d is not one of %d parts of %s",
 				state.N, count, name)
 		}
@@ -1077,7 +1077,7 @@ func joinEpochs[T any](name string, times, count int, srcs []Stream[T]) Stream[T
 		}
 		pos := from.Pos
 		by := &stamp{by: name, past: state.Past}
-		for n := state.N; n < count; n++ {
+		for n := state.N; n != count; n++ {
 			at := Cursor{Epoch: from.Epoch*times + n/len(srcs)}
 			if n == state.N && !from.atStart() {
 				at = state.Source
