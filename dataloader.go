@@ -61,6 +61,9 @@
 // batch of a loader has a log entry, and the regions fetch and collate, or
 // load.
 //
+// What a comment calls a recipe is an Example in testdata/recipes. README.md
+// there lists the recipes by what they are for.
+//
 // # Reading order
 //
 // To learn how a loader works, read testdata/lesson.md, in a browser or a
@@ -159,16 +162,17 @@ type Options struct {
 	// If it returns nil, the sample is dropped. If it returns an error, the
 	// batch fails, and OnError is not asked about the rest of the batch. A
 	// batch whose samples are all dropped is skipped; but on several ranks that
-	// must take equal steps (PadTail, DropTail) it fails: see
-	// ExampleOptions_onErrorRanks.
+	// must take equal steps (PadTail, DropTail) it fails: see the recipe
+	// Example_badSamplesOnRanks.
 	//
 	// OnError is not asked about a Goexit, nor about errors of no single
 	// sample, which have Index -1 and fail the batch: those of Collate,
 	// NewBatchFunc's load and the sampler.
 	//
-	// Have a budget, as in ExampleOptions_onError: an epoch without batches is
-	// no error. Cursors do not contain what OnError counts. Under UnevenTail a
-	// rank may skip a batch that others have, so cursors belong to their rank.
+	// Have a budget, as in the recipe Example_droppedSamples: an epoch without
+	// batches is no error. Cursors do not contain what OnError counts. Under
+	// UnevenTail a rank may skip a batch that others have, so cursors belong to
+	// their rank.
 	//
 	// OnError runs just before the batch is handed over, in the goroutine that
 	// reads the loader. So the order of its calls does not depend on Workers,
@@ -298,8 +302,8 @@ func New[T, B any](data Dataset[T], collate Collate[T, B], opts Options) (*DataL
 //
 // Use NewBatchFunc if samples must be read or decoded: load writes them
 // straight into their batch, where New would allocate and copy each of them.
-// Use it also if a whole batch comes in one call, as from a database
-// (ExampleNewBatchFunc_database). load may copy from a file that is mapped into
+// Use it also if a whole batch comes in one call, as from a database (the
+// recipe Example_database). load may copy from a file that is mapped into
 // memory. On warm pages that takes half as long as ReadAt, or less. But if the
 // file is truncated meanwhile, a signal ends the program, where ReadAt returns
 // an error.
@@ -434,8 +438,8 @@ func (l *DataLoader[B]) Epoch(ctx context.Context, epoch int) iter.Seq2[B, error
 // When the last batch has been handed over the epoch is complete, even if the
 // context ends then. Exception: if OnError drops every batch that would still
 // follow, the loop may end with the context's error. That error comes when the
-// Gets that run have returned, so a Get that hangs delays it;
-// ExampleDataLoader_Run_signal saves a checkpoint all the same.
+// Gets that run have returned, so a Get that hangs delays it; the recipe
+// Example_signal saves a checkpoint all the same.
 //
 // Ranging again over the same sequence continues at *at: after a complete
 // epoch, with the next one. A range with one variable loses the errors, and
@@ -471,8 +475,8 @@ func (l *DataLoader[B]) At(epoch, k int) Cursor {
 // the loop counts on it. Batch asks Options.OnError, and does not call
 // Options.Trace.
 //
-// Batch may be called in several goroutines at once, as a server does
-// (ExampleDataLoader_Batch_served). In all of them Worker returns -1, so what
+// Batch may be called in several goroutines at once, as a server does (the
+// recipe Example_servedBatches). In all of them Worker returns -1, so what
 // serves one goroutine at a time, such as a decoder, is kept in a sync.Pool,
 // not by the worker's number. Calls for one epoch share its order. Two orders
 // are kept: of the last even epoch that was asked for, and of the last odd one.
@@ -1350,10 +1354,10 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 // total is the number of items in seq. Progress counts from 0, also after a
 // resume, so pass the number of items that are left. At a loader's Cursor at,
 // l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos /
-// ranks under a BatchSampler, rounded up. ExampleProgress_loss shows the whole
-// epoch.
+// ranks under a BatchSampler, rounded up. The recipe Example_progressBar shows
+// the whole epoch.
 //
-// ExampleNewStage_slow finds the slow stage of a pipeline.
+// The recipe Example_slowStage finds the slow stage of a pipeline.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an
 // item is done. Elsewhere it writes a line, at most every ten seconds. A last

@@ -189,8 +189,8 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 //
 // With another number of samples Split makes another split: when the data grow,
 // most samples of the old test set are in the new training set. Split also
-// parts samples that belong together, such as images of one patient.
-// ExampleSubset_byKey does neither. Split before you repeat or weight samples.
+// parts samples that belong together, such as images of one patient. The recipe
+// Example_splitByKey does neither. Split before you repeat or weight samples.
 func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
@@ -962,8 +962,8 @@ func (s Stream[T]) Filter(keep func(T) bool) Stream[T] {
 // ranks. The same holds of Filter, which keeps failed items, and Unbatch, which
 // yields one failed item for a batch. If a connection breaks on one rank alone,
 // its rows move: samples come twice and others never, and nothing in the
-// package notices, because no rank knows the rows of another.
-// ExampleStream_Cycle_ranks has OnError behind Shard.
+// package notices, because no rank knows the rows of another. The recipe
+// Example_equalSteps has OnError behind Shard.
 func (s Stream[T]) OnError(f func(*SampleError) error) Stream[T] {
 	s.mustExist("Stream.OnError")
 	panicIf(f == nil, "Stream.OnError: f is nil")

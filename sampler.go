@@ -1303,9 +1303,10 @@ type MixOptions struct {
 // items. Seed and epoch say where the pattern begins.
 //
 // If the sources have indices, a sampler mixes them without goroutines, and its
-// cursor is one line: ExampleSampler_mixture draws at random from many data
-// sets, ExampleBatches_quota puts exact numbers of each into every batch, and
-// ExampleOrderFunc_mixture changes the weights in the course of an epoch.
+// cursor is one line: among the recipes, Example_mixtureOfMany draws at random
+// from many data sets, Example_quota puts exact numbers of each into every
+// batch, and Example_changingMixture changes the weights in the course of an
+// epoch.
 //
 // In epoch e every source starts with its epoch e. A source that is continued
 // goes on with its epochs e+1, e+2, …; if one of them has no items, the mix
@@ -1614,8 +1615,8 @@ func (m *mixer[T]) stopReaders(cancel func()) {
 // All ranks must read the same items in the same order. If one of them reads
 // fewer, as when its connection breaks in the middle of a shard, it has other
 // items from there on, and its loop may get no error. An Opener that opens
-// again prevents that (ExampleOpener_reopen). If TarError.Rest is true, an
-// OnError before Shard must cancel the context, and not drop the item.
+// again prevents that (the recipe Example_reopenedStore). If TarError.Rest is
+// true, an OnError before Shard must cancel the context, and not drop the item.
 //
 // Shard reads a row of Count items, one for each rank, and then yields the one
 // of this rank. So its cursors stand between two rows, where all ranks agree,

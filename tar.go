@@ -122,11 +122,12 @@ func lowerField(field string) string {
 // run at the same time call an Opener concurrently.
 //
 // A reader that fails costs the rest of its shard, even if only a connection
-// has broken. OpenShard asks a web server again from the next byte on;
-// ExampleOpener_reopen does so with the client of another store.
+// has broken. OpenShard asks a web server again from the next byte on; the
+// recipe Example_reopenedStore does so with the client of another store.
 //
-// ExampleOpener reads from another store, ExampleOpener_presigned from a
-// private bucket of S3, and ExampleOpener_cacheOnDisk keeps shards on disk.
+// ExampleOpener reads from another store; among the recipes,
+// Example_presignedURL reads from a private bucket of S3, and
+// Example_shardsOnDisk keeps shards on disk.
 type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 
 // TarOptions say how Tar reads. The zero value reads everything, in the order
@@ -144,8 +145,8 @@ type TarOptions struct {
 	//
 	// Each rank saves its own cursor and resumes from it. Another rank, which
 	// does not know how far these shards are read, refuses it; but the cursor
-	// of a Chain does not name a Tar that has ended, nor whose it was.
-	// ExampleTarOptions_elastic shows how the number of ranks may change.
+	// of a Chain does not name a Tar that has ended, nor whose it was. The
+	// recipe Example_elasticShards shows how the number of ranks may change.
 	Rank Rank
 
 	// Fields are the fields to read, in any case; files with other fields are
@@ -321,7 +322,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		if state.By != by && strings.HasPrefix(state.By, allRanks) {
 			err = from.refuse("it was made by %s, this is %s: "+
 				"each rank needs the cursor that it saved itself, of as many ranks; "+
-				"ExampleTarOptions_elastic shows how their number may change", state.By, by)
+				"Example_elasticShards shows how their number may change", state.By, by)
 		}
 		if err != nil {
 			return err
@@ -1489,9 +1490,9 @@ func expandBraces(inside string) (all []string, err error) {
 // ctx has ended.
 //
 // Other stores need other Openers. Requests are made with http.DefaultClient,
-// whose Transport may add headers, as in ExampleOpenShard_bearerToken. Nothing
-// else shows what is asked for again: wrap the Transport to log or count it.
-// OpenShard may be called concurrently.
+// whose Transport may add headers, as in the recipe Example_bearerToken.
+// Nothing else shows what is asked for again: wrap the Transport to log or
+// count it. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
 	switch {

@@ -507,8 +507,8 @@ func try(f func() error) (err error) {
 // ahead of the loop. The results keep the order of the source: each is handed
 // over when it and all before it are ready. With 0 workers f runs when the loop
 // asks for the item. workers must not be negative. For items of many megabytes
-// use StreamOf a loader, whose window you choose: Workers × Prefetch
-// (ExampleUnbatch_rowGroups).
+// use StreamOf a loader, whose window you choose: Workers × Prefetch (the
+// recipe Example_rowGroups).
 //
 // An error of f fails the item, and so does a panic. The error should name the
 // item; Map adds only its position. A resume does not call f again for items

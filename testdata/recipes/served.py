@@ -6,7 +6,7 @@
     for step, batch in enumerate(loader, step // ranks):  # batch is a list of tensors, one for each array of encode
         ...
 
-The server is ExampleDataLoader_Batch_served of dataloader_test.go. batches.steps is the number of steps in an epoch, so
+The server is Example_servedBatches of dataloader_test.go. batches.steps is the number of steps in an epoch, so
 end is epochs * batches.steps. A checkpoint has the step and batches.tag, and the sampler begins at the step: that is the
 resume. Let step be a multiple of ranks, and end - step too, so that all ranks take equal steps. (DistributedSampler
 shuffles, and cannot begin at a step.) Without worker processes threads are faster, and need only NumPy:

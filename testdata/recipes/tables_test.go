@@ -1,0 +1,509 @@
+package recipes
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"iter"
+	"log"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing/fstest"
+
+	"dataloader"
+)
+
+// A file of JSON lines that is larger than memory is shuffled over the whole
+// epoch: one pass notes where each line begins, in 8 bytes a line, and Get
+// reads its line. A shuffle within a window would need no such pass, but a file
+// that is sorted would stay nearly sorted. Lines may have any length, the last
+// one need not end, and blank lines count as part of the line before. For CSV,
+// where a line break may stand between quotes, see Example_csv. With Go 1.27,
+// or GOEXPERIMENT=jsonv2 before, decoding a line takes 0.6 of the time, and all
+// of Get about 0.7.
+func Example_jsonLines() {
+	dir, err := os.MkdirTemp("", "lines")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	text := `{"text": "a"}` + "\n" +
+		`{"text": "be"}` + "\r\n\n" +
+		`{"text": "cat"}` + "\n" +
+		`{"text": 4}` + "\n" +
+		`{"text": "extra"}`
+	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
+		log.Fatal(err)
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.jsonl"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer file.Close()
+	var offsets []int64 // line i is the bytes from offsets[i] up to offsets[i+1]
+	end := int64(0)
+	for r := bufio.NewReaderSize(file, 1<<20); err == nil; {
+		var line []byte
+		line, err = r.ReadBytes('\n') // at the end of the file, with io.EOF, the rest of it
+		if len(bytes.TrimSpace(line)) > 0 {
+			offsets = append(offsets, end)
+		}
+		end += int64(len(line))
+	}
+	if err != io.EOF {
+		log.Fatal(err)
+	}
+	n := len(offsets)
+	offsets = append(offsets, end)
+
+	type sample struct {
+		Text string `json:"text"`
+	}
+	data := dataloader.Func(n, func(_ context.Context, i int) (s sample, err error) {
+		line := make([]byte, offsets[i+1]-offsets[i])
+		if _, err := file.ReadAt(line, offsets[i]); err != nil {
+			return s, err
+		}
+		if err := json.Unmarshal(line, &s); err != nil {
+			return s, fmt.Errorf("%s at byte %d: %w", filepath.Base(file.Name()), offsets[i], err)
+		}
+		return s, nil
+	})
+	opts := dataloader.Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
+	opts.OnError = func(bad *dataloader.SampleError) error {
+		// What follows the place is encoding/json's, and differs between
+		// versions of Go.
+		place, _, _ := strings.Cut(bad.Err.Error(), ": ")
+		fmt.Println("dropped", place)
+		return nil
+	}
+	loader, err := dataloader.New(data, dataloader.List[sample], opts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch)
+	}
+	// Output:
+	// [{cat} {be}]
+	// dropped train.jsonl at byte 47
+	// [{extra}]
+	// [{a}]
+}
+
+// Compressed JSON lines, as in .jsonl.gz, in many files: each is a stream, up
+// to 64 are read side by side, and their lines are shuffled. A resume
+// decompresses the files again, up to its place. Shuffle mixes only what is
+// near, so let it have ten times the lines of a file, or shuffle what you
+// write. The rest of a truncated file is one failed item, which costs more than
+// a line if the loop skips it. For .zst import
+// github.com/klauspost/compress/zstd, whose NewReader replaces that of gzip.
+// What fits on the disk decompressed is mixed better by Example_jsonLines.
+func Example_jsonLinesGzip() {
+	store := fstest.MapFS{} // or os.DirFS
+	for name, text := range map[string]string{
+		"0.jsonl.gz": `{"text": "a"}` + "\n" + `{"text": "b"}` + "\n\n" + `{"text": "c"}`,
+		"1.jsonl.gz": `{"text": "d"}` + "\n" + `{"text": "e"}` + "\n",
+	} {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		_, err := io.WriteString(w, text)
+		if err := errors.Join(err, w.Close()); err != nil {
+			log.Fatal(err)
+		}
+		store[name] = &fstest.MapFile{Data: b.Bytes()}
+	}
+	cut := store["1.jsonl.gz"]
+	store["2.jsonl.gz"] = &fstest.MapFile{Data: cut.Data[:len(cut.Data)-9]}
+
+	type sample struct {
+		Text string `json:"text"`
+	}
+	lines := func(name string) dataloader.Stream[[]byte] {
+		return dataloader.FromSeq(func(ctx context.Context, epoch int) iter.Seq2[[]byte, error] {
+			return func(yield func([]byte, error) bool) {
+				file, err := store.Open(name)
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				defer file.Close()
+				unzipped, err := gzip.NewReader(bufio.NewReaderSize(file, 1<<20))
+				if err != nil {
+					yield(nil, fmt.Errorf("%s: %w", name, err))
+					return
+				}
+				r := bufio.NewReaderSize(unzipped, 1<<16)
+				for err == nil {
+					var line []byte
+					line, err = r.ReadBytes('\n') // at the end, with io.EOF, the rest of the file
+					if err != nil && err != io.EOF {
+						yield(nil, fmt.Errorf("%s: %w", name, err))
+						return
+					}
+					if len(bytes.TrimSpace(line)) > 0 && !yield(line, nil) {
+						return
+					}
+				}
+			}
+		})
+	}
+	var files []dataloader.Stream[[]byte]
+	for _, name := range slices.Sorted(maps.Keys(store)) { // fs.Glob lists a folder's
+		files = append(files, lines(name))
+	}
+	shuffled := dataloader.Mix(dataloader.MixOptions{}, files...).Shuffle(10_000, 1)
+	samples := dataloader.Map(shuffled, 2, func(_ context.Context, line []byte) (s sample, err error) {
+		err = json.Unmarshal(line, &s)
+		return s, err
+	})
+	for s, err := range samples.Epoch(context.Background(), 0) {
+		fmt.Print(s)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			fmt.Print(" the rest of 2.jsonl.gz ")
+		} else if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output: {} the rest of 2.jsonl.gz {e}{b}{e}{d}{c}{d}{a}
+}
+
+// A CSV file that is larger than memory: csv.Reader says where each record
+// begins, since line breaks may stand between quotes, and Get parses its
+// record. Get takes a bufio.Reader from a pool, because csv.NewReader would
+// allocate one of 4 KB for each record. A record with too few or too many
+// fields is an error of the first pass. Several files are data sets for Concat.
+// For a file that fits into memory, set ReuseRecord, append the numbers of all
+// records to one []float32, and make Rows of it: a Slice of what ReadAll
+// returns takes 1.2 to 2.5 times as long. Clone the strings that stay, because
+// each keeps its record in memory.
+func Example_csv() {
+	dir, err := os.MkdirTemp("", "csv")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	text := "class,note,length,width\n" +
+		"cat,purrs,46,25\n" +
+		"\"dog\",\"barks,\nat night\",85,30\n\n" +
+		"cow,,240,70\n"
+	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
+		log.Fatal(err)
+	}
+
+	file, err := os.Open(filepath.Join(dir, "train.csv"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer file.Close()
+	records := csv.NewReader(file)
+	header, err := records.Read()
+	// Record i is the bytes from offsets[i] up to offsets[i+1].
+	offsets := []int64{records.InputOffset()}
+	for records.ReuseRecord = true; err == nil; {
+		if _, err = records.Read(); err == nil {
+			offsets = append(offsets, records.InputOffset())
+		}
+	}
+	if err != io.EOF {
+		log.Fatal(err)
+	}
+	column := func(name string) int { return slices.Index(header, name) }
+	class, numbers := column("class"), []int{column("width"), column("length")}
+	if class < 0 || slices.Contains(numbers, -1) {
+		fmt.Println("a column is missing in", header)
+		return
+	}
+
+	type sample = dataloader.Pair[dataloader.Tensor[float32], string]
+	buffers := sync.Pool{New: func() any { return bufio.NewReader(nil) }}
+	data := dataloader.Func(len(offsets)-1, func(_ context.Context, i int) (sample, error) {
+		buffer := buffers.Get().(*bufio.Reader)
+		defer buffers.Put(buffer)
+		buffer.Reset(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i]))
+		fields, err := csv.NewReader(buffer).Read()
+		if err != nil {
+			return sample{}, fmt.Errorf("record %d: %w", i, err)
+		}
+		x := dataloader.Tensor[float32]{Shape: []int{len(numbers)}}
+		for _, c := range numbers {
+			v, err := strconv.ParseFloat(fields[c], 32)
+			if err != nil {
+				return sample{}, fmt.Errorf("record %d, %s: %w", i, header[c], err)
+			}
+			x.Data = append(x.Data, float32(v))
+		}
+		return sample{First: x, Second: fields[class]}, nil
+	})
+	collate := dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[string])
+	opts := dataloader.Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
+	loader, err := dataloader.New(data, collate, opts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second)
+	}
+	// Output:
+	// [2 2] [30 85 25 46] [dog cat]
+	// [1 2] [70 240] [cow]
+}
+
+// Units of many rows, such as the row groups of Parquet files, the record
+// batches of Arrow files or the chunks of HDF5 files: a unit is read whole, and
+// its rows become items. Workers × Prefetch + 1 units are in memory at once,
+// here 3. With Map(…, 2, …) in place of NewBatchFunc there are 17; with Map(…,
+// 0, …).Prefetch(1), which reads one unit at a time, 2. The rows in Shuffle
+// come on top: copy rows that share their unit's memory, because one such row
+// keeps the whole unit. A resume reads the units of these rows again. It
+// compares only how many rows they have, so change DataVersion with the rows.
+// All ranks read all units, and Shard deals out the rows. If one rank missed a
+// unit, it would go on with rows of the other ranks, and nobody would notice.
+// Therefore OnError ends the loop before Unbatch counts a failed unit, and the
+// next process tries the unit again. For a unit that is damaged on all ranks,
+// let load return no rows.
+func Example_rowGroups() {
+	// Each stands for a part of a file.
+	units := []string{"a1\na2\na3\na4\n", "b1\nb2\n", "c1\nc2\nc3\n"}
+	load := func(_ context.Context, _ [][]string, indices []int) ([][]string, error) {
+		unit := strings.NewReader(units[indices[0]])
+		return csv.NewReader(unit).ReadAll() // your reader, whose errors name the unit
+	}
+	loader, err := dataloader.NewBatchFunc(len(units), load, dataloader.Options{
+		Shuffle: true, Seed: 1, Workers: 2, Prefetch: 1, DataVersion: "v1",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	loaded := dataloader.StreamOf(loader).OnError(func(bad *dataloader.SampleError) error {
+		stop(bad)
+		return bad
+	})
+	rows := dataloader.Unbatch(loaded).Shuffle(4, 1)
+
+	var at dataloader.Cursor
+	// Rank 1 of 2 resumes after a step of one rank.
+	for _, rank := range []dataloader.Rank{{Count: 1}, {Index: 1, Count: 2}} {
+		batches := dataloader.Batch(rows.Shard(rank, dataloader.DropTail), 3, dataloader.List[[]string])
+		for batch, err := range batches.Run(ctx, &at) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(rank, batch)
+			break
+		}
+	}
+	// Output:
+	// {0 1} [[b1] [a2] [a3]]
+	// {1 2} [[c2] [b2] [c1]]
+}
+
+// tinyDB stands for the database of Example_database, with what
+// database/sql needs of a driver: a table of texts.
+type tinyDB map[int64]string
+
+func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
+
+func (db tinyDB) Driver() driver.Driver { return nil }
+
+func (db tinyDB) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Begin() (driver.Tx, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Close() error { return nil }
+
+// QueryContext returns the rows with the ids in args, or all ids.
+func (db tinyDB) QueryContext(
+	_ context.Context, _ string, args []driver.NamedValue,
+) (driver.Rows, error) {
+	rows := &tinyRows{columns: min(2, 1+len(args))}
+	for _, id := range slices.Sorted(maps.Keys(db)) {
+		asked := func(a driver.NamedValue) bool { return a.Value == id }
+		if len(args) == 0 || slices.ContainsFunc(args, asked) {
+			rows.rows = append(rows.rows, []driver.Value{id, db[id]})
+		}
+	}
+	return rows, nil
+}
+
+// tinyRows are rows of tinyDB.
+type tinyRows struct {
+	columns int
+	rows    [][]driver.Value
+}
+
+func (r *tinyRows) Columns() []string { return make([]string, r.columns) }
+
+func (r *tinyRows) Close() error { return nil }
+
+func (r *tinyRows) Next(dest []driver.Value) error {
+	if len(r.rows) == 0 {
+		return io.EOF
+	}
+	copy(dest, r.rows[0])
+	r.rows = r.rows[1:]
+	return nil
+}
+
+// A table of a database, with one query for each batch, while other programs
+// insert and delete rows. An index is a place in the list of the ids, so the
+// list of an epoch is part of the checkpoint: a file, since it may be long. The
+// first process of an epoch writes the file, and a resume reads it. New rows
+// come in the next epoch. A deleted row is left out of its batch, which may
+// become empty, and counted. Without the file each row more or less would be
+// another list, and the resume refused. If rows are never deleted, save the
+// largest id instead, and add WHERE id <= ? to the query. On several ranks rank
+// 0 makes the file before the others look for it.
+//
+// The result of a query is in any order, and has a row once that was asked for
+// twice, so load puts the texts in the order of the indices. Postgres has $1,
+// $2, … for the question marks, or id = ANY($1). (tinyDB and tinyRows, which
+// stand above, are only the database here.)
+func Example_database() {
+	dir, err := os.MkdirTemp("", "run") // where the checkpoints are
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	ctx := context.Background()
+	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
+	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
+	defer db.Close()
+
+	queryIDs := func() (ids []int64, err error) {
+		rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
+		if err != nil {
+			return nil, err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var id int64
+			if err := rows.Scan(&id); err != nil {
+				return nil, err
+			}
+			ids = append(ids, id)
+		}
+		return ids, rows.Err() // Next also returns false if the connection breaks
+	}
+	idsOf := func(epoch int) (ids []int64, err error) {
+		name := filepath.Join(dir, fmt.Sprintf("ids-%d.json", epoch))
+		saved, err := os.ReadFile(name)
+		if err == nil {
+			err = json.Unmarshal(saved, &ids)
+			return ids, err
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if ids, err = queryIDs(); err != nil {
+			return nil, err
+		}
+		if saved, err = json.Marshal(ids); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(name+".new", saved, 0o666); err != nil {
+			return nil, err
+		}
+		return ids, os.Rename(name+".new", name) // a killed process leaves no half of a list
+	}
+
+	var missing atomic.Int64
+	open := func(epoch int) (*dataloader.DataLoader[[]string], error) {
+		ids, err := idsOf(epoch)
+		if err != nil {
+			return nil, err
+		}
+		load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
+			var args []any
+			for _, i := range indices {
+				args = append(args, ids[i])
+			}
+			marks := "?" + strings.Repeat(", ?", len(args)-1)
+			query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
+			rows, err := db.QueryContext(ctx, query, args...)
+			if err != nil {
+				return nil, err
+			}
+			defer rows.Close()
+			found := map[int64]string{}
+			for rows.Next() {
+				var id int64
+				var text string
+				if err := rows.Scan(&id, &text); err != nil {
+					return nil, err
+				}
+				found[id] = text
+			}
+			if err := rows.Err(); err != nil {
+				return nil, err
+			}
+			batch = batch[:0]
+			for _, i := range indices {
+				if text, ok := found[ids[i]]; ok {
+					batch = append(batch, text)
+				} else {
+					missing.Add(1)
+				}
+			}
+			return batch, nil
+		}
+		return dataloader.NewBatchFunc(len(ids), load, dataloader.Options{
+			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
+			DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
+		})
+	}
+	train := func(at dataloader.Cursor, steps int) dataloader.Cursor { // one process
+		for at.Epoch < 2 {
+			loader, err := open(at.Epoch)
+			if err != nil {
+				log.Fatal(err)
+			}
+			for batch, err := range loader.Run(ctx, &at) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				fmt.Println("epoch", at.Epoch, batch)
+				if steps--; steps == 0 {
+					return at
+				}
+			}
+		}
+		return at
+	}
+	at := train(dataloader.Cursor{}, 1)
+	delete(table, 10) // by other programs
+	table[20] = "baa"
+	train(at, -1)
+	fmt.Println(missing.Load(), "rows missing")
+	// Output:
+	// epoch 0 [meow woof]
+	// epoch 0 [moo]
+	// epoch 1 [moo woof]
+	// epoch 1 [meow baa]
+	// 1 rows missing
+}
