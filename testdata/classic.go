@@ -1,15 +1,16 @@
 //go:build ignore
 
 // This program writes the classic loader into a folder: map-style data sets,
-// samplers, collate functions, workers and cursors, with their tests, and no
-// streams and no tar shards. Run it in the folder of the package:
+// samplers, collate functions, workers and cursors, with their tests and a
+// training, and no streams and no tar shards. Run it in the folder of the
+// package:
 //
 //	go run testdata/classic.go DIR
 //
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
 // and leaves out the imports that only the second half uses. It writes a go.mod
-// if DIR is in no module.
+// if DIR is in no module. The training, testdata/recipes/digits, imports DIR.
 package main
 
 import (
@@ -20,6 +21,7 @@ import (
 	"go/token"
 	"log"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -35,6 +37,7 @@ func main() {
 		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
 		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
 		"testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
+		training, "testdata/digits.zip",
 	}
 	if !inModule(os.Args[1]) {
 		names = append(names, "go.mod")
@@ -45,7 +48,13 @@ func main() {
 			log.Fatalf("%s: %v", name, err)
 		}
 	}
+	if err := importFolder(os.Args[1], training); err != nil {
+		log.Fatalf("%s: %v", training, err)
+	}
 }
+
+// training is a program that imports the package.
+const training = "testdata/recipes/digits/main.go"
 
 // inModule reports whether a folder above dir has a go.mod.
 func inModule(dir string) bool {
@@ -62,8 +71,11 @@ func inModule(dir string) bool {
 // write writes a file of the package, or its first half, into dir.
 func write(dir, name string) error {
 	data, err := os.ReadFile(name)
-	text := strings.ReplaceAll(string(data), "\r\n", "\n")
-	if err == nil && path.Ext(name) == ".go" {
+	text := string(data)
+	if path.Ext(name) != ".zip" {
+		text = strings.ReplaceAll(text, "\r\n", "\n")
+	}
+	if err == nil && path.Ext(name) == ".go" && name != training {
 		text, err = firstHalf(text)
 		fmt.Printf("%5d lines of %s\n", strings.Count(text, "\n"), name)
 	}
@@ -106,4 +118,22 @@ func firstHalf(text string) (string, error) {
 		}
 	}
 	return strings.Join(lines, ""), nil
+}
+
+// importFolder makes a program in dir import the package in dir, by the path
+// that its go.mod, or that of a folder above it, gives it.
+func importFolder(dir, program string) error {
+	list := exec.Command("go", "list")
+	list.Dir, list.Stderr = dir, os.Stderr
+	importPath, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	program = filepath.Join(dir, program)
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	quoted := strconv.Quote(strings.TrimSpace(string(importPath)))
+	return os.WriteFile(program, []byte(strings.Replace(string(text), `"dataloader"`, quoted, 1)), 0o666)
 }
