@@ -1,15 +1,17 @@
 //go:build ignore
 
 // This program writes the classic loader into a folder: map-style data sets,
-// samplers, collate functions, workers and cursors, with their tests, and no
-// streams and no tar shards. Run it in the folder of the package:
+// samplers, collate functions, workers and cursors, with their tests and a
+// training, and no streams and no tar shards. Run it in the folder of the
+// package:
 //
 //	go run testdata/classic.go DIR
 //
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
 // and leaves out the imports that only the second half uses. It writes a go.mod
-// if DIR is in no module.
+// if DIR is in no module. The training, testdata/recipes/digits,
+// and the page of the lesson, testdata/play, import DIR.
 package main
 
 import (
@@ -20,8 +22,10 @@ import (
 	"go/token"
 	"log"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,7 +39,9 @@ func main() {
 		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
 		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
 		"testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
+		"testdata/digits.zip",
 	}
+	names = append(names, users...)
 	if !inModule(os.Args[1]) {
 		names = append(names, "go.mod")
 		fmt.Println("wrote go.mod, too: DIR is in no module. Remove it when DIR becomes part of one.")
@@ -45,6 +51,15 @@ func main() {
 			log.Fatalf("%s: %v", name, err)
 		}
 	}
+	if err := importFolder(os.Args[1]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// users are the files that import the package.
+var users = []string{
+	"testdata/recipes/digits/main.go", "testdata/play/play_test.go",
+	"testdata/play/scenario_test.go", "testdata/play/timeline_test.go",
 }
 
 // inModule reports whether a folder above dir has a go.mod.
@@ -62,8 +77,11 @@ func inModule(dir string) bool {
 // write writes a file of the package, or its first half, into dir.
 func write(dir, name string) error {
 	data, err := os.ReadFile(name)
-	text := strings.ReplaceAll(string(data), "\r\n", "\n")
-	if err == nil && path.Ext(name) == ".go" {
+	text := string(data)
+	if path.Ext(name) != ".zip" {
+		text = strings.ReplaceAll(text, "\r\n", "\n")
+	}
+	if err == nil && path.Ext(name) == ".go" && !slices.Contains(users, name) {
 		text, err = firstHalf(text)
 		fmt.Printf("%5d lines of %s\n", strings.Count(text, "\n"), name)
 	}
@@ -106,4 +124,28 @@ func firstHalf(text string) (string, error) {
 		}
 	}
 	return strings.Join(lines, ""), nil
+}
+
+// importFolder makes the users in dir import the package in dir, by the path
+// that its go.mod, or that of a folder above it, gives it.
+func importFolder(dir string) error {
+	list := exec.Command("go", "list")
+	list.Dir, list.Stderr = dir, os.Stderr
+	importPath, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	quoted := strconv.Quote(strings.TrimSpace(string(importPath)))
+	for _, name := range users {
+		name = filepath.Join(dir, name)
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		changed := strings.Replace(string(text), "\t\"dataloader\"\n", "\t"+quoted+"\n", 1)
+		if err := os.WriteFile(name, []byte(changed), 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
 }
