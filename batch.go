@@ -224,7 +224,7 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // A failed batch is one item. So if a batch fails for a moment before a
 // checkpoint, a Shuffle behind Unbatch counts other items at each resume that
 // reads the batch again, and refuses the cursor; see Stream.OnError.
-func Unbatch[T any](src Stream[[]T]) Stream[T] {
+func Unbatch[S ~[]T, T any](src Stream[S]) Stream[T] {
 	src.mustExist("Unbatch")
 	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch" + src.ranks.steps()}, 0, func(
 		ctx context.Context, from Cursor, state stageState, yield yieldAt[T],
@@ -242,7 +242,7 @@ func Unbatch[T any](src Stream[[]T]) Stream[T] {
 				return err
 			}
 			if batch.Err != nil { // one failed item, whatever came before the cursor
-				state.N, elements = 0, []T{*new(T)}
+				state.N, elements = 0, S{*new(T)}
 			}
 			again := &replay{len(elements), batch.Next}
 			for i := state.N; i < len(elements); i++ {

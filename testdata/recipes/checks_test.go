@@ -190,6 +190,16 @@ func TestPackTexts(t *testing.T) {
 	equal(t, "whether no texts are an error", err != nil, true)
 	equal(t, "rows of 8 tokens", must(rows(8, 8)), 1)
 	equal(t, "rows of 1007 tokens", must(rows(1007, 8)), 125)
+	texts := dataloader.Batch(dataloader.Indices(dataloader.Sequential(16)), 1, dataloader.List[int])
+	at := dataloader.Cursor{Epoch: 5}
+	for range packTexts(texts, 8).Run(t.Context(), &at) {
+		if at.Pos == 2 { // after the last row
+			break
+		}
+	}
+	for row, err := range packTexts(texts, 8).Run(t.Context(), &at) {
+		t.Errorf("after the last row: %v, %v", row, err)
+	}
 }
 
 // TestCheckDataset checks that checkDataset names the sample that differs, and
