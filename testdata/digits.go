@@ -1,7 +1,7 @@
 //go:build ignore
 
-// This program draws testdata/digits.zip, the digits of testdata/recipes/digits: 55 images of each digit for training, and 25 for the
-// test. Run it in the folder of the package: go run testdata/digits.go
+// This program draws testdata/digits.zip, the digits of testdata/recipes/digits: 55 images of each digit for training, and 25
+// for the test. Run it in the folder of the package: go run testdata/digits.go
 //
 // It writes the file only if a pixel differs, because another version of Go may compress the same pixels into other bytes.
 package main
