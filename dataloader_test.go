@@ -88,6 +88,7 @@ import (
 	"flag"
 	"fmt"
 	"go/ast"
+	"go/doc"
 	"go/parser"
 	"go/token"
 	"go/types"
@@ -702,9 +703,9 @@ func Example() {
 // Without workers: the calling goroutine loads each batch when the loop asks
 // for it.
 func ExampleNew_oneProcess() {
-	features := make(Slice[Tensor[float32]], 20)
-	for i := range features {
-		features[i] = Tensor[float32]{Data: make([]float32, 100), Shape: []int{100}}
+	features, err := Rows(Tensor[float32]{Data: make([]float32, 2000), Shape: []int{20, 100}})
+	if err != nil {
+		log.Fatal(err)
 	}
 	labels := Func(20, func(ctx context.Context, i int) (int, error) { return i % 3, nil })
 	data, err := Pairs(features, labels)
@@ -715,18 +716,13 @@ func ExampleNew_oneProcess() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(loader.Len(), "batches")
 	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch.First.Shape, batch.Second)
+		fmt.Println(batch.First.Shape, batch.Second, err)
 	}
 	// Output:
-	// 3 batches
-	// [8 100] [0 1 2 0 1 2 0 1]
-	// [8 100] [2 0 1 2 0 1 2 0]
-	// [4 100] [1 2 0 1]
+	// [8 100] [0 1 2 0 1 2 0 1] <nil>
+	// [8 100] [2 0 1 2 0 1 2 0] <nil>
+	// [4 100] [1 2 0 1] <nil>
 }
 
 // Out of order: workers load, and a batch is handed over as soon as it is
@@ -3806,10 +3802,963 @@ func tenShards() (names []string, shards map[string][]byte) {
 
 // # The Examples
 
-// Examples are the documentation: what the reader comes for stands in the body.
-// Inside the package New stands for dataloader.New.
+// One Example for each exported name, which shows what the name is for. What
+// one does with several of them is a recipe: testdata/recipes/README.md lists
+// these. Inside the package New stands for dataloader.New.
 
-// ## The loop
+// ## dataset.go: what the samples are
+
+// A data set of your own has Len and Get. Slice, Func and Rows are data sets,
+// too.
+func ExampleDataset() {
+	var data Dataset[string] = Slice[string]{"a", "b", "c"}
+	sample, err := data.Get(context.Background(), data.Len()-1)
+	fmt.Println(sample, err)
+	// Output: c <nil>
+}
+
+// Func makes a data set of a function. Workers call it at the same time.
+func ExampleFunc() {
+	squares := Func(4, func(ctx context.Context, i int) (int, error) { return i * i, nil })
+	fmt.Println(squares.Get(context.Background(), 3))
+	fmt.Println(squares.Get(context.Background(), 4))
+	// Output:
+	// 9 <nil>
+	// 0 index 4 is outside the data set, which has 4 samples
+}
+
+// A Slice is a data set in memory.
+func ExampleSlice() {
+	loader, err := New(Slice[string]{"a", "b", "c"}, List[string], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [a b] <nil>
+	// [c] <nil>
+}
+
+// Rows are the samples of an arena loader: the features of all samples are one
+// array, and a batch is a copy of some of its rows.
+func ExampleRows() {
+	features := Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}}
+	data, err := Rows(features)
+	if err != nil {
+		log.Fatal(err)
+	}
+	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch.Shape, batch.Data, err)
+	}
+	// Output:
+	// [2 2] [0 0 1 1] <nil>
+	// [1 2] [2 2] <nil>
+}
+
+// Pairs joins features and labels. Their numbers of samples must be equal.
+func ExamplePairs() {
+	images, labels := Slice[string]{"cat.jpg", "dog.jpg"}, Slice[int]{0, 1}
+	data, err := Pairs(images, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(data.Get(context.Background(), 1))
+	_, err = Pairs(images, Slice[int]{1, 2, 3})
+	fmt.Println(err)
+	// Output:
+	// {dog.jpg 1} <nil>
+	// dataloader: Pairs: the first data set has 2 samples, the second 3; they must be equal
+}
+
+// A Pair is a sample or a batch of two parts, such as an image and its label.
+func ExamplePair() {
+	sample := Pair[string, int]{First: "cat.jpg", Second: 0}
+	fmt.Println(sample.First, sample.Second)
+	// Output: cat.jpg 0
+}
+
+// Transform computes each sample when it is fetched, by the worker that fetches
+// it.
+func ExampleTransform() {
+	numbers := Slice[string]{"7", "8", "nine"}
+	parsed := Transform(numbers, func(_ context.Context, text string) (int, error) {
+		return strconv.Atoi(text)
+	})
+	fmt.Println(parsed.Get(context.Background(), 1))
+	// Output: 8 <nil>
+}
+
+// Cache keeps each sample, so later epochs call nothing.
+func ExampleCache() {
+	calls := 0
+	remote := Func(2, func(ctx context.Context, i int) (int, error) {
+		calls++
+		return i, nil
+	})
+	loader, err := New(Cache(remote), List[int], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for epoch := range 3 {
+		for batch, err := range loader.Epoch(context.Background(), epoch) {
+			fmt.Println("epoch", epoch, batch, err, "after", calls, "calls")
+		}
+	}
+	// Output:
+	// epoch 0 [0 1] <nil> after 2 calls
+	// epoch 1 [0 1] <nil> after 2 calls
+	// epoch 2 [0 1] <nil> after 2 calls
+}
+
+// Concat puts data sets one after the other.
+func ExampleConcat() {
+	data := Concat[int](Slice[int]{1, 2}, Slice[int]{10, 20, 30})
+	sample, err := data.Get(context.Background(), 3)
+	fmt.Println(data.Len(), sample, err)
+	// Output: 5 20 <nil>
+}
+
+// Subset is a part of a data set, in the order of the indices.
+func ExampleSubset() {
+	few, err := Subset(Slice[string]{"a", "b", "c", "d"}, []int{3, 0})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(few.Len())
+	fmt.Println(few.Get(context.Background(), 0))
+	// Output:
+	// 2
+	// d <nil>
+}
+
+// Split deals a data set out at random, with the numbers of torch's
+// random_split.
+func ExampleSplit() {
+	parts, err := Split(Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 1, 7, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, part := range parts {
+		loader, err := New(part, List[int], Options{BatchSize: 10})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			fmt.Println(batch, err)
+		}
+	}
+	// Output:
+	// [5 6 1 2 0 8 9] <nil>
+	// [3 7 4] <nil>
+}
+
+// Rand draws the same numbers for augmentation with any number of workers.
+func ExampleRand() {
+	data := Func(3, func(ctx context.Context, i int) (string, error) {
+		flip, angle := Rand(ctx).IntN(2) == 1, Rand(ctx).IntN(10)
+		return fmt.Sprintf("image %d flip %t angle %d", i, flip, angle), nil
+	})
+	for _, workers := range []int{0, 3} {
+		loader, err := New(data, List[string], Options{Seed: 7, Workers: workers})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			fmt.Println(batch, err)
+		}
+	}
+	// Output:
+	// [image 0 flip true angle 9] <nil>
+	// [image 1 flip true angle 7] <nil>
+	// [image 2 flip false angle 9] <nil>
+	// [image 0 flip true angle 9] <nil>
+	// [image 1 flip true angle 7] <nil>
+	// [image 2 flip false angle 9] <nil>
+}
+
+// WithSeed makes a second generator, whose numbers do not depend on how many
+// the first one has drawn.
+func ExampleWithSeed() {
+	data := Func(2, func(ctx context.Context, i int) (int, error) {
+		crop := Rand(ctx)
+		color := Rand(WithSeed(ctx, 2))
+		return 10*crop.IntN(10) + color.IntN(10), nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(loader.Batch(context.Background(), 0, 0))
+	// Output: [37 47] <nil>
+}
+
+// Worker is the number of the worker that loads, for what workers do not share,
+// such as a decoder.
+func ExampleWorker() {
+	const workers = 2
+	var decoders [workers]strings.Builder // each is used by one worker
+	data := Func(4, func(ctx context.Context, i int) (int, error) {
+		decoder := &decoders[Worker(ctx)]
+		decoder.Reset()
+		fmt.Fprint(decoder, i)
+		return strconv.Atoi(decoder.String())
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2, Workers: workers})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [0 1] <nil>
+	// [2 3] <nil>
+}
+
+// Files reads the files of any file system, here one in memory.
+func ExampleFiles() {
+	fsys := fstest.MapFS{
+		"a.txt":   {Data: []byte("one")},
+		"b/c.txt": {Data: []byte("two")},
+		"b/d.jpg": {Data: []byte("not text")},
+	}
+	files, err := Files(fsys, "**/*.txt")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range files.Len() {
+		file, err := files.Get(context.Background(), i)
+		fmt.Println(file.Name, string(file.Data), err)
+	}
+	// Output:
+	// a.txt one <nil>
+	// b/c.txt two <nil>
+}
+
+// A File is a name and the data. In a Record the name is the field's.
+func ExampleFile() {
+	file := File{Name: "txt", Data: []byte("meow")}
+	fmt.Println(Decode(file.Name, file.Data))
+	// Output: meow <nil>
+}
+
+// Folder lists a tree with a folder for each class. A sample is a file's name
+// and its label; Transform reads the files.
+func ExampleFolder() {
+	fsys := fstest.MapFS{"cat/1.txt": {}, "cat/Thumbs.db": {}, "dog/1.txt": {}, "dog/old/2.txt": {}}
+	samples, classes, err := Folder(fsys, "**/*.txt")
+	fmt.Println(classes, err)
+	fmt.Println(samples)
+	// Output:
+	// [cat dog] <nil>
+	// [{cat/1.txt 0} {dog/1.txt 1} {dog/old/2.txt 1}]
+}
+
+// ## dataset.go: streams
+
+// A Stream is data without indices. It is read by a loop over an epoch, and a
+// stage makes another stream of it.
+func ExampleStream() {
+	var odd Stream[int] = Indices(Sequential(6)).Filter(func(i int) bool { return i%2 == 1 })
+	for i, err := range odd.Epoch(context.Background(), 0) {
+		fmt.Println(i, err)
+	}
+	// Output:
+	// 1 <nil>
+	// 3 <nil>
+	// 5 <nil>
+}
+
+// Epoch starts over in each new loop, as PyTorch's DataLoader does.
+func ExampleStream_Epoch() {
+	s := Indices(Random(3, 1))
+	for _, epoch := range []int{0, 0, 1} {
+		for i, err := range s.Epoch(context.Background(), epoch) {
+			fmt.Print(i, " ", err, "  ")
+		}
+		fmt.Println("epoch", epoch)
+	}
+	// Output:
+	// 0 <nil>  1 <nil>  2 <nil>  epoch 0
+	// 0 <nil>  1 <nil>  2 <nil>  epoch 0
+	// 2 <nil>  0 <nil>  1 <nil>  epoch 1
+}
+
+// Run continues at its cursor, as an iterator does.
+func ExampleStream_Run() {
+	s := Indices(Sequential(4))
+	var at Cursor
+	for range 2 {
+		for i, err := range s.Run(context.Background(), &at) {
+			fmt.Println(i, err)
+			if i == 1 {
+				break
+			}
+		}
+		fmt.Println("left at", at)
+	}
+	// Output:
+	// 0 <nil>
+	// 1 <nil>
+	// left at {"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}
+	// 2 <nil>
+	// 3 <nil>
+	// left at {"epoch":1,"pos":0}
+}
+
+// Items yields what Run has of each item: the value or the error, and the
+// cursor that follows.
+func ExampleStream_Items() {
+	s := Indices(Sequential(3))
+	for item, err := range s.Items(context.Background(), Cursor{Epoch: 7}) {
+		fmt.Println(item.Value, item.Err, item.Next.Epoch, item.Next.Pos, err)
+	}
+	// Output:
+	// 0 <nil> 7 1 <nil>
+	// 1 <nil> 7 2 <nil>
+	// 2 <nil> 7 3 <nil>
+}
+
+// An Item has the cursor of the place after it. A stream of your own makes
+// them.
+func ExampleItem() {
+	letter := Item[string]{Value: "a", Next: Cursor{Epoch: 0, Pos: 1}}
+	fmt.Println(letter.Value, letter.Err, letter.Next)
+	// Output: a <nil> {"epoch":0,"pos":1}
+}
+
+// FromSeq makes a stream of a sequence. A resume reads the sequence again from
+// its start, up to the cursor.
+func ExampleFromSeq() {
+	lines := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for text := bufio.NewScanner(strings.NewReader("one\ntwo\n")); text.Scan(); {
+				if !yield(text.Text(), nil) {
+					return
+				}
+			}
+		}
+	})
+	for line, err := range lines.Epoch(context.Background(), 0) {
+		fmt.Println(line, err)
+	}
+	// Output:
+	// one <nil>
+	// two <nil>
+}
+
+// Indices is the order of a sampler as a stream.
+func ExampleIndices() {
+	data := Slice[string]{"a", "b", "c"}
+	for sample, err := range Map(Indices(Random(3, 1)), 2, data.Get).Epoch(context.Background(), 0) {
+		fmt.Println(sample, err)
+	}
+	// Output:
+	// a <nil>
+	// b <nil>
+	// c <nil>
+}
+
+// NewStream makes a source of your own, here one that resumes by its position.
+func ExampleNewStream() {
+	letters := NewStream(func(ctx context.Context, from Cursor) iter.Seq2[Item[string], error] {
+		return func(yield func(Item[string], error) bool) {
+			for pos := from.Pos; pos < 4; pos++ {
+				next := Cursor{Epoch: from.Epoch, Pos: pos + 1}
+				if !yield(Item[string]{Value: "abcd"[pos : pos+1], Next: next}, ctx.Err()) {
+					return
+				}
+			}
+		}
+	})
+	at := Cursor{Pos: 2}
+	for letter, err := range letters.Run(context.Background(), &at) {
+		fmt.Println(letter, err)
+	}
+	// Output:
+	// c <nil>
+	// d <nil>
+}
+
+// NewStage makes a stage of your own, which yields items of another stream.
+// This one counts them and passes them on, so it says that it is one for one.
+func ExampleNewStage() {
+	n := 0
+	counted := NewStage(Indices(Sequential(3)), true, func(
+		ctx context.Context, src Stream[int], from Cursor,
+	) iter.Seq2[Item[int], error] {
+		return func(yield func(Item[int], error) bool) {
+			for item, err := range src.Items(ctx, from) {
+				n++
+				if !yield(item, err) {
+					return
+				}
+			}
+		}
+	})
+	for i, err := range counted.Epoch(context.Background(), 0) {
+		fmt.Println(i, err, n)
+	}
+	// Output:
+	// 0 <nil> 1
+	// 1 <nil> 2
+	// 2 <nil> 3
+}
+
+// Filter keeps the items for which its function is true. An item that failed
+// stays, as an error in its place.
+func ExampleStream_Filter() {
+	words := Slice[string]{"7", "8", "nine", "10"}
+	numbers := Map(Indices(Sequential(4)), 2, func(ctx context.Context, i int) (int, error) {
+		return strconv.Atoi(words[i])
+	})
+	not8 := numbers.Filter(func(n int) bool { return n != 8 })
+	for n, err := range not8.Epoch(context.Background(), 0) {
+		fmt.Println(n, err)
+	}
+	// Output:
+	// 7 <nil>
+	// 0 dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
+	// 10 <nil>
+}
+
+// OnError decides what becomes of an item that failed: nil drops it.
+func ExampleStream_OnError() {
+	numbers := Map(Indices(Sequential(4)), 0, func(_ context.Context, i int) (int, error) {
+		if i == 2 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	dropped := numbers.OnError(func(bad *SampleError) error {
+		fmt.Println("dropped:", bad.Err)
+		return nil
+	})
+	for i, err := range dropped.Epoch(context.Background(), 0) {
+		fmt.Println(i, err)
+	}
+	// Output:
+	// 0 <nil>
+	// 1 <nil>
+	// dropped: Map: unexpected EOF
+	// 3 <nil>
+}
+
+// Take ends an epoch after some items.
+func ExampleStream_Take() {
+	for i, err := range Indices(Random(1000, 1)).Take(3).Epoch(context.Background(), 0) {
+		fmt.Println(i, err)
+	}
+	// Output:
+	// 467 <nil>
+	// 493 <nil>
+	// 951 <nil>
+}
+
+// Repeat joins several epochs into one.
+func ExampleStream_Repeat() {
+	for i, err := range Indices(Random(2, 1)).Repeat(3).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ", err, "  ")
+	}
+	// Output: 1 <nil>  0 <nil>  0 <nil>  1 <nil>  0 <nil>  1 <nil>
+}
+
+// Cycle joins epochs without an end.
+func ExampleStream_Cycle() {
+	for i, err := range Indices(Sequential(3)).Cycle().Take(8).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ", err, "  ")
+	}
+	// Output: 0 <nil>  1 <nil>  2 <nil>  0 <nil>  1 <nil>  2 <nil>  0 <nil>  1 <nil>
+}
+
+// Chain puts streams one after the other.
+func ExampleChain() {
+	short, long := Indices(Sequential(2)), Indices(Sequential(4))
+	for i, err := range Chain(short, long).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ", err, "  ")
+	}
+	// Output: 0 <nil>  1 <nil>  0 <nil>  1 <nil>  2 <nil>  3 <nil>
+}
+
+// Zip joins two streams item by item, and ends with the shorter one.
+func ExampleZip() {
+	left, right := Indices(Sequential(9)), Indices(Random(3, 1))
+	for pair, err := range Zip(left, right).Epoch(context.Background(), 0) {
+		fmt.Println(pair.First, pair.Second, err)
+	}
+	// Output:
+	// 0 0 <nil>
+	// 1 1 <nil>
+	// 2 2 <nil>
+}
+
+// ## sampler.go: in which order they come, and to whom
+
+// A Sampler is a function of the epoch and the position. Its name is in the
+// cursors.
+func ExampleSampler() {
+	var s Sampler = Random(5, 1)
+	for epoch := range 2 {
+		order := s.Order(epoch)
+		for pos := range s.Len() {
+			fmt.Print(order(pos), " ")
+		}
+	}
+	fmt.Println(s)
+	// Output: 2 1 0 4 3 1 3 0 2 4 Random(5, seed 1)
+}
+
+// Sequential is the order of the data.
+func ExampleSequential() {
+	order := Sequential(4).Order(0)
+	fmt.Println(order(0), order(1), order(2), order(3))
+	// Output: 0 1 2 3
+}
+
+// Random is another permutation in each epoch.
+func ExampleRandom() {
+	for epoch := range 2 {
+		order := Random(1_000_000_000, 1).Order(epoch) // without a table
+		fmt.Println(order(0), order(1), order(999_999_999))
+	}
+	// Output:
+	// 895659498 386176137 702623697
+	// 981388861 734524920 603567458
+}
+
+// TorchRandom gives each rank the samples of DistributedSampler, so that Go and
+// Python jobs can share an epoch.
+func ExampleTorchRandom() {
+	for rank := range 3 {
+		loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, List[int], Options{
+			BatchSize: 4, Sampler: TorchRandom(10, 0), Rank: Rank{Index: rank, Count: 3},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			fmt.Println("rank", rank, batch, err)
+		}
+	}
+	// Output:
+	// rank 0 [4 5 0 2] <nil>
+	// rank 1 [1 3 8 4] <nil>
+	// rank 2 [7 9 6 1] <nil>
+}
+
+// RandomWithReplacement draws each sample from all of them.
+func ExampleRandomWithReplacement() {
+	s := RandomWithReplacement(5, 8, 1) // 8 of 5
+	order := s.Order(0)
+	for pos := range s.Len() {
+		fmt.Print(order(pos), " ")
+	}
+	// Output: 0 3 0 4 3 2 0 0
+}
+
+// Weighted draws samples in proportion to their weights.
+func ExampleWeighted() {
+	s, err := Weighted([]float64{0, 1, 0, 3}, 8, true, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	order := s.Order(0)
+	for pos := range s.Len() {
+		fmt.Print(order(pos), " ")
+	}
+	// Output: 3 3 3 1 3 1 3 3
+}
+
+// Resize makes epochs longer or shorter, as for a given number of steps.
+func ExampleResize() {
+	s := Resize(Random(5, 1), 8)
+	order := s.Order(0)
+	for pos := range s.Len() {
+		fmt.Print(order(pos), " ")
+	}
+	// Output: 2 1 0 4 3 1 3 0
+}
+
+// OrderFunc makes a sampler of a list that is computed for each epoch.
+func ExampleOrderFunc() {
+	s := OrderFunc(3, func(epoch int) []int { return []int{epoch, 10, 20} })
+	order := s.Order(7)
+	fmt.Println(order(0), order(1), order(2))
+	// Output: 7 10 20
+}
+
+// Batches makes a BatchSampler of a Sampler. A BatchSampler of your own chooses
+// the samples of each batch.
+func ExampleBatches() {
+	loader, err := New(Slice[string]{"a", "b", "c"}, List[string], Options{
+		BatchSampler: Batches(Sequential(3), 2, true), // dropLast
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output: [a b] <nil>
+}
+
+// Buckets makes batches of sequences of similar length, for Pad to fill. A
+// padded batch here takes at most 12 elements.
+func ExampleBuckets() {
+	texts := Slice[[]rune]{[]rune("hello"), []rune("I"), []rune("go"), []rune("world"), []rune("a")}
+	sampler, err := Buckets([]int{5, 1, 2, 5, 1}, 12, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	loader, err := New(texts, Pad('.'), Options{BatchSampler: sampler})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch.Shape, batch.Lengths, string(batch.Data), err)
+	}
+	// Output:
+	// [2 1] [1 1] aI <nil>
+	// [1 2] [2] go <nil>
+	// [2 5] [5 5] worldhello <nil>
+}
+
+// A Rank is the part of one process of several: together they load each sample
+// once.
+func ExampleRank() {
+	for rank := range 2 {
+		loader, err := New(Slice[int]{0, 1, 2, 3}, List[int], Options{
+			BatchSize: 2, Rank: Rank{Index: rank, Count: 2},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(loader.Batch(context.Background(), 0, 0))
+	}
+	// Output:
+	// [0 2] <nil>
+	// [1 3] <nil>
+}
+
+// RankFromEnv is the rank that a launcher, such as torchrun, srun or mpirun,
+// has given this process.
+func ExampleRankFromEnv() {
+	os.Setenv("RANK", "3") // as torchrun does
+	os.Setenv("WORLD_SIZE", "8")
+	defer os.Unsetenv("RANK")
+	defer os.Unsetenv("WORLD_SIZE")
+	fmt.Println(RankFromEnv())
+	// Output: {3 8} <nil>
+}
+
+// A Tail says what becomes of the samples that are left over when ranks have
+// dealt out the others: PadTail repeats some, DropTail leaves them out, and
+// UnevenTail gives some ranks a sample more.
+func ExampleTail() {
+	for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
+		for rank := range 2 {
+			part := Indices(Sequential(3)).Shard(Rank{Index: rank, Count: 2}, tail)
+			var got []int
+			for i, err := range part.Epoch(context.Background(), 0) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				got = append(got, i)
+			}
+			fmt.Println("rank", rank, got)
+		}
+	}
+	// Output:
+	// rank 0 [0 2]
+	// rank 1 [1 0]
+	// rank 0 [0]
+	// rank 1 [1]
+	// rank 0 [0 2]
+	// rank 1 [1]
+}
+
+// Shard deals a stream out to ranks.
+func ExampleStream_Shard() {
+	part := Indices(Sequential(6)).Shard(Rank{Index: 1, Count: 3}, DropTail)
+	for i, err := range part.Epoch(context.Background(), 0) {
+		fmt.Println(i, err)
+	}
+	// Output:
+	// 1 <nil>
+	// 4 <nil>
+}
+
+// Shuffle keeps some items in memory, and yields one of them at random.
+func ExampleStream_Shuffle() {
+	for i, err := range Indices(Sequential(8)).Shuffle(4, 1).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ", err, "  ")
+	}
+	// Output: 4 <nil>  1 <nil>  2 <nil>  3 <nil>  7 <nil>  0 <nil>  5 <nil>  6 <nil>
+}
+
+// Mix takes items of several streams in turn, here until all have ended.
+func ExampleMix() {
+	short, long := Indices(Sequential(2)), Indices(Sequential(5))
+	for i, err := range Mix(MixOptions{}, short, long).Epoch(context.Background(), 0) {
+		fmt.Print(i, " ", err, "  ")
+	}
+	// Output: 0 <nil>  0 <nil>  1 <nil>  1 <nil>  2 <nil>  3 <nil>  4 <nil>
+}
+
+// With Weights the next stream is drawn at random.
+func ExampleMixOptions() {
+	code := FromSeq(func(context.Context, int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for yield("code", nil) {
+			}
+		}
+	})
+	prose := Map(code, 0, func(context.Context, string) (string, error) { return "prose", nil })
+	mix := Mix(MixOptions{Weights: []float64{1, 3}, Seed: 1}, code, prose)
+	for text, err := range mix.Take(6).Epoch(context.Background(), 0) {
+		fmt.Print(text, " ", err, "  ")
+	}
+	// Output: prose <nil>  prose <nil>  prose <nil>  code <nil>  prose <nil>  prose <nil>
+}
+
+// A Stop says when a mix ends, and whether a stream that has ended begins its
+// next epoch. CycleForever is for mixes that end with Take.
+func ExampleStop() {
+	short, long := Indices(Sequential(2)), Indices(Sequential(5))
+	for _, stop := range []Stop{StopAtLast, StopAtFirst, CycleUntilLast, CycleForever} {
+		mix, got := Mix(MixOptions{Stop: stop}, short, long).Take(12), []int{}
+		for i, err := range mix.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			got = append(got, i)
+		}
+		fmt.Println(got)
+	}
+	// Output:
+	// [0 0 1 1 2 3 4]
+	// [0 0 1 1]
+	// [0 0 1 1 0 2 1 3 0 4 1]
+	// [0 0 1 1 0 2 1 3 0 4 1 0]
+}
+
+// ## batch.go: what shape a batch has
+
+// A Collate makes a batch of samples. It may reuse the memory of dst, a batch
+// that was given to Recycle.
+func ExampleCollate() {
+	var lengths Collate[string, []int] = func(dst []int, samples []string) ([]int, error) {
+		dst = dst[:0]
+		for _, s := range samples {
+			dst = append(dst, len(s))
+		}
+		return dst, nil
+	}
+	loader, err := New(Slice[string]{"a", "bcd", "ef"}, lengths, Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [1 3] <nil>
+	// [2] <nil>
+}
+
+// List makes slices.
+func ExampleList() {
+	fmt.Println(List(nil, []int{1, 2, 3}))
+	// Output: [1 2 3] <nil>
+}
+
+// Stack joins tensors of one shape along a new first dimension.
+func ExampleStack() {
+	batch, err := Stack(Tensor[float32]{}, []Tensor[float32]{
+		{Data: []float32{1, 2}, Shape: []int{2}},
+		{Data: []float32{3, 4}, Shape: []int{2}},
+	})
+	fmt.Println(batch.Shape, batch.Data, err)
+	// Output: [2 2] [1 2 3 4] <nil>
+}
+
+// Frameworks take the Data and the Shape of a Tensor:
+//
+//	GoMLX            tensors.FromFlatDataAndDimensions(batch.Data, batch.Shape...)
+//	Gorgonia         tensor.New(tensor.WithShape(batch.Shape...), tensor.WithBacking(batch.Data))
+//	onnxruntime_go   ort.NewTensor(ort.NewShape(shape...), batch.Data), with the shape as int64
+//
+// Some frameworks copy Data and others do not, so recycle a batch when its
+// tensor has been used.
+func ExampleTensor() {
+	image := Tensor[float32]{Data: []float32{1, 2, 3, 4, 5, 6}, Shape: []int{1, 2, 3}}
+	fmt.Println("channels, rows and columns:", image.Shape, "the second row:", image.Data[3:6])
+	// Output: channels, rows and columns: [1 2 3] the second row: [4 5 6]
+}
+
+// Pad makes rows of one length of sequences that differ in length.
+func ExamplePad() {
+	batch, err := Pad(-1)(Padded[int]{}, [][]int{{1, 2, 3}, {4}})
+	fmt.Println(batch.Shape, batch.Data, err)
+	// Output: [2 3] [1 2 3 4 -1 -1] <nil>
+}
+
+// A Padded batch is a tensor, and the length of each sequence.
+func ExamplePadded() {
+	batch, err := Pad('.')(Padded[rune]{}, [][]rune{[]rune("hello"), []rune("I")})
+	fmt.Println(string(batch.Data), batch.Lengths, err)
+	// Output: helloI.... [5 1] <nil>
+}
+
+// CollatePair makes a batch of each part of a Pair.
+func ExampleCollatePair() {
+	collate := CollatePair(Pad(0), List[string])
+	samples := []Pair[[]int, string]{{[]int{1, 2}, "a"}, {[]int{3}, "b"}}
+	batch, err := collate(Pair[Padded[int], []string]{}, samples)
+	fmt.Println(batch.First.Data, batch.Second, err)
+	// Output: [1 2 3 0] [a b] <nil>
+}
+
+// Indices, Map and Batch make a loader's batches. The first comes sooner,
+// because all workers fetch its samples.
+func ExampleBatch() {
+	data := Slice[string]{"a", "b", "c", "d", "e"}
+	samples := Map(Indices(Random(data.Len(), 1)), 8, data.Get)
+	for batch, err := range Batch(samples, 2, List[string]).Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [c b] <nil>
+	// [a e] <nil>
+	// [d] <nil>
+}
+
+// Unbatch lets batch sizes differ between stages: fetch in batches of 4, train
+// in batches of 3.
+func ExampleUnbatch() {
+	ids := Batch(Indices(Sequential(10)), 4, List[int])
+	rows := Map(ids, 2, func(_ context.Context, ids []int) ([]string, error) {
+		rows := make([]string, len(ids)) // one query for all of them
+		for j, id := range ids {
+			rows[j] = fmt.Sprint("row ", id)
+		}
+		return rows, nil
+	})
+	batches := Batch(Unbatch(rows), 3, List[string])
+	for batch, err := range batches.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [row 0 row 1 row 2] <nil>
+	// [row 3 row 4 row 5] <nil>
+	// [row 6 row 7 row 8] <nil>
+	// [row 9] <nil>
+}
+
+// ## worker.go: who loads
+
+// Map calls a function for each item, here in two goroutines. The results keep
+// the order.
+func ExampleMap() {
+	words := Slice[string]{"7", "8", "nine"}
+	parsed := Map(Indices(Sequential(words.Len())), 2, func(_ context.Context, i int) (int, error) {
+		return strconv.Atoi(words[i])
+	})
+	for n, err := range parsed.Epoch(context.Background(), 0) {
+		fmt.Println(n, err)
+	}
+	// Output:
+	// 7 <nil>
+	// 8 <nil>
+	// 0 dataloader: epoch 0, the item before pos 3: Map: strconv.Atoi: parsing "nine": invalid syntax
+}
+
+// Prefetch reads the stages before it ahead, in a goroutine of their own, which
+// begins and ends with the loop.
+func ExampleStream_Prefetch() {
+	loaded := Map(Indices(Sequential(3)), 0, func(_ context.Context, i int) (int, error) {
+		time.Sleep(time.Millisecond) // while the loop trains
+		return i, nil
+	}).Prefetch(2)
+	for i, err := range loaded.Epoch(context.Background(), 0) {
+		fmt.Println(i, err)
+	}
+	// Output:
+	// 0 <nil>
+	// 1 <nil>
+	// 2 <nil>
+}
+
+// ## dataloader.go: all of it together
+
+// The zero Options load one sample a batch, in order, in the loop's own
+// goroutine.
+func ExampleOptions() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5, 6}, List[int], Options{
+		BatchSize: 3, Shuffle: true, Seed: 1, Workers: 2, DropLast: true,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [0 5 3] <nil>
+	// [1 6 4] <nil>
+}
+
+// A DataLoader has the type of its batches only. A function that takes one
+// works with data sets of all types.
+func ExampleDataLoader() {
+	evaluate := func(loader *DataLoader[[]int]) (sum int, err error) {
+		for batch, err := range loader.Epoch(context.Background(), 0) {
+			if err != nil {
+				return 0, err
+			}
+			for _, v := range batch {
+				sum += v
+			}
+		}
+		return sum, nil
+	}
+	loader, err := New(Slice[int]{1, 2, 3, 4}, List[int], Options{BatchSize: 3})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(evaluate(loader))
+	// Output: 10 <nil>
+}
+
+// NewBatchFunc makes a loader of a function that fills a whole batch, as for
+// one query of a database. The memory of dst comes from Recycle.
+func ExampleNewBatchFunc() {
+	table := []string{"a", "b", "c", "d", "e"}
+	query := func(ctx context.Context, dst []string, ids []int) ([]string, error) {
+		dst = dst[:0]
+		for _, id := range ids {
+			dst = append(dst, table[id])
+		}
+		return dst, nil
+	}
+	loader, err := NewBatchFunc(len(table), query, Options{BatchSize: 2, Shuffle: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [b c] <nil>
+	// [a d] <nil>
+	// [e] <nil>
+}
 
 // An epoch has the same order each time, and the next epoch has another. There
 // is nothing to reset.
@@ -3821,16 +4770,13 @@ func ExampleDataLoader_Epoch() {
 	}
 	for _, epoch := range []int{0, 0, 1} {
 		for batch, err := range loader.Epoch(context.Background(), epoch) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println("epoch", epoch, batch)
+			fmt.Println("epoch", epoch, batch, err)
 		}
 	}
 	// Output:
-	// epoch 0 [5 4 0 2 3 1]
-	// epoch 0 [5 4 0 2 3 1]
-	// epoch 1 [1 2 0 4 3 5]
+	// epoch 0 [5 4 0 2 3 1] <nil>
+	// epoch 0 [5 4 0 2 3 1] <nil>
+	// epoch 1 [1 2 0 4 3 5] <nil>
 }
 
 // The cursor is the position after the batch in hand, so the number of that
@@ -3855,541 +4801,35 @@ func ExampleDataLoader_Run() {
 	// epoch 0 batch 2 of 3 [e]
 }
 
-// Epoch starts over in each new loop, as PyTorch's DataLoader does. Run
-// continues at its cursor, as an iterator does.
-func ExampleStream_Run_restartOrContinue() {
-	loader, err := New(Slice[string]{"a", "b", "c", "d"}, List[string], Options{})
+// At is the cursor of a step, if nothing else was saved.
+func ExampleDataLoader_At() {
+	loader, err := New(Slice[string]{"a", "b", "c", "d", "e"}, List[string], Options{BatchSize: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
-	var at Cursor
-	untilB := func(seq iter.Seq2[[]string, error]) {
-		for batch, err := range seq {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Print(batch)
-			if batch[0] == "b" {
-				break
-			}
-		}
-	}
-	ctx := context.Background()
-	untilB(loader.Epoch(ctx, 0))
-	untilB(loader.Epoch(ctx, 0))
-	fmt.Println(" starts over")
-	untilB(loader.Run(ctx, &at))
-	untilB(loader.Run(ctx, &at))
-	fmt.Println(" continues; the next epoch is", at.Epoch)
-	// Output:
-	// [a][b][a][b] starts over
-	// [a][b][c][d] continues; the next epoch is 1
-}
-
-// ## Checkpoints and training
-
-// The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on,
-// so pos counts samples, not batches. What Prefetch has read ahead is not in
-// the cursor. The fields are
-//
-//	epoch    the epoch that is being read
-//	pos      items that have left Shuffle
-//	by       the stage that made the cursor; another one refuses it
-//	n        items that have left since source: here source.pos + n = pos
-//	source   the place in the source from which a resume reads again; absent at the start of epoch 0
-//	again    items that a resume reads again: here after.pos − source.pos
-//	after    where the source stands after these: its pos, a digest of its cursor, and the first source of all
-func ExampleCursor_stream() {
-	shuffled := Indices(Random(40, 1)).Shuffle(4, 2)
-	batches := Batch(shuffled, 2, List[int]).Prefetch(2)
-	var at Cursor
-	for _, err := range batches.Run(context.Background(), &at) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		if at.Pos == 20 {
-			break
-		}
-	}
-	text, err := json.MarshalIndent(at, "", "  ")
-	fmt.Println(string(text), err)
-	// Output:
-	// {
-	//   "epoch": 0,
-	//   "pos": 20,
-	//   "state": {
-	//     "by": "Shuffle(4, seed 2), version 2",
-	//     "n": 6,
-	//     "source": {
-	//       "epoch": 0,
-	//       "pos": 14,
-	//       "state": {
-	//         "by": "Indices(Random(40, seed 1))"
-	//       }
-	//     },
-	//     "again": 12,
-	//     "after": {
-	//       "pos": 26,
-	//       "digest": "3930364e3ded63d2",
-	//       "by": "Indices(Random(40, seed 1))"
-	//     }
-	//   }
-	// } <nil>
-}
-
-// A cursor that was saved as JSON resumes the epoch in another process, with
-// another number of workers and of ranks.
-func ExampleCursor() {
-	data := Func(24, func(ctx context.Context, i int) (int, error) { return i, nil })
-
-	// load is such a process. It resumes a checkpoint, takes one step and
-	// returns the next checkpoint.
-	load := func(rank, ranks, batchSize int, saved []byte) []byte {
-		loader, err := New(data, List[int], Options{
-			BatchSize: batchSize, Workers: ranks, Rank: Rank{Index: rank, Count: ranks},
-		})
-		if err != nil {
-			log.Fatal(err)
-		}
-		var at Cursor
-		if err := json.Unmarshal(saved, &at); err != nil {
-			log.Fatal(err)
-		}
-		for batch, err := range loader.Run(context.Background(), &at) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println("rank", rank, "of", ranks, batch)
-			break
-		}
-		if saved, err = json.Marshal(at); err != nil {
-			log.Fatal(err)
-		}
-		return saved
-	}
-	start := []byte(`{"epoch":0}`)
-	saved := load(0, 2, 4, start)
-	fmt.Println("all ranks' checkpoints are equal:", bytes.Equal(saved, load(1, 2, 4, start)))
-	fmt.Println(string(saved))
-	load(0, 1, 8, saved)  // 1 rank with batches of 8 resumes 2 with batches of 4,
-	for rank := range 4 { // and so do 4 with batches of 2
-		load(rank, 4, 2, saved)
+	at := loader.At(0, 1) // after one step
+	for batch, err := range loader.Run(context.Background(), &at) {
+		fmt.Println(batch, err)
 	}
 	// Output:
-	// rank 0 of 2 [0 2 4 6]
-	// rank 1 of 2 [1 3 5 7]
-	// all ranks' checkpoints are equal: true
-	// {"epoch":0,"pos":8,"state":{"by":"Sequential(24)"}}
-	// rank 0 of 1 [8 9 10 11 12 13 14 15]
-	// rank 0 of 4 [8 12]
-	// rank 1 of 4 [9 13]
-	// rank 2 of 4 [10 14]
-	// rank 3 of 4 [11 15]
+	// [c d] <nil>
+	// [e] <nil>
 }
 
-// ## dataset.go: what the samples are
-
-// Files reads the files of any file system, here one in memory. Transform
-// decodes each as it is fetched.
-func ExampleFiles() {
-	fsys := fstest.MapFS{
-		"a.txt":     {Data: []byte("one")},
-		"b/c.txt":   {Data: []byte("two")},
-		"b/d.jpg":   {Data: []byte("not text")},
-		"b/e/f.txt": {Data: []byte("three")},
-	}
-	files, err := Files(fsys, "**/*.txt")
+// Len is the number of batches in an epoch.
+func ExampleDataLoader_Len() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
-	words := Transform(files, func(ctx context.Context, f File) (string, error) {
-		return f.Name + ": " + strings.ToUpper(string(f.Data)), nil
-	})
-	loader, err := New(words, List[string], Options{BatchSize: 2, Workers: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch)
-	}
-	// Output:
-	// [a.txt: ONE b/c.txt: TWO]
-	// [b/e/f.txt: THREE]
-}
-
-// Folder lists a tree with a folder for each class. A sample is a file's name
-// and its label, so weights that draw each class equally often need no file.
-// Transform reads the files.
-func ExampleFolder() {
-	fsys := fstest.MapFS{
-		"cat/1.txt":     {Data: []byte("meow")},
-		"cat/Thumbs.db": {},
-		"dog/1.txt":     {Data: []byte("woof")},
-		"dog/old/2.txt": {Data: []byte("growl")},
-		"dog/old/3.txt": {Data: []byte("bark")},
-	}
-	samples, classes, err := Folder(fsys, "**/*.txt")
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(classes, samples)
-
-	counts := make([]float64, len(classes))
-	for _, s := range samples {
-		counts[s.Second]++
-	}
-	var weights []float64
-	for _, s := range samples {
-		weights = append(weights, 1/counts[s.Second])
-	}
-	balanced, err := Weighted(weights, len(weights), true, 1)
-	if err != nil {
-		log.Fatal(err)
-	}
-	texts := Transform(samples, func(_ context.Context, s Pair[string, int]) (string, error) {
-		text, err := fs.ReadFile(fsys, s.First)
-		return fmt.Sprintf("%s: %s", classes[s.Second], text), err
-	})
-	loader, err := New(texts, List[string], Options{BatchSize: 4, Sampler: balanced})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Printf("%q\n", batch)
-	}
-	// Output:
-	// [cat dog] [{cat/1.txt 0} {dog/1.txt 1} {dog/old/2.txt 1} {dog/old/3.txt 1}]
-	// ["cat: meow" "dog: bark" "cat: meow" "cat: meow"]
-}
-
-// Rows are the samples of an arena loader: the features of all samples are one
-// array, and a batch is a copy of some of its rows. Data without labels needs
-// no Pair.
-func ExampleRows() {
-	features := Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, Shape: []int{5, 2}}
-	data, err := Rows(features)
-	if err != nil {
-		log.Fatal(err)
-	}
-	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println("size", batch.Shape[0], "shape", batch.Shape,
-			"dimensions", len(batch.Shape), batch.Data)
-	}
-	// Output:
-	// size 2 shape [2 2] dimensions 2 [0 0 1 1]
-	// size 2 shape [2 2] dimensions 2 [2 2 3 3]
-	// size 1 shape [1 2] dimensions 2 [4 4]
-}
-
-// Pairs joins features and labels, which are two arrays. Their numbers of
-// samples must be equal.
-func ExamplePairs() {
-	features, err := Rows(Tensor[float32]{Data: []float32{0, 0, 1, 1, 2, 2}, Shape: []int{3, 2}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	labels, err := Rows(Tensor[int64]{Data: []int64{7, 8, 9}, Shape: []int{3}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	data, err := Pairs(features, labels)
-	if err != nil {
-		log.Fatal(err)
-	}
-	loader, err := New(data, CollatePair(Stack[float32], Stack[int64]), Options{BatchSize: 3})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch.First.Shape, batch.First.Data, batch.Second.Shape, batch.Second.Data)
-	}
-	_, err = Pairs(features, Slice[int]{1, 2})
-	fmt.Println(err)
-	// Output:
-	// [3 2] [0 0 1 1 2 2] [3] [7 8 9]
-	// dataloader: Pairs: the first data set has 3 samples, the second 2; they must be equal
-}
-
-// Rand draws the same numbers for augmentation with any number of workers.
-func ExampleRand() {
-	data := Func(4, func(ctx context.Context, i int) (string, error) {
-		flip := Rand(ctx).IntN(2) == 1
-		angle := Rand(WithSeed(ctx, 2)).IntN(10) // from a second generator
-		onWorker := Worker(ctx) >= 0
-		const text = "image %d flip %t angle %d on a worker %t"
-		return fmt.Sprintf(text, i, flip, angle, onWorker), nil
-	})
-	for _, workers := range []int{0, 3} {
-		loader, err := New(data, List[string], Options{Seed: 7, Workers: workers})
-		if err != nil {
-			log.Fatal(err)
-		}
-		for batch, err := range loader.Epoch(context.Background(), 0) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println(batch[0])
-		}
-	}
-	// Output:
-	// image 0 flip true angle 8 on a worker false
-	// image 1 flip true angle 0 on a worker false
-	// image 2 flip false angle 3 on a worker false
-	// image 3 flip false angle 5 on a worker false
-	// image 0 flip true angle 8 on a worker true
-	// image 1 flip true angle 0 on a worker true
-	// image 2 flip false angle 3 on a worker true
-	// image 3 flip false angle 5 on a worker true
-}
-
-// Cache keeps each sample, so later epochs call nothing.
-func ExampleCache() {
-	calls := 0
-	remote := Func(2, func(ctx context.Context, i int) (string, error) {
-		calls++
-		return fmt.Sprint("sample ", i), nil
-	})
-	loader, err := New(Cache(remote), List[string], Options{BatchSize: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for epoch := range 3 {
-		for batch, err := range loader.Epoch(context.Background(), epoch) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println("epoch", epoch, batch, "after", calls, "calls")
-		}
-	}
-	// Output:
-	// epoch 0 [sample 0 sample 1] after 2 calls
-	// epoch 1 [sample 0 sample 1] after 2 calls
-	// epoch 2 [sample 0 sample 1] after 2 calls
-}
-
-// Split deals a data set out at random, with the numbers of torch's
-// random_split. Subset takes the samples with given indices. Concat puts data
-// sets one after the other.
-func ExampleSplit() {
-	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
-	parts, err := Split(data, 1, 7, 3)
-	if err != nil {
-		log.Fatal(err)
-	}
-	few, err := Subset(data, []int{9, 0})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, part := range []Dataset[int]{parts[0], parts[1], Concat(few, parts[1])} {
-		loader, err := New(part, List[int], Options{BatchSize: 10})
-		if err != nil {
-			log.Fatal(err)
-		}
-		for batch, err := range loader.Epoch(context.Background(), 0) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println(batch)
-		}
-	}
-	// Output:
-	// [5 6 1 2 0 8 9]
-	// [3 7 4]
-	// [9 0 3 7 4]
-}
-
-// ## sampler.go: in which order they come, and to whom
-
-// A sampler is a function of the epoch and the position. OrderFunc makes a
-// sampler of any order that you compute.
-func ExampleSampler() {
-	weighted, err := Weighted([]float64{0, 1, 0, 3}, 8, true, 1)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, s := range []Sampler{
-		Sequential(5),
-		Random(5, 1),
-		RandomWithReplacement(5, 8, 1),
-		weighted,
-		Resize(Random(5, 1), 8),
-		OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 4} }),
-	} {
-		order := s.Order(0)
-		for pos := range s.Len() {
-			fmt.Print(order(pos), " ")
-		}
-		fmt.Println(s)
-	}
-	// Output:
-	// 0 1 2 3 4 Sequential(5)
-	// 2 1 0 4 3 Random(5, seed 1)
-	// 0 3 0 4 3 2 0 0 RandomWithReplacement(8 of 5, seed 1)
-	// 3 3 3 1 3 1 3 3 Weighted(8 of 4, weights #7af97336fcf7129f, replace true, seed 1)
-	// 2 1 0 4 3 1 3 0 Resize(Random(5, seed 1), 8)
-	// 0 1 4 OrderFunc(3)
-}
-
-// TorchRandom gives each rank the samples of DistributedSampler, so that Go and
-// Python jobs can share an epoch.
-func ExampleTorchRandom() {
-	data := Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
-	for rank := range 3 {
-		loader, err := New(data, List[int], Options{
-			BatchSize: 4, Sampler: TorchRandom(10, 0), Rank: Rank{Index: rank, Count: 3},
-		})
-		if err != nil {
-			log.Fatal(err)
-		}
-		for batch, err := range loader.Epoch(context.Background(), 0) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Println("rank", rank, batch)
-		}
-	}
-	// Output:
-	// rank 0 [4 5 0 2]
-	// rank 1 [1 3 8 4]
-	// rank 2 [7 9 6 1]
-}
-
-// Buckets makes batches of sequences of similar length, for Pad to fill. A
-// padded batch here takes at most 12 runes.
-func ExampleBuckets() {
-	var sentences Slice[[]rune]
-	var lengths []int
-	for _, s := range []string{"hello", "I", "go", "world", "a", "of", "loaders"} {
-		sentences = append(sentences, []rune(s))
-		lengths = append(lengths, len([]rune(s)))
-	}
-	var sampler BatchSampler
-	sampler, err := Buckets(lengths, 12, 1)
-	if err != nil {
-		log.Fatal(err)
-	}
-	loader, err := New(sentences, Pad('.'), Options{BatchSampler: sampler})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		var ragged Padded[rune] = batch
-		fmt.Printf("%v %v %q\n", ragged.Shape, ragged.Lengths, string(ragged.Data))
-	}
-	// Output:
-	// [1 7] [7] "loaders"
-	// [2 5] [5 5] "worldhello"
-	// [2 2] [2 2] "goof"
-	// [2 1] [1 1] "aI"
-}
-
-// ## batch.go: what shape a batch has
-
-// A Collate of your own makes batches of any type, here sums.
-func ExampleCollate() {
-	var sum Collate[int, int] = func(_ int, samples []int) (int, error) {
-		total := 0
-		for _, s := range samples {
-			total += s
-		}
-		return total, nil
-	}
-	loader, err := New(Slice[int]{1, 2, 3, 4, 5, 6}, sum, Options{BatchSize: 3})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch)
-	}
-	// Output:
-	// 6
-	// 15
-}
-
-// Frameworks take the Data and the Shape of a Tensor:
-//
-//	GoMLX            tensors.FromFlatDataAndDimensions(batch.Data, batch.Shape...)
-//	Gorgonia         tensor.New(tensor.WithShape(batch.Shape...), tensor.WithBacking(batch.Data))
-//	onnxruntime_go   ort.NewTensor(ort.NewShape(shape...), batch.Data), with the shape as int64
-//
-// The model here is a function of the same arguments. Some frameworks copy Data
-// and others do not, so recycle a batch when its tensor has been used.
-func ExampleTensor() {
-	model := func(data []float32, shape ...int64) {
-		fmt.Println(shape, data)
-	}
-	data := Slice[Tensor[float32]]{
-		{Data: []float32{1, 2, 3, 4}, Shape: []int{2, 2}},
-		{Data: []float32{5, 6, 7, 8}, Shape: []int{2, 2}},
-	}
-	loader, err := New(data, Stack[float32], Options{BatchSize: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		var shape []int64
-		for _, n := range batch.Shape {
-			shape = append(shape, int64(n))
-		}
-		model(batch.Data, shape...)
-		loader.Recycle(batch) // the model is done with it
-	}
-	// Output: [2 2 2] [1 2 3 4 5 6 7 8]
-}
-
-// ## dataloader.go: all of it together
-
-// A DataLoader has the type of its batches only. A function that takes one
-// works with data sets of all types.
-func ExampleDataLoader() {
-	evaluate := func(loader *DataLoader[[]int]) (sum int, err error) {
-		for batch, err := range loader.Epoch(context.Background(), 0) {
-			if err != nil {
-				return 0, err
-			}
-			for _, v := range batch {
-				sum += v
-			}
-		}
-		return sum, nil
-	}
-	loader, err := New(Slice[int]{1, 2, 3, 4}, List[int], Options{BatchSize: 3})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(evaluate(loader))
-	// Output: 10 <nil>
+	fmt.Println(loader.Len())
+	// Output: 3
 }
 
 // Batch loads a batch by its number. It disturbs no training loop, so an
 // evaluation may use it in the middle of one.
 func ExampleDataLoader_Batch() {
-	loader, err := New(Slice[int]{0, 1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2, Workers: 2})
+	loader, err := New(Slice[int]{0, 1, 2, 3}, List[int], Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -4399,15 +4839,11 @@ func ExampleDataLoader_Batch() {
 			log.Fatal(err)
 		}
 		last, err := loader.Batch(ctx, 0, loader.Len()-1)
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println("train", batch, "evaluate", last)
+		fmt.Println("train", batch, "evaluate", last, err)
 	}
 	// Output:
-	// train [0 1] evaluate [4 5]
-	// train [2 3] evaluate [4 5]
-	// train [4 5] evaluate [4 5]
+	// train [0 1] evaluate [2 3] <nil>
+	// train [2 3] evaluate [2 3] <nil>
 }
 
 // Recycle gives a batch's memory back after the step, as popping an arena does.
@@ -4433,40 +4869,182 @@ func ExampleDataLoader_Recycle() {
 	// Output: 20 batches in 1 place
 }
 
-// Trace sees every batch: who loaded it, when, and how long the loop waited for
-// it.
-func ExampleTiming() {
-	var waited time.Duration
-	trace := func(t Timing) {
-		inTime := !t.Done.Before(t.Start)
-		fmt.Println("batch", t.Batch, "worker", t.Worker,
-			"samples", t.Samples, "dropped", t.Dropped, "in time", inTime)
-		waited += t.Wait
-	}
-	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2, Trace: trace})
-	if err != nil {
-		log.Fatal(err)
-	}
-	start := time.Now()
-	for batch, err := range loader.Epoch(context.Background(), 0) {
+// A cursor that was saved as JSON resumes the epoch in another process, here as
+// one of four ranks with smaller batches.
+func ExampleCursor() {
+	saved := `{"epoch":0,"pos":8,"state":{"by":"Sequential(24)"}}`
+	data := Func(24, func(ctx context.Context, i int) (int, error) { return i, nil })
+	for rank := range 4 {
+		var at Cursor
+		if err := json.Unmarshal([]byte(saved), &at); err != nil {
+			log.Fatal(err)
+		}
+		loader, err := New(data, List[int], Options{BatchSize: 2, Rank: Rank{Index: rank, Count: 4}})
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(batch)
+		for batch, err := range loader.Run(context.Background(), &at) {
+			fmt.Println("rank", rank, batch, err, at)
+			break
+		}
 	}
-	fmt.Println("waited no longer than the epoch took:", waited <= time.Since(start))
 	// Output:
-	// batch 0 worker -1 samples 2 dropped 0 in time true
-	// [0 1]
-	// batch 1 worker -1 samples 2 dropped 0 in time true
-	// [2 3]
-	// batch 2 worker -1 samples 1 dropped 0 in time true
-	// [4]
-	// waited no longer than the epoch took: true
+	// rank 0 [8 12] <nil> {"epoch":0,"pos":16,"state":{"by":"Sequential(24)"}}
+	// rank 1 [9 13] <nil> {"epoch":0,"pos":16,"state":{"by":"Sequential(24)"}}
+	// rank 2 [10 14] <nil> {"epoch":0,"pos":16,"state":{"by":"Sequential(24)"}}
+	// rank 3 [11 15] <nil> {"epoch":0,"pos":16,"state":{"by":"Sequential(24)"}}
+}
+
+// The cursor of a pipeline. Batch and Prefetch pass the cursor of Shuffle on,
+// so pos counts samples, not batches. What Prefetch has read ahead is not in
+// the cursor. The fields are
+//
+//	epoch    the epoch that is being read
+//	pos      items that have left Shuffle
+//	by       the stage that made the cursor; another one refuses it
+//	n        items that have left since source: here source.pos + n = pos
+//	source   the place in the source from which a resume reads again; absent at
+//	         the start of epoch 0
+//	again    items that a resume reads again: here after.pos − source.pos
+//	after    where the source stands after these: its pos, a digest of its
+//	         cursor, and the first source of all
+func ExampleCursor_stream() {
+	shuffled := Indices(Random(40, 1)).Shuffle(4, 2)
+	batches := Batch(shuffled, 2, List[int]).Prefetch(2)
+	var at Cursor
+	for range batches.Run(context.Background(), &at) {
+		if at.Pos == 20 {
+			break
+		}
+	}
+	fmt.Println(strings.ReplaceAll(at.String(), `,"`, ",\n\""))
+	// Output:
+	// {"epoch":0,
+	// "pos":20,
+	// "state":{"after":{"by":"Indices(Random(40, seed 1))",
+	// "digest":"3930364e3ded63d2",
+	// "pos":26},
+	// "again":12,
+	// "by":"Shuffle(4, seed 2), version 2",
+	// "n":6,
+	// "source":{"epoch":0,
+	// "pos":14,
+	// "state":{"by":"Indices(Random(40, seed 1))"}}}}
+}
+
+// Load reads the State of a stage of your own, which may come from a file.
+func ExampleCursor_Load() {
+	var at Cursor
+	if err := json.Unmarshal([]byte(`{"epoch":0,"pos":2,"state":{"N":7}}`), &at); err != nil {
+		log.Fatal(err)
+	}
+	var state struct{ N int }
+	err := at.Load(&state)
+	fmt.Println(state.N, err)
+	// Output: 7 <nil>
+}
+
+// A cursor that does not fit the data and the options is refused.
+func ExampleErrCursor() {
+	loader, err := New(Slice[int]{0, 1, 2}, List[int], Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	at := Cursor{Epoch: 6, Pos: 2, State: map[string]string{"by": "Sequential(4)"}} // of other data
+	for _, err := range loader.Run(context.Background(), &at) {
+		text, _, _ := strings.Cut(err.Error(), ";")
+		fmt.Println(errors.Is(err, ErrCursor), text)
+	}
+	// Output: true dataloader: refused cursor {epoch 6, pos 2}: it was made by Sequential(4), this is Sequential(3)
+}
+
+// StreamOf makes a stream of a loader. Its items carry the cursor that follows
+// them.
+func ExampleStreamOf() {
+	loader, err := New(Slice[int]{0, 1, 2, 3, 4}, List[int], Options{BatchSize: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for item, err := range StreamOf(loader).Items(context.Background(), Cursor{Epoch: 7}) {
+		fmt.Println(item.Value, item.Err, item.Next.Pos, err)
+	}
+	// Output:
+	// [0 1] <nil> 2 <nil>
+	// [2 3] <nil> 4 <nil>
+	// [4] <nil> 5 <nil>
+}
+
+// A batch that cannot be loaded is a *SampleError in its place, and the loop
+// may skip it. Any other error is the last.
+func ExampleSampleError() {
+	data := Func(6, func(ctx context.Context, i int) (int, error) {
+		if i == 3 {
+			return 0, io.ErrUnexpectedEOF
+		}
+		return i, nil
+	})
+	loader, err := New(data, List[int], Options{BatchSize: 2, Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if bad := (*SampleError)(nil); errors.As(err, &bad) {
+			fmt.Println("skipped batch", bad.Batch, "with sample", bad.Index, "because:", bad.Err)
+			continue
+		}
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [0 1] <nil>
+	// skipped batch 1 with sample 3 because: unexpected EOF
+	// [4 5] <nil>
+}
+
+// A panic in a Get is an error of its sample, with the stack.
+func ExamplePanicError() {
+	words := []string{"a", "b"}
+	data := Func(3, func(ctx context.Context, i int) (string, error) { return words[i], nil })
+	loader, err := New(data, List[string], Options{Workers: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if bug := (*PanicError)(nil); errors.As(err, &bug) {
+			fmt.Println("panic:", bug.Value, len(bug.Stack) > 0)
+			continue
+		}
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// [a] <nil>
+	// [b] <nil>
+	// panic: runtime error: index out of range [2] with length 2 true
+}
+
+// Trace sees every batch: who loaded it, when, and how long the loop waited for
+// it.
+func ExampleTiming() {
+	trace := func(t Timing) {
+		inTime := !t.Received.Before(t.Done) && t.Wait >= 0
+		fmt.Println("batch", t.Batch, "worker", t.Worker, "samples", t.Samples, "in time", inTime)
+	}
+	loader, err := New(Slice[int]{0, 1, 2}, List[int], Options{BatchSize: 2, Trace: trace})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		fmt.Println(batch, err)
+	}
+	// Output:
+	// batch 0 worker -1 samples 2 in time true
+	// [0 1] <nil>
+	// batch 1 worker -1 samples 1 in time true
+	// [2] <nil>
 }
 
 // Stats says where the time goes. Loading takes five times as long as training
-// here, so five workers would keep up.
+// here: "10 batches, 100 samples (1600/s), …: the loader is the bottleneck,
+// workers needed: 5".
 func ExampleStats() {
 	data := Func(100, func(ctx context.Context, i int) (int, error) {
 		time.Sleep(500 * time.Microsecond) // load
@@ -4483,8 +5061,6 @@ func ExampleStats() {
 		}
 		time.Sleep(time.Millisecond) // train
 	}
-	// Here "10 batches, 100 samples (1600/s), …: the loader is the bottleneck,
-	// workers needed: 5".
 	line := stats.String()
 	fmt.Println(line[:strings.Index(line, " (")])
 	// Output: 10 batches, 100 samples
@@ -4499,529 +5075,200 @@ func ExampleProgress() {
 	}
 	var shown strings.Builder
 	for batch, err := range Progress(&shown, loader.Len(), loader.Epoch(context.Background(), 0)) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch)
+		fmt.Println(batch, err)
 	}
 	fmt.Println(strings.Fields(shown.String())[:2])
 	// Output:
-	// [1 2]
-	// [3 4]
-	// [5]
+	// [1 2] <nil>
+	// [3 4] <nil>
+	// [5] <nil>
 	// [3/3 100%]
 }
 
-// ## Streams: what has no indices, or needs stages of its own
+// ## tar.go: shards, and what files become
 
-// NewStage makes a stage of your own, which yields items of another stream.
-// This one passes them on as they are, so it says that it is one for one.
-func ExampleNewStage() {
-	counted := 0
-	letters := FromSeq(func(context.Context, int) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			_ = yield("a", nil) && yield("b", nil)
-		}
-	})
-	count := NewStage(letters, true, func(
-		ctx context.Context, letters Stream[string], from Cursor,
-	) iter.Seq2[Item[string], error] {
-		return func(yield func(Item[string], error) bool) {
-			for item, err := range letters.Items(ctx, from) {
-				counted++
-				if !yield(item, err) {
-					return
-				}
-			}
-		}
-	})
-	for letter, err := range count.Epoch(context.Background(), 0) {
-		fmt.Println(letter, err, counted)
-	}
-	// Output:
-	// a <nil> 1
-	// b <nil> 2
+// pets opens a shard in memory, of a cat and a dog.
+func pets(_ context.Context, _ string, offset int64) (io.ReadCloser, error) {
+	shard := tarEntries("cat.txt=meow", "cat.cls=0", "dog.txt=woof", "dog.cls=1")
+	return io.NopCloser(bytes.NewReader(shard[offset:])), nil
 }
 
-// Map makes small stages: list files, load them in two workers, ahead of the
-// next stage, and decode them.
-func ExampleMap() {
-	fsys := fstest.MapFS{
-		"a.txt": {Data: []byte("7")},
-		"b.txt": {Data: []byte("8")},
-		"c.txt": {Data: []byte("9")},
-	}
-	names, err := fs.Glob(fsys, "*.txt")
-	if err != nil {
-		log.Fatal(err)
-	}
-	list := Map(Indices(Sequential(len(names))), 0, Slice[string](names).Get)
-	load := Map(list, 2, func(_ context.Context, name string) ([]byte, error) {
-		return fs.ReadFile(fsys, name)
-	}).Prefetch(10)
-	decode := Map(load, 0, func(_ context.Context, data []byte) (int, error) {
-		return strconv.Atoi(string(data))
-	})
-	for number, err := range decode.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(number)
-	}
-	// Output:
-	// 7
-	// 8
-	// 9
-}
-
-// Indices, Map and Batch make a loader's batches. The first comes sooner,
-// because all workers fetch its samples.
-func ExampleBatch() {
-	data := Slice[string]{"a", "b", "c", "d", "e"}
-	sampler := Random(data.Len(), 1)
-	pipeline := Batch(Map(Indices(sampler), 8, data.Get), 2, List[string])
-	loader, err := New(data, List[string], Options{Sampler: sampler, BatchSize: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for both, err := range Zip(pipeline, StreamOf(loader)).Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(both.First, both.Second)
-	}
-	// Output:
-	// [c b] [c b]
-	// [a e] [a e]
-	// [d] [d]
-}
-
-// Unbatch lets batch sizes differ between stages: fetch in batches of 4, train
-// in batches of 3.
-func ExampleUnbatch() {
-	ids := Batch(Indices(Sequential(10)), 4, List[int])
-	fetched := Map(ids, 2, func(_ context.Context, ids []int) ([]string, error) {
-		rows := make([]string, len(ids)) // one query for all of them
-		for j, id := range ids {
-			rows[j] = fmt.Sprint("row ", id)
-		}
-		return rows, nil
-	})
-	batches := Batch(Unbatch(fetched), 3, List[string])
-	for batch, err := range batches.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch)
-	}
-	// Output:
-	// [row 0 row 1 row 2]
-	// [row 3 row 4 row 5]
-	// [row 6 row 7 row 8]
-	// [row 9]
-}
-
-// Filter keeps the items for which its function is true. An item that failed
-// stays, as an error in its place.
-func ExampleStream_Filter() {
-	words := []string{"7", "8", "nine", "10"}
-	parsed := Map(Indices(Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
-		n, err := strconv.Atoi(words[i])
-		if err != nil {
-			return 0, fmt.Errorf("%q is not a number", words[i])
-		}
-		return n, nil
-	})
-	kept := parsed.Filter(func(n int) bool { return n != 8 })
-	for n, err := range kept.Epoch(context.Background(), 0) {
-		var bad *SampleError
-		if errors.As(err, &bad) {
-			fmt.Println(err)
-			continue
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(n)
-	}
-	// Output:
-	// 7
-	// dataloader: epoch 0, the item before pos 3: Map: "nine" is not a number
-	// 10
-}
-
-// Shard deals a source out to ranks, and Prefetch reads it in its own
-// goroutine. Only the loop opens the source.
-func ExampleStream_Prefetch() {
-	source := FromSeq(func(ctx context.Context, epoch int) iter.Seq2[int, error] {
-		return func(yield func(int, error) bool) {
-			fmt.Println("opened")
-			for i := range 6 {
-				if !yield(i, nil) {
-					return
-				}
-			}
-		}
-	})
-	part := source.Shard(Rank{Index: 0, Count: 2}, UnevenTail).Prefetch(2)
-	fmt.Println("defined")
-	for i, err := range part.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(i)
-	}
-	// Output:
-	// defined
-	// opened
-	// 0
-	// 2
-	// 4
-}
-
-// Mix takes items from three streams in turn. A stream is a definition, so all
-// three may read the same source.
-func ExampleMix() {
-	numbers := Indices(Sequential(3))
-	times := func(factor int) Stream[int] {
-		return Map(numbers, 0, func(_ context.Context, i int) (int, error) {
-			return i * factor, nil
-		})
-	}
-	mix := Mix(MixOptions{}, numbers, times(100), times(111))
-	for i, err := range mix.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Print(i, " ")
-	}
-	// Output: 0 0 0 1 100 111 2 200 222
-}
-
-// Chain puts streams one after the other. Repeat, Take and Shard change one
-// stream, and Zip joins two item by item.
-func ExampleChain() {
-	low := Indices(Sequential(3))
-	high := Map(low, 0, func(_ context.Context, i int) (int, error) { return 10 + i, nil })
-	for _, s := range []Stream[int]{
-		Chain(low, high),
-		low.Repeat(2),
-		low.Cycle().Take(8), // endless without Take
-		Chain(low, high).Shard(Rank{Index: 1, Count: 2}, UnevenTail),
-	} {
-		var all []int
-		for i, err := range s.Epoch(context.Background(), 0) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			all = append(all, i)
-		}
-		fmt.Println(all)
-	}
-	for pair, err := range Zip(low, high).Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Print(pair, " ")
-	}
-	// Output:
-	// [0 1 2 10 11 12]
-	// [0 1 2 0 1 2]
-	// [0 1 2 0 1 2 0 1]
-	// [1 10 12]
-	// {0 10} {1 11} {2 12}
-}
-
-// Stream makes a stream of a loader. Its items carry the cursor that follows
-// them, failed items too.
-func ExampleStreamOf() {
-	data := Func(5, func(ctx context.Context, i int) (int, error) {
-		if i == 3 {
-			return 0, io.ErrUnexpectedEOF
-		}
-		return i, nil
-	})
-	loader, err := New(data, List[int], Options{BatchSize: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	var stream Stream[[]int] = StreamOf(loader)
-	var last Item[[]int]
-	for item, err := range stream.Items(context.Background(), Cursor{Epoch: 7}) {
-		if err != nil { // the stream cannot be continued
-			log.Fatal(err)
-		}
-		fmt.Println(item.Value, item.Err, "then epoch", item.Next.Epoch, "pos", item.Next.Pos)
-		last = item
-	}
-	for item, err := range stream.Items(context.Background(), last.Next) {
-		fmt.Println("nothing follows the last item, but here is", item, err)
-	}
-	// Output:
-	// [0 1] <nil> then epoch 7 pos 2
-	// [] dataloader: epoch 7, batch 1, sample 3: unexpected EOF then epoch 7 pos 4
-	// [4] <nil> then epoch 7 pos 5
-}
-
-// ## tar.go: shards
-
-// Tar reads the records of shards. A truncated shard yields its whole records
-// and then one error, and the next shard follows. Rest says that this error
-// stands for more than one record: whoever counts errors may want to stop
-// there.
+// Tar reads the records of shards in a row, as a stream.
 func ExampleTar() {
-	var shard bytes.Buffer
-	w := NewTarWriter(&shard)
-	for label, name := range []string{"cat", "dog"} {
-		files := []File{
-			{Name: "txt", Data: []byte("I am a " + name)},
-			{Name: "cls", Data: []byte(strconv.Itoa(label))},
-		}
-		if err := w.Write(Record{Key: name, Files: files}); err != nil {
-			log.Fatal(err)
-		}
-	}
-	dir, err := os.MkdirTemp("", "shards")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	if err := w.Close(); err != nil {
-		log.Fatal(err)
-	}
-	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
-	if err := os.WriteFile(truncated, shard.Bytes()[:3000], 0o666); err != nil {
-		log.Fatal(err)
-	}
-	if err := os.WriteFile(whole, shard.Bytes(), 0o666); err != nil {
-		log.Fatal(err)
-	}
-
-	shards := []string{truncated, whole} // Expand("train-{0..1}.tar") lists many
-	records, err := Tar(shards, TarOptions{})
+	records, err := Tar([]string{"pets.tar"}, TarOptions{Open: pets})
 	if err != nil {
 		log.Fatal(err)
 	}
 	for r, err := range records.Epoch(context.Background(), 0) {
-		var bad *SampleError
-		var damage *TarError
-		if errors.As(err, &bad) && errors.As(err, &damage) {
-			fmt.Printf("skipped a record of %s at %s; the rest too: %t\n",
-				filepath.Base(damage.Shard), damage.Entry, damage.Rest)
-			continue
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
+		fmt.Printf("%s: %s %s %v\n", r.Key, r.Get("cls"), r.Get("txt"), err)
 	}
 	// Output:
-	// cat: 0 I am a cat
-	// skipped a record of train-0.tar at dog.cls; the rest too: true
-	// cat: 0 I am a cat
-	// dog: 1 I am a dog
+	// cat: 0 meow <nil>
+	// dog: 1 woof <nil>
+}
+
+// The zero TarOptions read every file of every shard, in the order given, with
+// OpenShard.
+func ExampleTarOptions() {
+	records, err := Tar([]string{"a.tar", "b.tar", "c.tar"}, TarOptions{
+		Shuffle: true, Seed: 1, Fields: []string{"txt"}, Open: pets,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		fmt.Println(r.Shard, r.Key, len(r.Files), err)
+	}
+	// Output:
+	// a.tar cat 1 <nil>
+	// a.tar dog 1 <nil>
+	// b.tar cat 1 <nil>
+	// b.tar dog 1 <nil>
+	// c.tar cat 1 <nil>
+	// c.tar dog 1 <nil>
+}
+
+// A Record is the files of a shard whose names have the same key.
+func ExampleRecord() {
+	cat := Record{Key: "cat", Files: []File{{Name: "cls", Data: []byte("0")}}}
+	fmt.Printf("%s %q\n", cat.Get("cls"), cat.Get("txt"))
+	// Output: 0 ""
+}
+
+// A truncated shard yields its whole records and then one error, and the next
+// shard follows.
+func ExampleTarError() {
+	truncated := func(ctx context.Context, name string, _ int64) (io.ReadCloser, error) {
+		shard, err := pets(ctx, name, 0)
+		return io.NopCloser(io.LimitReader(shard, 3500)), err
+	}
+	records, err := Tar([]string{"pets.tar"}, TarOptions{Open: truncated})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		if damage := (*TarError)(nil); errors.As(err, &damage) {
+			fmt.Println("damaged:", damage.Shard, "at", damage.Entry, "with the rest:", damage.Rest)
+			continue
+		}
+		fmt.Println(r.Key, err)
+	}
+	// Output:
+	// cat <nil>
+	// damaged: pets.tar at dog.txt with the rest: true
+}
+
+// OpenShard is the Opener of files and of http and https.
+func ExampleOpenShard() {
+	_, err := OpenShard(context.Background(), "no/such.tar", 0)
+	fmt.Println(errors.Is(err, fs.ErrNotExist))
+	// Output: true
+}
+
+// An Opener reads from another store: name is a shard's, and the reader begins
+// at the offset.
+func ExampleOpener() {
+	store := map[string][]byte{"pets/0.tar": tarEntries("cat.txt=meow")}
+	var open Opener = func(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
+		shard, found := store[name]
+		if !found {
+			return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+		}
+		return io.NopCloser(bytes.NewReader(shard[offset:])), nil
+	}
+	records, err := Tar([]string{"pets/0.tar"}, TarOptions{Open: open})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		fmt.Println(r.Key, err)
+	}
+	// Output: cat <nil>
 }
 
 // OpenTar reads the records of shards by index, so a loader can shuffle all of
-// them. (tarEntries and must make the shards here.)
+// them.
 func ExampleOpenTar() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	name := filepath.Join(dir, "train.tar")
-	shard := tarEntries("cat.txt=I am a cat", "cow.txt=I am a cow", "dog.txt=I am a dog")
+	name := filepath.Join(dir, "pets.tar")
+	shard := tarEntries("cat.txt=meow", "cow.txt=moo", "dog.txt=woof")
 	if err := os.WriteFile(name, shard, 0o666); err != nil {
 		log.Fatal(err)
 	}
-
 	var data *TarDataset
-	data, err = OpenTar(name)
-	if err != nil {
+	if data, err = OpenTar(name); err != nil {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	loader, err := New(data, List[Record], Options{
-		BatchSize: 2, Shuffle: true, Seed: 3, Workers: 2,
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		for _, r := range batch {
-			fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
-		}
+	for i := range data.Len() {
+		record, err := data.Get(context.Background(), i)
+		fmt.Println(record.Key, string(record.Get("txt")), err)
 	}
 	// Output:
-	// dog: I am a dog
-	// cow: I am a cow
-	// cat: I am a cat
+	// cat meow <nil>
+	// cow moo <nil>
+	// dog woof <nil>
 }
 
-// A TarWriter writes records to a shard. It refuses a record that would be read
-// back as another.
+// A TarWriter refuses a record that would be read back as another.
 func ExampleTarWriter() {
 	var shard bytes.Buffer
 	var w *TarWriter = NewTarWriter(&shard)
-	files := []File{{Name: "txt", Data: []byte("meow")}, {Name: "cls", Data: []byte("0")}}
+	files := []File{{Name: "txt", Data: []byte("meow")}}
 	fmt.Println(w.Write(Record{Key: "pets/cat", Files: files}))
 	fmt.Println(w.Write(Record{Key: "pets/cat.2", Files: files}))
-	if err := w.Close(); err != nil {
-		log.Fatal(err)
-	}
-	for r := tar.NewReader(&shard); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(h.Name, h.Size)
-	}
+	fmt.Println(w.Close(), shard.Len() > 0)
 	// Output:
 	// <nil>
-	// dataloader: TarWriter: record "pets/cat.2": file "pets/cat.2.cls" would be read as field "2.cls" of record "pets/cat"
-	// pets/cat.cls 1
-	// pets/cat.txt 4
+	// dataloader: TarWriter: record "pets/cat.2": file "pets/cat.2.txt" would be read as field "2.txt" of record "pets/cat"
+	// <nil> true
 }
 
 // Expand lists the names of shards.
 func ExampleExpand() {
 	shards, err := Expand("https://example.org/{train,valid}-{08..10}.tar")
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, name := range shards {
-		fmt.Println(name)
-	}
+	fmt.Println(strings.Join(shards, "\n"), err)
 	// Output:
 	// https://example.org/train-08.tar
 	// https://example.org/train-09.tar
 	// https://example.org/train-10.tar
 	// https://example.org/valid-08.tar
 	// https://example.org/valid-09.tar
-	// https://example.org/valid-10.tar
+	// https://example.org/valid-10.tar <nil>
 }
 
-// ## Files and images
-
-// Decode makes of each file what its extension says. The files come from a
-// folder or from a tar shard.
+// Decode makes of a file what its extension says.
 func ExampleDecode() {
-	decode := func(_ context.Context, f File) (any, error) { return Decode(f.Name, f.Data) }
-	open := func(name string) (none Stream[any], err error) {
-		if strings.HasSuffix(name, ".tar") {
-			records, err := Tar([]string{name}, TarOptions{})
-			if err != nil {
-				return none, err
-			}
-			lists := Map(records, 0, func(_ context.Context, r Record) ([]File, error) {
-				return r.Files, nil
-			})
-			return Map(Unbatch(lists), 2, decode), nil
-		}
-		files, err := Files(os.DirFS(name))
-		if err != nil {
-			return none, err
-		}
-		return Map(Indices(Sequential(files.Len())), 2, Transform(files, decode).Get), nil
-	}
-
-	files := []File{
-		{Name: "cls", Data: []byte("0")},
+	for _, file := range []File{
+		{Name: "cls", Data: []byte("7")},
 		{Name: "json", Data: []byte(`{"legs": 4}`)},
-		{Name: "txt", Data: []byte("meow")},
-	}
-	dir, err := os.MkdirTemp("", "pets")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	shard, folder := filepath.Join(dir, "pets.tar"), filepath.Join(dir, "pets")
-	var packed bytes.Buffer
-	w := NewTarWriter(&packed)
-	if err := w.Write(Record{Key: "cat", Files: files}); err != nil {
-		log.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		log.Fatal(err)
-	}
-	if err := os.WriteFile(shard, packed.Bytes(), 0o666); err != nil {
-		log.Fatal(err)
-	}
-	if err := os.Mkdir(folder, 0o777); err != nil {
-		log.Fatal(err)
-	}
-	for _, f := range files {
-		if err := os.WriteFile(filepath.Join(folder, "cat."+f.Name), f.Data, 0o666); err != nil {
-			log.Fatal(err)
-		}
-	}
-	for _, name := range []string{shard, folder} {
-		values, err := open(name)
-		if err != nil {
-			log.Fatal(err)
-		}
-		for value, err := range values.Epoch(context.Background(), 0) {
-			if err != nil {
-				log.Fatal(err)
-			}
-			fmt.Printf("%T %v\n", value, value)
-		}
+		{Name: "cat.txt", Data: []byte("meow")},
+		{Name: "x.json", Data: []byte(`{"legs": `)},
+	} {
+		value, err := Decode(file.Name, file.Data)
+		fmt.Printf("%T %v %v\n", value, value, err)
 	}
 	// Output:
-	// int 0
-	// map[string]interface {} map[legs:4]
-	// string meow
-	// int 0
-	// map[string]interface {} map[legs:4]
-	// string meow
+	// int 7 <nil>
+	// map[string]interface {} map[legs:4] <nil>
+	// string meow <nil>
+	// <nil> <nil> dataloader: Decode("x.json"): JSON value 1: unexpected EOF
 }
 
-// ImageTensor makes a sample of an image, and Stack a batch of samples.
-// Augmentation works on the image or on the tensor: this one mirrors half of
-// the images.
+// ImageTensor makes a sample of an image: the planes red, green and blue, from
+// 0 to 1. Stack makes a batch of samples.
 func ExampleImageTensor() {
-	first, second := image.NewNRGBA(image.Rect(0, 0, 2, 1)), image.NewGray(image.Rect(0, 0, 2, 1))
-	first.Set(0, 0, color.NRGBA{255, 51, 0, 255})
-	second.Set(1, 0, color.White)
-
-	images := Slice[image.Image]{first, second}
-	type tensor = Tensor[float32]
-	samples := Transform(images, func(ctx context.Context, img image.Image) (tensor, error) {
-		t := ImageTensor(tensor{}, img)
-		if Rand(ctx).IntN(2) == 1 {
-			for row := range slices.Chunk(t.Data, t.Shape[2]) {
-				slices.Reverse(row)
-			}
-		}
-		return t, nil
-	})
-	loader, err := New(samples, Stack[float32], Options{BatchSize: 2, Seed: 2})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for batch, err := range loader.Epoch(context.Background(), 0) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(batch.Shape, "images, planes, rows, columns")
-		for data := range slices.Chunk(batch.Data, 6) {
-			fmt.Println("red", data[0:2], "green", data[2:4], "blue", data[4:6])
-		}
-	}
-	// Output:
-	// [2 3 1 2] images, planes, rows, columns
-	// red [0 1] green [0 0.2] blue [0 0]
-	// red [0 1] green [0 1] blue [0 1]
+	img := image.NewNRGBA(image.Rect(0, 0, 2, 1))
+	img.Set(0, 0, color.NRGBA{255, 51, 0, 255})
+	img.Set(1, 0, color.White)
+	t := ImageTensor(Tensor[float32]{}, img)
+	fmt.Println(t.Shape, t.Data)
+	// Output: [3 1 2] [1 1 0.2 1 0 1]
 }
-
-// ## Data in other forms
 
 // # README.md and the lesson
 
@@ -5151,8 +5398,8 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 }
 
 // declared returns the names that the package and its recipes declare, as in
-// "Sampler" and "feistel.at", and the package's source files. In a copy of the folder it skips the
-// test: what stands there is the owner's to decide.
+// "Sampler" and "feistel.at", and the package's source files. In a copy of the
+// folder it skips the test: what stands there is the owner's to decide.
 func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 	if mod, _ := os.ReadFile("go.mod"); !regexp.MustCompile(`^module dataloader\s`).Match(mod) { // line ends may be "\r\n"
 		t.Skip("this folder is a copy, and its texts are its owner's")
@@ -5195,6 +5442,63 @@ func eachNode(source map[string]string, f func(in *ast.FuncDecl, n ast.Node)) {
 				})
 			}
 		}
+	}
+}
+
+// TestExamples checks that each exported name has an Example of at most 25
+// lines, beside its name. A type and its only constructor may share one; other
+// methods, constants and variables occur in one.
+func TestExamples(t *testing.T) {
+	_, source := declared(t)
+	fset, bodies := token.NewFileSet(), ""
+	var files []*ast.File
+	for name, text := range source {
+		files = append(files, must(parser.ParseFile(fset, name, text, parser.ParseComments)))
+	}
+	for _, e := range doc.Examples(files...) {
+		from, to := fset.Position(e.Code.Pos()), fset.Position(e.Code.End())
+		bodies += source[from.Filename][from.Offset:to.Offset]
+		isOfName := e.Name != "" && !strings.HasPrefix(e.Name, "_") // the others are the lesson's
+		long := isOfName && to.Line-from.Line+1 > 25
+		failIf(t, long, "%v: Example%s is longer than 25 lines", from, e.Name)
+	}
+	pkg := must(doc.NewFromFiles(fset, files, "dataloader"))
+	occur := map[string]bool{} // what has no Example of its own, and must occur in one
+	need := func(name string, examples int) {
+		if examples == 0 {
+			t.Errorf("%s has no Example", name)
+		}
+	}
+	for _, f := range pkg.Funcs {
+		need(f.Name, len(f.Examples))
+	}
+	values := slices.Concat(pkg.Consts, pkg.Vars)
+	for _, typ := range pkg.Types {
+		n := len(typ.Examples)
+		for _, m := range typ.Methods {
+			n += len(m.Examples)
+			isOfLanguage := slices.Contains(strings.Fields("Error Unwrap String UnmarshalJSON"), m.Name)
+			if len(m.Examples) == 0 && !isOfLanguage {
+				occur["."+m.Name] = true
+			}
+		}
+		made := 0
+		for _, f := range typ.Funcs {
+			made += len(f.Examples)
+			if len(typ.Funcs) > 1 {
+				need(f.Name, len(f.Examples))
+			}
+		}
+		need(typ.Name, n+made)
+		values = slices.Concat(values, typ.Consts, typ.Vars)
+	}
+	for _, value := range values {
+		for _, name := range value.Names {
+			occur[name] = true
+		}
+	}
+	for name := range occur {
+		failIf(t, !strings.Contains(bodies, name), "%s occurs in no Example", name)
 	}
 }
 
