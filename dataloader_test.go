@@ -60,8 +60,8 @@ package dataloader
 //	           TestBadOptions; if it changes what a rank loads, expect and
 //	           TestResumeExhaustive; if a cursor fits only one value of it,
 //	           TestRefusedCursors and savedStreams
-//	each       an Example, and its rows in README.md: "Which function do I
-//	           need", "Coming from PyTorch"
+//	each       an Example, its rows in testdata/recipes/README.md, and in
+//	           README.md: "Coming from PyTorch"
 //
 // What is changed keeps its name in cursors only if every saved cursor still
 // resumes with exactly the items that were left. If an order or a draw changes,
@@ -11678,10 +11678,11 @@ func TestMain(m *testing.M) {
 const fromTheWeb = "^Test(Web.*|Secrets|OpenShard|ServedPython)$|^Example(OpenShard_bearerToken|" +
 	"Func_remoteRecords|Opener_cacheOnDisk|DataLoader_Batch_served|NewBatchFunc_served)$"
 
-// TestReadme builds and runs every program of README.md in a module with a copy
-// of this package. What README.md links to, what its commands name, and every
-// test, benchmark and Example that it or a comment of this file names, must
-// exist.
+// TestReadme builds the program of README.md in a module with a copy of this
+// package, and runs it, also with the cursors that it prints, and the program
+// that trains. Both print what README.md shows. What README.md and speed.md
+// link to, what their commands and the tables of speed name, and every test,
+// benchmark and Example that they or a comment of this file name, must exist.
 func TestReadme(t *testing.T) {
 	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	names, source := declared(t)
@@ -11690,19 +11691,29 @@ func TestReadme(t *testing.T) {
 	}
 	readme := string(must(os.ReadFile("README.md")))
 	mentioned := regexp.MustCompile("`(?:Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
-	texts := readme + source["dataloader_test.go"]
+	speed := string(must(os.ReadFile("testdata/speed.md")))
+	texts := readme + speed + source["dataloader_test.go"]
 	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts, -1)...)
 	for _, name := range mentioned {
 		if !names[strings.Trim(name, "`")] {
 			t.Errorf("there is no %s", name)
 		}
 	}
-	for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(readme, -1) {
-		if _, err := os.Stat(link[1]); err != nil {
-			t.Error(err)
+	for folder, text := range map[string]string{".": readme, "testdata": speed} {
+		for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(folder, link[1])); err != nil {
+				t.Error(err)
+			}
 		}
 	}
+	headings := strings.ReplaceAll(strings.ToLower(readme), " ", "-")
+	for _, link := range regexp.MustCompile(`\]\(#([\w-]+)\)`).FindAllStringSubmatch(readme, -1) {
+		equal(t, "whether there is the heading "+link[1], strings.Contains(headings, "\n##-"+link[1]+"\n"), true)
+	}
 	commands := regexp.MustCompile("(?m)^```\n((?:[^`\n].*\n)+)```|`((?:go|awk|python3) [^`\n]+)`")
+	for _, found := range commands.FindAllStringSubmatch(speed, -1) {
+		checkCommand(t, names, strings.TrimSpace(found[1]+found[2]))
+	}
 	for _, found := range commands.FindAllStringSubmatch(readme, -1) {
 		for command := range strings.Lines(found[1] + found[2]) {
 			t.Log("$", strings.TrimSpace(command)) // .ci/run reads the log
@@ -11712,16 +11723,27 @@ func TestReadme(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	shown, _, _ := strings.Cut(strings.Split(readme, "```text\n")[1], "```")
+	outputs := strings.Split(readme, "```text\n")[1:]
+	printed, _, _ := strings.Cut(outputs[0], "```")
+	shown, _, _ := strings.Cut(outputs[1], "```")
 	training := exec.Command("go", "run", "./testdata/recipes/digits")
 	trained, err := training.CombinedOutput()
 	equal(t, fmt.Sprintf("%v: %s", training, trained), err, nil)
 	for line := range strings.Lines(shown) {
 		equal(t, fmt.Sprintf("whether %v shows %s", training, line), strings.Contains(string(trained), "\n"+line), true)
 	}
-	_, table, _ := strings.Cut(readme, "| `-bench` |\n")
-	table, _, _ = strings.Cut(table, "\n\n")
-	for _, m := range regexp.MustCompile("\\| `([\\w/-]+)` \\|(?:\n|$)").FindAllStringSubmatch(table, -1) {
+	tables, measured := "", map[string]bool{}
+	for _, table := range strings.Split(readme+speed, "| `-bench` |\n")[1:] {
+		table, _, _ = strings.Cut(table, "\n\n")
+		tables += table + "\n"
+	}
+	for row := range strings.Lines(tables) {
+		m := regexp.MustCompile("\\| `([\\w/-]+)` \\|\n$").FindStringSubmatch(row)
+		failIf(t, m == nil && !strings.HasPrefix(row, "|---"), "no benchmark: %s", row)
+		if m == nil || measured[m[1]] {
+			continue
+		}
+		measured[m[1]] = true
 		bench := exec.Command(os.Args[0], "-test.run=^$", "-test.v", "-test.benchtime=1x", "-test.bench="+m[1])
 		out, found := must(bench.StdoutPipe()), false
 		equal(t, bench.String(), bench.Start(), nil)
@@ -11744,7 +11766,13 @@ func TestReadme(t *testing.T) {
 		return string(out)
 	}
 	run("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "bin")+"/", "./...")
-	equal(t, "whether the program is silent", run(filepath.Join(dir, "bin/program")) == "", false)
+	equal(t, "what the program prints", run(filepath.Join(dir, "bin/program")), printed)
+	lines := slices.Collect(strings.Lines(printed))
+	for i, line := range lines {
+		_, cursor, _ := strings.Cut(strings.TrimSpace(line), "] ")
+		rest := run(filepath.Join(dir, "bin/program"), cursor)
+		equal(t, "what the program prints after "+cursor, rest, strings.Join(lines[i+1:], ""))
+	}
 }
 
 // checkCommand checks that the tests, flags and files that a command names
@@ -11753,6 +11781,7 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 	t.Helper()
 	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
 	for i, word := range words {
+		word = strings.TrimPrefix(word, "dataloader/") // the folder of a copy
 		name, isFlag := strings.CutPrefix(word, "-")
 		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark", "fuzz": "^Fuzz"}[name]
 		switch {
@@ -11767,7 +11796,7 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 			}
 		case isFlag && words[1] == "test" && flag.Lookup("test."+name) == nil && flag.Lookup(name) == nil:
 			t.Errorf("%s: there is no flag %s", command, word)
-		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) && len(must(filepath.Glob(word))) == 0:
+		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) && words[i-1] != ">" && len(must(filepath.Glob(word))) == 0:
 			t.Errorf("%s: there is no file %s", command, word)
 		}
 	}
