@@ -154,7 +154,10 @@ type Options struct {
 	Prefetch int
 	// Unordered hands over batches as they are ready. A slow batch occupies a
 	// worker and a place in the window, but holds up no other. Each batch still
-	// comes exactly once, also in a run that resumes from the cursor. PyTorch:
+	// comes exactly once, also in a run that resumes from the cursor. Such a
+	// cursor resumes loops in order, too, but only of the same rank with the
+	// same BatchSize. An Unordered loop accepts any cursor of a loop in order,
+	// except another rank's with OnError under UnevenTail. PyTorch:
 	// in_order=False.
 	Unordered bool
 

@@ -59,8 +59,8 @@ package dataloader
 //	           TestBadOptions; if it changes what a rank loads, expect and
 //	           TestResumeExhaustive; if a cursor fits only one value of it,
 //	           TestRefusedCursors and savedStreams
-//	each       an Example, and its rows in README.md: "Which function do I
-//	           need", "Coming from PyTorch"
+//	each       an Example, its rows in testdata/recipes/README.md, and in
+//	           README.md: "Coming from PyTorch"
 //
 // What is changed keeps its name in cursors only if every saved cursor still
 // resumes with exactly the items that were left. If an order or a draw changes,
@@ -5295,59 +5295,104 @@ func TestMain(m *testing.M) {
 // fromTheWeb matches the tests that need a web server on this machine.
 const fromTheWeb = "^Test(Web.*|Secrets|OpenShard)$"
 
-// TestReadme builds and runs every program of README.md in a module with a copy
-// of this package. What README.md links to, what its commands name, and every
-// test, benchmark and Example that it or a comment of this file names, must
-// exist.
+// TestReadme checks that what README.md and testdata/speed.md link to, what
+// their commands name, and every test, benchmark and Example that they or a
+// comment of this file name, exist.
 func TestReadme(t *testing.T) {
-	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	names, source := declared(t)
-	for name, text := range source {
-		module["dataloader/"+name] = &fstest.MapFile{Data: []byte(text)}
-	}
 	readme := string(must(os.ReadFile("README.md")))
 	mentioned := regexp.MustCompile("`(?:Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
-	texts := readme + source["dataloader_test.go"]
+	speed := string(must(os.ReadFile("testdata/speed.md")))
+	texts := readme + speed + source["dataloader_test.go"]
 	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts, -1)...)
 	for _, name := range mentioned {
 		if !names[strings.Trim(name, "`")] {
 			t.Errorf("there is no %s", name)
 		}
 	}
-	for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(readme, -1) {
-		if _, err := os.Stat(link[1]); err != nil {
-			t.Error(err)
+	for folder, text := range map[string]string{".": readme, "testdata": speed} {
+		for _, link := range regexp.MustCompile(`\]\(([\w/.]+)\)`).FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(folder, link[1])); err != nil {
+				t.Error(err)
+			}
 		}
 	}
+	headings := strings.ReplaceAll(strings.ToLower(readme), " ", "-")
+	for _, link := range regexp.MustCompile(`\]\(#([\w-]+)\)`).FindAllStringSubmatch(readme, -1) {
+		equal(t, "whether there is the heading "+link[1], strings.Contains(headings, "\n##-"+link[1]+"\n"), true)
+	}
 	commands := regexp.MustCompile("(?m)^```\n((?:[^`\n].*\n)+)```|`((?:go|awk|python3) [^`\n]+)`")
+	for _, found := range commands.FindAllStringSubmatch(speed, -1) {
+		checkCommand(t, names, strings.TrimSpace(found[1]+found[2]))
+	}
 	for _, found := range commands.FindAllStringSubmatch(readme, -1) {
 		for command := range strings.Lines(found[1] + found[2]) {
 			t.Log("$", strings.TrimSpace(command)) // .ci/run reads the log
 			checkCommand(t, names, strings.TrimSpace(command))
 		}
 	}
+}
+
+// TestReadmeTables runs each benchmark that a table of speed names, until it
+// has printed a row. Those of recipes are declared.
+func TestReadmeTables(t *testing.T) {
 	if testing.Short() {
-		return
+		t.Skip("it runs benchmarks")
 	}
-	shown, _, _ := strings.Cut(strings.Split(readme, "```text\n")[1], "```")
+	names, _ := declared(t)
+	readme, speed := must(os.ReadFile("README.md")), must(os.ReadFile("testdata/speed.md"))
+	text := strings.ReplaceAll(string(readme)+string(speed), "\r", "")
+	lastCell := regexp.MustCompile("\\| `(\\w+)([\\w/-]*)` \\|\n$")
+	for _, table := range strings.Split(text, "| `-bench` |\n")[1:] {
+		rows, _, _ := strings.Cut(table, "\n\n")
+		for row := range strings.Lines(rows + "\n") {
+			m := lastCell.FindStringSubmatch(row)
+			if strings.HasPrefix(row, "|---") {
+				continue
+			}
+			failIf(t, m == nil || !names["Benchmark"+m[1]], "no benchmark: %s", row)
+			isOfRecipe := strings.Contains("Packing Images DecodedBatches FlatFile", m[1])
+			failIf(t, !isOfRecipe && !runsBenchmark(m[1]+m[2]), "nothing runs: %s", row)
+		}
+	}
+}
+
+// runsBenchmark reports whether -bench with this name prints a row.
+func runsBenchmark(name string) (found bool) {
+	args := []string{"-test.run=^$", "-test.v", "-test.benchtime=1x", "-test.bench=" + name}
+	bench := exec.Command(os.Args[0], args...)
+	out := must(bench.StdoutPipe())
+	must(0, bench.Start())
+	for lines := bufio.NewScanner(out); !found && lines.Scan(); {
+		isRow := strings.HasPrefix(lines.Text(), "Benchmark")
+		found = isRow && strings.Count(lines.Text(), "/") >= strings.Count(name, "/")
+	}
+	bench.Process.Kill() // the figures are not asked for
+	bench.Wait()
+	return found
+}
+
+// TestReadmePrograms builds and runs the programs of README.md: one in a module
+// with a copy of this package, the other in this folder. They print what stands
+// behind them.
+func TestReadmePrograms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds programs")
+	}
+	_, source := declared(t)
+	readme := strings.ReplaceAll(string(must(os.ReadFile("README.md"))), "\r", "")
+	outputs := strings.Split(readme, "```text\n")[1:]
+	printed, _, _ := strings.Cut(outputs[0], "```")
+	shown, _, _ := strings.Cut(outputs[1], "```")
 	training := exec.Command("go", "run", "./testdata/recipes/digits")
 	trained, err := training.CombinedOutput()
 	equal(t, fmt.Sprintf("%v: %s", training, trained), err, nil)
 	for line := range strings.Lines(shown) {
-		equal(t, fmt.Sprintf("whether %v shows %s", training, line), strings.Contains(string(trained), "\n"+line), true)
+		failIf(t, !strings.Contains(string(trained), "\n"+line), "%v does not show %s", training, line)
 	}
-	_, table, _ := strings.Cut(readme, "| `-bench` |\n")
-	table, _, _ = strings.Cut(table, "\n\n")
-	for _, m := range regexp.MustCompile("\\| `([\\w/-]+)` \\|(?:\n|$)").FindAllStringSubmatch(table, -1) {
-		bench := exec.Command(os.Args[0], "-test.run=^$", "-test.v", "-test.benchtime=1x", "-test.bench="+m[1])
-		out, found := must(bench.StdoutPipe()), false
-		equal(t, bench.String(), bench.Start(), nil)
-		for lines := bufio.NewScanner(out); !found && lines.Scan(); {
-			found = strings.Count(lines.Text(), "/") >= strings.Count(m[1], "/") && strings.HasPrefix(lines.Text(), "Benchmark")
-		}
-		equal(t, "whether a benchmark runs by "+bench.String(), found, true)
-		bench.Process.Kill() // the figures are not asked for
-		bench.Wait()
+	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
+	for name, text := range source {
+		module["dataloader/"+name] = &fstest.MapFile{Data: []byte(text)}
 	}
 	program, _, _ := strings.Cut(strings.Split(readme, "```go\n")[1], "```")
 	module["program/main.go"] = &fstest.MapFile{Data: []byte(program)}
@@ -5360,8 +5405,14 @@ func TestReadme(t *testing.T) {
 		equal(t, fmt.Sprintf("%s: %s", name, out), err, nil)
 		return string(out)
 	}
-	run("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "bin")+"/", "./...")
-	equal(t, "whether the program is silent", run(filepath.Join(dir, "bin/program")) == "", false)
+	run("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "bin")+"/", "./program")
+	equal(t, "what the program prints", run(filepath.Join(dir, "bin/program")), printed)
+	lines := slices.Collect(strings.Lines(printed))
+	for i, line := range lines {
+		_, cursor, _ := strings.Cut(strings.TrimSpace(line), "] ")
+		rest := run(filepath.Join(dir, "bin/program"), cursor)
+		equal(t, "what the program prints after "+cursor, rest, strings.Join(lines[i+1:], ""))
+	}
 }
 
 // checkCommand checks that the tests, flags and files that a command names
@@ -5377,6 +5428,7 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 		}
 	}
 	for i, word := range words {
+		word = strings.TrimPrefix(word, "dataloader/") // the folder of a copy
 		name, isFlag := strings.CutPrefix(word, "-")
 		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark", "fuzz": "^Fuzz"}[name]
 		switch {
@@ -5391,7 +5443,7 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 			}
 		case isFlag && words[1] == "test" && flag.Lookup("test."+name) == nil && flag.Lookup(name) == nil:
 			t.Errorf("%s: there is no flag %s", command, word)
-		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) && len(must(filepath.Glob(word))) == 0:
+		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) && words[i-1] != ">" && len(must(filepath.Glob(word))) == 0:
 			t.Errorf("%s: there is no file %s", command, word)
 		}
 	}

@@ -1004,7 +1004,8 @@ func Indices(s Sampler) Stream[int] {
 // few shards, on average of 4 and of 13, because nothing else has been read.
 // Several readers cure that: of 32 Tar streams, joined by Mix before
 // Shuffle(1000), the first batch holds records of 27 shards, and later ones of
-// 34.
+// 34. OpenTar in a loader with Options.Shuffle mixes best: a batch holds
+// records of 63 shards.
 //
 // Shuffle is not a full permutation. A source of size items keeps some of its
 // order: the rank correlation is 0.38. If size is ten times the length of a

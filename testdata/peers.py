@@ -1,4 +1,4 @@
-"""Measures Python's loaders, for the table in README.md, section "How fast".
+"""Measures Python's loaders, for the tables in speed.md and in README.md.
 
     pip install torch torchvision torchdata webdataset Pillow numpy
     pip install simplejpeg opencv-python-headless
