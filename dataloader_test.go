@@ -95,7 +95,6 @@ import (
 	"io/fs"
 	"iter"
 	"log"
-	"maps"
 	"math"
 	"math/bits"
 	"math/rand/v2"
@@ -110,8 +109,6 @@ import (
 	"reflect"
 	"regexp"
 	"runtime"
-	"runtime/pprof"
-	"runtime/trace"
 	"slices"
 	"sort"
 	"strconv"
@@ -123,7 +120,6 @@ import (
 	"testing/iotest"
 	"testing/synctest"
 	"time"
-	"weak"
 )
 
 // # Helpers
@@ -625,12 +621,6 @@ func undo(f *feistel, x uint64) uint64 {
 			return x
 		}
 	}
-}
-
-// alive collects garbage, and counts the values that are left.
-func alive[T any](all []weak.Pointer[T]) int {
-	runtime.GC()
-	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
 // quick returns v.
@@ -1629,32 +1619,6 @@ func TestOrderFunc(t *testing.T) {
 	equal(t, "calls", calls, 3)
 }
 
-// TestOrderIsMadeOnce checks that calls at once make the order of an epoch
-// once. The first one makes it when the others have begun, and they wait.
-func TestOrderIsMadeOnce(t *testing.T) {
-	const calls = 8
-	var begun, made atomic.Int64
-	loader := newLoader(t, numbers(calls), Options{Sampler: OrderFunc(calls, func(int) []int {
-		made.Add(1)
-		for begun.Load() < calls {
-			runtime.Gosched()
-		}
-		for range 1000 { // the others come as far as here, if they do not wait
-			runtime.Gosched()
-		}
-		return upTo(calls)
-	})})
-	var running sync.WaitGroup
-	for k := range calls {
-		running.Go(func() {
-			begun.Add(1)
-			must(loader.Batch(context.Background(), 0, k))
-		})
-	}
-	running.Wait()
-	equal(t, "orders that are made", made.Load(), 1)
-}
-
 // TestResize checks that a resized sampler walks on through the epochs of the
 // one inside.
 func TestResize(t *testing.T) {
@@ -1800,19 +1764,6 @@ func FuzzDeal(f *testing.F) {
 			equal(t, "the next epoch, if one has batches", loader.At(5, loader.Len()), Cursor{Epoch: 5 + min(1, loader.Len())})
 		}
 	})
-}
-
-// TestHuge checks lengths and batch sizes near the largest int.
-func TestHuge(t *testing.T) {
-	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Rank: Rank{1, 2}})
-	equal(t, "one batch of all", batches(t, loader, 0), [][]int{{1, 3, 0}})
-	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
-	const n = math.MaxInt/4 + 1
-	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Rank: Rank{2, 3}})
-	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos}, []int{2, 3 * (n / 4)})
-	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
-	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Rank: Rank{2, 3}, Workers: 2})
-	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
 }
 
 // TestTails checks what each of four ranks loads of ten samples under each
@@ -1976,88 +1927,6 @@ func TestStackAndPad(t *testing.T) {
 	}
 }
 
-// TestRecycle checks that batches are built in memory that was given back, or
-// that a batch left when all of it was dropped. Four loops at once do not meet.
-func TestRecycle(t *testing.T) {
-	for _, workers := range []int{0, 3} {
-		table := Tensor[float32]{make([]float32, 200), []int{100, 2}}
-		for i := range table.Data {
-			table.Data[i] = float32(i)
-		}
-		opts := Options{BatchSize: 5, Workers: workers}
-		loader := must(New(must(Rows(table)), Stack[float32], opts))
-		most := workers*2 + 2                  // batches in flight, and in hand
-		loop := func(keep bool) (places int) { // of memory; four batches may be kept
-			memory, all, kept := map[*float32]bool{}, []float32{}, [][]float32{}
-			for batch := range loader.Epoch(t.Context(), 0) {
-				memory[&batch.Data[0]] = true
-				if all = append(all, batch.Data...); keep && len(all)%50 == 10 {
-					kept = append(kept, batch.Data)
-				} else {
-					loader.Recycle(batch)
-				}
-			}
-			equal(t, "batches", all, table.Data)
-			for i, batch := range kept {
-				equal(t, "a batch that was kept", batch, all[50*i:50*i+10])
-			}
-			return len(memory)
-		}
-		keeping, places := loop(true), loop(false)
-		failIf(t, keeping > most+4 || places > most,
-			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
-		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
-		var all sync.WaitGroup
-		for k := range 4 {
-			all.Go(func() { loop(k%2 == 0) })
-		}
-		all.Wait()
-	}
-	loader, memory := newLoader(t, failing(3, 1), Options{OnError: dropBad}), map[*int]bool{}
-	for batch := range loader.Epoch(t.Context(), 0) {
-		memory[&batch[0]] = true
-		loader.Recycle(batch)
-	}
-	equal(t, "places of batches between empty ones", len(memory), 1)
-}
-
-// TestBatchRecycles checks that calls of Batch build in memory that was given
-// back, and that as much is kept as they need at once, and two more.
-func TestBatchRecycles(t *testing.T) {
-	var fresh atomic.Int64 // calls that got no memory
-	var atOnce sync.WaitGroup
-	loader := must(NewBatchFunc(10, func(_ context.Context, dst, _ []int) ([]int, error) {
-		if cap(dst) == 0 {
-			fresh.Add(1)
-		}
-		atOnce.Done()
-		atOnce.Wait()
-		return append(dst[:0], 1), nil
-	}, Options{}))
-	for _, round := range []struct{ calls, fresh int }{{5, 5}, {5, 0}, {8, 1}} {
-		fresh.Store(0)
-		atOnce.Add(round.calls)
-		batches := make(chan []int, round.calls)
-		for k := range round.calls {
-			go func() { batches <- must(loader.Batch(context.Background(), 0, k)) }()
-		}
-		for range round.calls {
-			loader.Recycle(<-batches)
-		}
-		for range 3 { // no more than 5 and 2 are kept
-			loader.Recycle(make([]int, 1))
-		}
-		equal(t, fmt.Sprint(round.calls, " calls: without memory"), int(fresh.Load()), round.fresh)
-	}
-	dropping := newLoader(t, failing(2, 0), Options{OnError: dropBad})
-	dropping.Recycle([]int{7, 8})
-	for range 2 {
-		batch, err := dropping.Batch(t.Context(), 0, 0)
-		failIf(t, batch != nil || err == nil, "a batch without samples: %v, %v", batch, err)
-	}
-	equal(t, "memory that is left", cap(must(dropping.Batch(t.Context(), 0, 1))), 2)
-}
-
 // ## worker.go: two versions that fail, time, order, and every way to stop
 
 // TestNaivePool checks why the engine's queues have room: the pool that comes
@@ -2116,110 +1985,6 @@ func TestGeneratorPerWorker(t *testing.T) {
 	equal(t, "whether numbers differ with a generator per worker", differ(theirs), true)
 	equal(t, "whether numbers differ with Rand", differ(ours), false)
 	t.Log("sample 4 in ten runs, with a generator per worker:", theirs, "with Rand:", ours)
-}
-
-// TestWallTime checks exact times, in fake time: 20 samples of 0.1 s, in
-// batches of one, for a loop that trains on each for 0.1 s, and for one that
-// does nothing.
-func TestWallTime(t *testing.T) {
-	const each = 100 * time.Millisecond
-	for _, c := range []struct {
-		workers        int
-		training, want time.Duration
-	}{
-		{0, each, 40 * each}, {1, each, 21 * each}, {4, each, 21 * each}, {100, each, 21 * each},
-		{0, 0, 20 * each}, {1, 0, 20 * each}, {4, 0, 5 * each}, {100, 0, each},
-	} {
-		row := fmt.Sprintf("%d workers, %v of training a batch", c.workers, c.training)
-		runRow(t, row, func(t *testing.T) {
-			for _, unordered := range []bool{false, true} {
-				inBubble(t, func(t *testing.T) {
-					start := time.Now()
-					loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
-					for range loader.Epoch(t.Context(), 0) {
-						time.Sleep(c.training)
-					}
-					equal(t, fmt.Sprint("Unordered ", unordered), time.Since(start), c.want)
-				})
-			}
-			t.Logf("%s: %v", row, c.want)
-		})
-	}
-}
-
-// TestWindow checks when a larger window helps, with the batches of the
-// picture: 40 or 50 ms each, batch 2 takes 190 ms. With three workers the
-// window is 6 or 12. When a batch trains for 10 ms, training is the limit, and
-// a larger window changes nothing. When it trains for less, workers would stand
-// idle behind batch 2 with window 6; with 12 order costs nothing.
-func TestWindow(t *testing.T) {
-	const ms = time.Millisecond
-	timeline := Dataset[int](&probe{n: 12, takes: func(k int) time.Duration { // as in testdata/timeline.svg
-		takes := time.Duration(40+10*(k%2)) * ms
-		if k == 2 {
-			takes = 190 * ms
-		}
-		return takes + time.Duration(1+k*k) // no two batches are ready at the same moment
-	}})
-	for _, c := range []struct {
-		training time.Duration
-		want     string
-	}{
-		{10 * ms, "290ms, with window 12 290ms, out of order 250ms"},
-		{5 * ms, "285ms, with window 12 245ms, out of order 245ms"},
-		{0, "280ms, with window 12 240ms, out of order 240ms"},
-	} {
-		row := fmt.Sprint("a batch trains for ", c.training)
-		runRow(t, row, func(t *testing.T) {
-			var times []any
-			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
-				inBubble(t, func(t *testing.T) {
-					opts.Workers = 3
-					start := time.Now()
-					for range newLoader(t, timeline, opts).Epoch(t.Context(), 0) {
-						time.Sleep(c.training)
-					}
-					times = append(times, time.Since(start).Truncate(5*ms))
-				})
-			}
-			equal(t, row, fmt.Sprintf("%v, with window 12 %v, out of order %v", times...), c.want)
-			t.Logf("%s: with window 6 %s", row, c.want)
-		})
-	}
-	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
-}
-
-// TestStuckBatch checks that while batch 0 does not come, at most window
-// batches are loaded. Out of order it takes up one place, and the others come.
-// When it comes, or fails, all come.
-func TestStuckBatch(t *testing.T) {
-	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
-	for _, c := range []struct {
-		unordered  bool
-		early, all []int // handed over, loaded and loading while batch 0 is stuck; handed over in the end
-	}{{false, []int{0, 3, 1}, upTo(20)}, {true, []int{19, 19, 1}, append(upTo(20)[1:], 0)}} {
-		row := fmt.Sprint("Unordered ", c.unordered)
-		runRowInBubble(t, row, func(t *testing.T) {
-			data, all, early := &probe{n: 20, bad: []int{0}, takes: sticks}, []int{}, 0
-			start, stuck := time.Now(), make(chan []int, 1)
-			time.AfterFunc(time.Minute, func() {
-				loading := int(data.running.Load())
-				stuck <- []int{int(data.begun.Load()) - loading, loading}
-			})
-			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
-				if err != nil {
-					batch = []int{0}
-				}
-				if all = append(all, batch...); time.Since(start) < time.Hour {
-					early = len(all)
-				}
-			}
-			got := append([]int{early}, <-stuck...)
-			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
-			equal(t, "in the end", all, c.all)
-			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0], got[1], got[2])
-		})
-	}
 }
 
 // TestBreakWaits checks that a break waits for the Gets that run: as long as
@@ -2515,35 +2280,6 @@ func TestPanicPlace(t *testing.T) {
 // dyingStreams returns the last errors of streams in which die is called. The
 // second reading sets it.
 var dyingStreams func(t *testing.T, workers int, die func()) []error
-
-// TestAllocations checks that with Recycle a batch of an epoch under way costs
-// no allocation.
-func TestAllocations(t *testing.T) {
-	if trace.IsEnabled() {
-		t.Skip("an execution trace allocates for each batch")
-	}
-	fill := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
-	rows := must(Rows(Tensor[float32]{make([]float32, 8000), []int{4000, 2}}))
-	for workers := range 3 {
-		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
-		recycles(t, "List", newLoader(t, numbers(4000), opts))
-		recycles(t, "NewBatchFunc", must(NewBatchFunc(4000, fill, opts)))
-		recycles(t, "Stack", must(New(rows, Stack[float32], opts)))
-	}
-}
-
-// recycles checks that an epoch of 1000 batches, all recycled, has the
-// allocations of one, and of the first batches.
-func recycles[B any](t *testing.T, what string, loader *DataLoader[B]) {
-	runRow(t, fmt.Sprintf("%s, workers %d", what, loader.opts.Workers), func(t *testing.T) {
-		each := testing.AllocsPerRun(5, func() {
-			for batch := range loader.Epoch(t.Context(), 0) {
-				loader.Recycle(batch)
-			}
-		})
-		failIf(t, each > 150, "an epoch of 1000 batches has %v allocations", each)
-	})
-}
 
 // ## dataloader.go: the notebook's tests, by their names
 
@@ -3051,128 +2787,6 @@ func TestBadOptions(t *testing.T) {
 				refusal{sized(n, Options{Sampler: s}), want}.check(t)
 				refusal{batched(n, Batches(s, 8, true)), want}.check(t)
 			}
-		})
-	}
-}
-
-// TestForgotten checks what can be collected while the loop goes on: the
-// samples of a batch that has failed, and the batches that the body has had.
-// New takes no memory for batches that are not there yet.
-func TestForgotten(t *testing.T) {
-	type sample = [64]byte
-	var fetched []weak.Pointer[sample]
-	get := func(_ context.Context, i int) (*sample, error) {
-		if i >= 9 {
-			return nil, map[int]error{9: errBad}[i]
-		}
-		s := new(sample)
-		fetched = append(fetched, weak.Make(s))
-		return s, nil
-	}
-	count := func(_ int, samples []*sample) (int, error) { return len(samples), nil }
-	for workers := range 2 {
-		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
-		fetched = nil
-		for range must(New(Func(20, get), count, opts)).Epoch(t.Context(), 0) {
-			if k++; k >= 5 {
-				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
-			}
-		}
-	}
-	for workers := range 3 {
-		var had []weak.Pointer[int]
-		for batch := range newLoader(t, numbers(80), Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
-			equal(t, fmt.Sprintf("of %d batches had before, those that a slot has kept", len(had)), alive(had), 0)
-			had = append(had, weak.Make(&batch[0]))
-		}
-	}
-	type large [100 << 10]byte
-	first := func(dst large, _ []int) (large, error) { return dst, nil }
-	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
-}
-
-// TestStats compares every figure with that of a schedule worked out by hand.
-// load is how long each sample takes, in turn; a sample of -1 fails. step is
-// how long the loop takes for a batch. The time between loops does not count.
-func TestStats(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
-	if runtime.GOMAXPROCS(0) != 8 {
-		t.Skip("this platform has no threads, so the number of CPUs cannot be set")
-	}
-	const ms = time.Millisecond
-	type d = []time.Duration
-	slow := append(d{10 * ms, 10 * ms, 200 * ms}, slices.Repeat(d{10 * ms}, 9)...)
-	bad := append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...)
-	ragged := make(d, 200)
-	for i := range ragged {
-		ragged[i] = 52*ms + time.Duration(below(100, 1, uint64(i)))*ms
-	}
-	for _, c := range []struct {
-		name      string
-		opts      Options
-		epochs, n int
-		load      d
-		step      time.Duration
-		want      string // how the line ends, with "blocked" for "with the next batch ready"
-	}{
-		// Batches are ready in pairs, at 100, 200, …; every other one is waited
-		// for, for 40.
-		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
-			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
-		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
-			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, " +
-				"if they wait rather than compute; to compute there are 8 CPUs"},
-		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
-			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
-		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
-			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
-		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
-		// ready.
-		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms, "waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
-			"slow batches block the batches behind them, raise Prefetch or set Unordered"},
-		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms, "10 batches, 15 samples (12/s), 5 dropped; " +
-			"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers needed: 2"},
-		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
-		// before the loop has had batch 0 for 15.
-		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
-			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
-				"a few batches are so slow that the loop waits for them while workers are idle"},
-		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
-			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would load during training"},
-		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
-			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
-		// Each loop waits for its first batch, whatever Prefetch is.
-		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
-		// What was waited for in one loop has ended in the next.
-		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
-			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
-		// 100 of each 25 are enough for 4 workers, and less than half of the
-		// waiting is for a batch before others.
-		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
-			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
-		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms, "waited 5 % of 5.245s, " +
-			"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers needed: 4"},
-		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 9 % of 5.523s, " +
-			"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers needed: 4"},
-	} {
-		runRowInBubble(t, c.name, func(t *testing.T) {
-			stats := new(Stats)
-			c.opts.Trace = stats.Observe
-			loader := newLoader(t, Func(c.n, func(_ context.Context, i int) (int, error) {
-				d := c.load[i%len(c.load)]
-				time.Sleep(d)
-				return i, map[bool]error{true: errBad}[d < 0]
-			}), c.opts)
-			for epoch := range c.epochs {
-				for range loader.Epoch(t.Context(), epoch) {
-					time.Sleep(c.step)
-				}
-				time.Sleep(10 * time.Second) // an evaluation
-			}
-			t.Log(stats)
-			got := strings.ReplaceAll(stats.String(), "with the next batch ready", "blocked")
-			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
 }
@@ -6111,166 +5725,7 @@ func TestStreamsWithoutItems(t *testing.T) {
 	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &far)), []string{"error bad sample"})
 }
 
-// TestReadAhead: no stage reads before the range, further ahead of the loop
-// than it says, or after it was left. And each item is handed over as soon as
-// the source has yielded what the item needs, not with the source's next item.
-func TestReadAhead(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		of    func(ints) ints
-		needs []int // how many items of the source each of the first items needs
-		ahead int
-	}{
-		{"Filter", func(s ints) ints { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}, 0},
-		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
-		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
-		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
-		{"Mix", func(s ints) ints { return Mix(MixOptions{}, s, counting(9)) }, []int{1, 1, 2}, 8},
-		{"Shard", func(s ints) ints { return s.Shard(Rank{1, 3}, UnevenTail) }, []int{3, 6, 9}, 0},
-		{"Batch", func(s ints) ints { return Unbatch(Batch(s, 2, List[int])) }, []int{2, 2, 4}, 0},
-		{"Map, inline", func(s ints) ints { return Map(s, 0, quick) }, []int{1, 2, 3}, 0},
-		{"Map, 3 workers", func(s ints) ints { return Map(s, 3, quick) }, []int{1, 2, 3, 4}, 24},
-		{"Prefetch", func(s ints) ints { return s.Prefetch(50) }, []int{1, 2, 3, 4}, 50},
-	} {
-		runRow(t, c.name, func(t *testing.T) {
-			for _, delay := range []time.Duration{0, time.Second} {
-				inBubble(t, func(t *testing.T) {
-					source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
-					s := c.of(source.stream())
-					equal(t, "read before the range", source.read.Load(), 0)
-					start, got := time.Now(), []int{}
-					for range s.Epoch(t.Context(), 0) {
-						synctest.Wait() // for what is read ahead
-						now := int(source.read.Load()) - c.ahead
-						if delay > 0 {
-							now = int(time.Since(start) / delay)
-						}
-						if got = append(got, now); len(got) == len(c.needs) {
-							break
-						}
-					}
-					equal(t, "needed", got, c.needs)
-					equal(t, "the source has been left", source.left.Load(), 1)
-				})
-			}
-		})
-	}
-}
-
 // ## sampler.go: Shuffle, Mix and Shard
-
-// TestItemsAreForgotten: what a stage has handed over can be collected while
-// the loop goes on, and what Map has used before the loop has the result.
-// Shuffle keeps nine cursors.
-func TestItemsAreForgotten(t *testing.T) {
-	var values, states []weak.Pointer[int]
-	source := NewStream(func(context.Context, Cursor) iter.Seq2[Item[[]int], error] {
-		values, states = nil, nil
-		return func(yield func(Item[[]int], error) bool) {
-			for pos := 1; pos <= 60; pos++ {
-				value, state := make([]int, 512), new([512]int)
-				values = append(values, weak.Make(&value[0]))
-				states = append(states, weak.Make(&state[0]))
-				if !yield(Item[[]int]{value, nil, Cursor{0, pos, state}}, nil) {
-					return
-				}
-			}
-		}
-	})
-	atMost := func(most int, all []weak.Pointer[int]) {
-		t.Helper()
-		n := alive(all)
-		failIf(t, n > most, "%d of %d are in memory, want at most %d", n, len(all), most)
-	}
-	for _, c := range []struct {
-		name   string
-		s      Stream[[]int]
-		states int // how many may be in memory
-	}{
-		{"Shuffle", source.Shuffle(8, 1), 9 + 3}, // the last one, of the source, of Shuffle, and in the loop's cursor
-		{"Prefetch", source.Prefetch(64), 60},
-		{"Map", Map(source, 8, quick), 60},
-		{"Mix", Mix(MixOptions{}, source), 60},
-	} {
-		runRowInBubble(t, c.name, func(t *testing.T) {
-			given := 0
-			for range c.s.Epoch(t.Context(), 0) {
-				synctest.Wait()
-				if given++; given%7 == 4 {
-					atMost(len(values)-given+2, values) // with the item in hand, and perhaps the last one
-					atMost(c.states, states)
-				}
-			}
-		})
-	}
-	for range Batch(source, 8, func(_ int, samples [][]int) (int, error) { return len(samples), nil }).Epoch(t.Context(), 0) {
-		atMost(1, values) // perhaps the last one
-	}
-	inBubble(t, func(t *testing.T) {
-		for range Map(source, 1, func(context.Context, []int) (int, error) { return 0, nil }).Epoch(t.Context(), 0) {
-			if synctest.Wait(); len(values)%8 == 4 { // for a window of results
-				atMost(1, values)
-			}
-		}
-	})
-}
-
-// TestResumes: a resume fetches each item after the cursor once, and no item
-// before it. Only Shuffle needs some items before it again, at most 3⅜ × its
-// size, of which the last ones have not been yielded.
-func TestResumes(t *testing.T) {
-	const n, size = 80, 8
-	var fetched atomic.Int64
-	fetch := func(_ context.Context, i int) (int, error) { fetched.Add(1); return i, nil }
-	for workers := range 3 {
-		items := Map(Indices(Random(n, 1)).Prefetch(3), workers, fetch)
-		for again, s := range map[int]ints{0: Map(Batch(items, 4, List[int]), 0, head), 3*size + 3*size/8: items.Shuffle(size, 1)} {
-			for _, at := range cursors(t, s) {
-				fetched.Store(0)
-				rest := n - at.Pos
-				collect(t, s.Run(t.Context(), &at))
-				more := int(fetched.Load()) - rest
-				equal(t, fmt.Sprintf("a resume fetches %d of %d items more: too many", more, rest), more < 0 || more > again, false)
-			}
-		}
-	}
-}
-
-// TestStreamRanks: after a stop in lock-step any rank's cursor resumes all
-// ranks, and another number of ranks, without loss or repeat, even if items
-// that failed before Shard have healed by then and a Filter leaves them out.
-func TestStreamRanks(t *testing.T) {
-	var gone []int
-	source, sick := &feed{n: 24}, []int{3, 7, 8, 20, 23}
-	here := func(i int) bool { return !slices.Contains(gone, i) }
-	part := func(rank Rank) ints {
-		return Map(source.stream().Shuffle(5, 1).Filter(here).Shard(rank, UnevenTail), 1, quick).Prefetch(2)
-	}
-	for k := range unlessShort(24, 8) {
-		before, steps := 1+k%4, []int{1, 2, 5}[k/8]
-		epoch := func(rank, ranks int) []string { return readAll(t, part(Rank{rank, ranks})) }
-		var given []string
-		gone = [][]int{nil, sick}[k/4%2]
-		source.bad = gone
-		for rank := range before {
-			given = append(given, epoch(rank, before)[:steps]...)
-		}
-		given = slices.DeleteFunc(given, func(x string) bool { return strings.HasPrefix(x, "error item") })
-		at := throughJSON(t, cursors(t, part(Rank{steps % before, before}))[steps])
-		source.bad = nil
-		for _, after := range []int{1, 3, before, 12} {
-			all := slices.Clone(given)
-			for rank := range after {
-				rest := resume(t, part(Rank{rank, after}), at)
-				if all = append(all, rest...); after == before && gone == nil {
-					equal(t, "the same ranks", rest, epoch(rank, after)[steps:])
-				}
-			}
-			what := fmt.Sprintf("%d ranks, after %d steps %d ranks, without %v", before, steps, after, gone)
-			equal(t, what, sorted(all), sorted(epoch(0, 1)))
-		}
-	}
-}
 
 // A list of numbers is an item of the pipelines of TestRanks.
 type lists = Stream[[]int]
@@ -7317,32 +6772,6 @@ func TestProgress(t *testing.T) {
 		"a terminal is not known from other files")
 }
 
-// TestProfiles looks into profiles as the tools show them: who a goroutine is,
-// and what a batch was made of.
-func TestProfiles(t *testing.T) {
-	var out bytes.Buffer
-	running := trace.Start(&out) == nil // otherwise somebody traces this test already
-	whoami := func(ctx context.Context) string {
-		label, _ := pprof.Label(ctx, "dataloader")
-		var all strings.Builder
-		pprof.Lookup("goroutine").WriteTo(&all, 1)
-		saysAll(t, errors.New(all.String()), fmt.Sprintf(`"dataloader":%q`, label))
-		return label
-	}
-	get := func(ctx context.Context, i int) (int, error) {
-		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
-		return i, nil
-	}
-	source := &feed{n: 1, before: func(ctx context.Context, _ int) { equal(t, "who reads", whoami(ctx), "reader") }}
-	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
-	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
-	collect(t, source.stream().Prefetch(2).Epoch(t.Context(), 0))
-	if running {
-		trace.Stop()
-		saysAll(t, errors.New(out.String()), "batch", "epoch 0, batch 1", "fetch", "collate")
-	}
-}
-
 // ## How streams mix, and their cursors
 
 // TestShuffleDelays: item i leaves once item i+d(i) has been read, and what
@@ -7370,120 +6799,6 @@ func TestShuffleDelays(t *testing.T) {
 		}
 		equal(t, fmt.Sprintf("%d items, size %d", n, size), got, want)
 	}
-}
-
-// TestCalendar compares a calendar with a map from due to a list, while the
-// number of items that wait grows and shrinks. A calendar is not larger than
-// the most items that have waited, its lists are short, an entry is reused, and
-// does not keep an item that has left.
-func TestCalendar(t *testing.T) {
-	type item = Pair[int, error]
-	var c calendar[int]
-	model, rng := map[int][]item{}, rand.New(rand.NewPCG(1, 1))
-	waiting, most, longest := 0, 0, 0
-	put := func(due, value int) {
-		x := item{value, fmt.Errorf("item %d", value)}
-		c.put(due, x)
-		model[due] = append(model[due], x)
-		waiting++
-		most = max(most, waiting)
-	}
-	takeAll := func(due int) {
-		for _, want := range model[due] {
-			got, ok := c.take(due)
-			failIf(t, !ok || got != want, "due %d: got %v, %t, want %v", due, got, ok, want)
-			waiting--
-		}
-		delete(model, due)
-		_, ok := c.take(due)
-		failIf(t, ok, "due %d: an item is left over", due)
-	}
-	for now := range 20_000 {
-		put(now+rng.IntN(10+now%9000), now)
-		takeAll(now)
-	}
-	for _, e := range c.days {
-		length := 0
-		for ; e != nil; e = e.next {
-			length++
-		}
-		longest = max(longest, length)
-	}
-	failIf(t, longest < 2 || longest > 12, "the longest list has %d entries", longest)
-	equal(t, "days", len(c.days), 1<<bits.Len(uint(most-1)))
-	equal(t, "dues", slices.Compact(c.dues()), slices.Sorted(maps.Keys(model)))
-	for due := range maps.Clone(model) { // in any order
-		takeAll(due)
-	}
-	free := 0
-	for e := c.free; e != nil; e = e.next {
-		free++
-		equal(t, "an entry that is free", *e, entry[int]{next: e.next})
-	}
-	equal(t, "entries that are free at the end", free, len(c.days))
-	allocs := testing.AllocsPerRun(100, func() {
-		for due := range free {
-			c.put(due, item{})
-		}
-		for due := range free {
-			c.take(due)
-		}
-	})
-	equal(t, "allocations, if entries are free", allocs, 0)
-}
-
-// TestMixStart: the sources of a Mix are opened at the same time, at the start
-// and at a resume, 64 of them at most, and none that has ended. The loop waits
-// only for the source that it draws. Its goroutine may be locked to its thread,
-// as for CUDA.
-func TestMixStart(t *testing.T) {
-	const ms = time.Millisecond
-	slow := func(open time.Duration) ints {
-		return (&feed{n: 9, before: func(_ context.Context, i int) { time.Sleep(open * time.Duration(max(0, 1-i))) }}).stream()
-	}
-	took := func(t *testing.T, s ints, at *Cursor, items int) (took time.Duration) { // until the last of so many items comes
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		start := time.Now()
-		for _, err := range s.Run(t.Context(), at) {
-			took = time.Since(start)
-			if items--; must(items, err) == 0 {
-				break
-			}
-		}
-		return took
-	}
-	for sources, resumed := range map[int]time.Duration{8: 50 * ms, 66: 100 * ms} { // until each other source has yielded an item
-		inBubble(t, func(t *testing.T) {
-			var at Cursor
-			s := Mix(MixOptions{}, slices.Repeat([]ints{slow(50 * ms)}, sources)...)
-			equal(t, "the first item", took(t, s, &at, 1), 50*ms)
-			equal(t, fmt.Sprint("the others of ", sources), took(t, s, &at, sources-1), resumed)
-		})
-	}
-	inBubble(t, func(t *testing.T) {
-		mixed := func(open time.Duration) ints { return Mix(MixOptions{Stop: StopAtLast}, slow(0).Repeat(2), slow(open)) }
-		equal(t, "an item that is there", took(t, mixed(time.Hour), new(Cursor), 1), 0)
-		at, start := cursors(t, mixed(0))[22], time.Now()
-		equal(t, "items, when source 1 has ended", len(collect(t, mixed(time.Hour).Run(t.Context(), &at))), 5)
-		equal(t, "the time for them", time.Since(start), 0)
-	})
-}
-
-// TestMixCost: an item of 1,000 sources takes as much memory as one of two, and
-// a cursor that is kept holds a few moves.
-func TestMixCost(t *testing.T) {
-	var last Cursor
-	allocates(t, "30,000 items of 1,000 sources", 30_000*400+4<<20, func() {
-		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))}, 1000)...).Items(t.Context(), Cursor{}) {
-			last = item.Next
-		}
-	})
-	moves := 0
-	for m := last.State.(*freshState).moved; m != nil; m = m.before {
-		moves++
-	}
-	equal(t, "at most a move for each source", moves <= 1000, true)
 }
 
 // TestMixIsEven: draws by weight keep to the shares: in any 100,000 of them
@@ -7535,23 +6850,6 @@ func TestMixIsEven(t *testing.T) {
 	equal(t, "by small weights", by(least, least, least), by(1, 1, 1))
 	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, 1}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
-	}
-}
-
-// TestNestedCursors: a stage adds a constant to the size of a cursor, however
-// many are nested.
-func TestNestedCursors(t *testing.T) {
-	s, pairs := counting(400), counting(400)
-	for k := range 10 {
-		if s = s.Shuffle(k+3, uint64(k)); k < 6 {
-			pairs = Unbatch(Batch(pairs, 4, List[int])).Shuffle(k+3, uint64(k))
-		}
-	}
-	own := func(x string) Cursor { return Cursor{State: map[string]any{"by": 0, "again": 1, "x": x}} } // which no stage has made
-	equal(t, "whether digests tell states of the user's own apart", fingerprintOf(own("a")) != fingerprintOf(own("b")), true)
-	for most, s := range map[int]ints{3700: s, 2300: pairs} {
-		n := len(cursors(t, s.Take(150))[150].String())
-		failIf(t, n > most, "a cursor has %d bytes, want at most %d", n, most)
 	}
 }
 
@@ -7979,33 +7277,6 @@ func TestTarContext(t *testing.T) {
 	}
 }
 
-// TestTarMemory shows that what a stream holds grows neither with the records
-// of a shard nor with the shards.
-func TestTarMemory(t *testing.T) {
-	pair := tarEntries("a.bin="+strings.Repeat("x", 512), "b.bin="+strings.Repeat("y", 512))[:2048]
-	held := func(shards, records int) (most uint64) {
-		open := func(context.Context, string, int64) (io.ReadCloser, error) {
-			made := readerFunc(func(p []byte) (int, error) { return copy(p, pair), nil }) // as it is asked for
-			return io.NopCloser(io.MultiReader(io.LimitReader(made, int64(records)<<10), bytes.NewReader(make([]byte, 1024)))), nil
-		}
-		k := 0
-		for _, err := range tarFrom(open, slices.Repeat([]string{"x"}, shards)...).Epoch(t.Context(), 0) {
-			must(0, err)
-			if k++; k%(shards*records/2) == 0 {
-				var m runtime.MemStats
-				runtime.GC()
-				runtime.ReadMemStats(&m)
-				most = max(most, m.HeapAlloc)
-			}
-		}
-		equal(t, "records", k, shards*records)
-		return most
-	}
-	if few, long, many := held(1, 100), held(1, 20000), held(500, 10); max(long, many) > few+(1<<20) {
-		t.Errorf("a shard of 20000 records holds %d bytes, 500 shards of 10 hold %d, one of 100 %d", long, many, few)
-	}
-}
-
 // ## Archives that others wrote, and odd headers
 
 // compareReaders checks that archive/tar and this package's reader agree on
@@ -8230,22 +7501,6 @@ func TestTarHeaders(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestTarHeadersAreCheap shows that the usual headers are not left to
-// archive/tar, neither in a stream nor by index: a record takes as many
-// allocations as one with plain headers.
-func TestTarHeadersAreCheap(t *testing.T) {
-	plain := tarEntries(slices.Repeat([]string{"a.txt=1", "a.cls=1", "b.txt=1", "b.cls=1"}, 50)...)
-	var allocations []float64
-	for _, data := range append(otherHeaders(plain), plain) {
-		stream, d := tarOf(TarOptions{}, data), must(OpenTar(onDisk(t, "x.tar", data)))
-		defer d.Close()
-		read := func() { collect(t, stream.Epoch(t.Context(), 0)); readDataset(t, d) }
-		allocations = append(allocations, testing.AllocsPerRun(5, read))
-	}
-	failIf(t, slices.Max(allocations) > slices.Min(allocations)+50,
-		"allocations with PAX records, with GNU names, and with neither: %v", allocations)
 }
 
 // FuzzTar reads arbitrary bytes as a shard; -fuzzminimizetime 10x makes it
@@ -8904,31 +8159,6 @@ func TestTarChanged(t *testing.T) {
 			equal(t, "records that have changed", check(c.was, c.is), c.want)
 		})
 	}
-}
-
-// TestTarMaxRecord shows that names and the files themselves count under
-// MaxRecord, and that a record by index has the default.
-func TestTarMaxRecord(t *testing.T) {
-	big, half := strings.Repeat("x", 4000), strings.Repeat("y", 1900)
-	names := must(Expand("b.{1..20}" + strings.Repeat("n", 100) + "=")) // without data; neither names nor files alone are too much
-	for i, b := range [][]string{names, {"b.1=" + big, "b.2=" + half}} {
-		const fault = `; error entry "b. … make the record larger than MaxRecord, 5000; c{txt:3}`
-		want := briefRecord("a", "bin", big) + fault
-		data := tarEntries(slices.Concat([]string{"a.bin=" + big}, b, []string{"c.txt=3"})...)
-		for _, data := range append(otherHeaders(data), data) {
-			same(t, "streamed", readAll(t, tarOf(TarOptions{MaxRecord: 5000}, data)), want)
-			if i == 0 {
-				opts := TarOptions{MaxRecord: 5000, Fields: []string{"txt"}}
-				same(t, "names that are not wanted", checkStream(t, tarOf(opts, data), 0), "a{}"+fault)
-			}
-		}
-	}
-	name := onDisk(t, "x.tar", tarHeader("0", "a.bin", "")) // and a hole of 2 GiB, with the end marker
-	file := must(os.OpenFile(name, os.O_WRONLY, 0))
-	defer file.Close()
-	must(file.WriteAt(withHeader(tarHeader("0", "a.bin", ""), 0, 124, "20000000000\x00"), 0))
-	must(0, file.Truncate(512+2<<30+1024))
-	same(t, "by index", indexed(t, name), "error 2147483648 bytes make the record larger than MaxRecord, 1073741824")
 }
 
 // ## The writer
