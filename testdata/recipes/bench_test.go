@@ -335,8 +335,8 @@ func BenchmarkFlatFile(b *testing.B) {
 }
 
 // against times run, which does n units of work, against a baseline that does
-// as many. It reports the time of a unit, as in µs/batch, and, as ×<name of
-// the baseline>, how many times as fast as the baseline run is.
+// as many. It reports the time of a unit, as in µs/batch, and, as ×<name of the
+// baseline>, how many times as fast as the baseline run is.
 func against(b *testing.B, name, unit string, n int, baseline string, base, run func()) {
 	b.Run(name, func(b *testing.B) {
 		theirs, mine, allocs := rounds(b, base, run)

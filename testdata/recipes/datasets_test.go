@@ -1,5 +1,18 @@
 package recipes
 
+// Data sets of your own, and how they are divided into training and test.
+//
+//	Example_datasetOfYourOwn  a type with Len and Get
+//	Example_testOfADataset    checkDataset, a test of what a loader relies on
+//	Example_pairsByName       images and labels in two folders, matched by name
+//	Example_splitByKey        no patient or document on both sides, and stable when the data grow
+//	Example_splitByClass      the same share of each class in every part
+//	Example_crossValidation   k folds
+//	Example_growingData       samples that are added between epochs
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"cmp"
 	"context"
@@ -152,9 +165,9 @@ func writeContents(w io.Writer, v reflect.Value) {
 	}
 }
 
-// checkDataset in dataloader_test.go tests a data set of your own, in a test
-// file in this folder. It uses contents and writeContents. Here Get reads every
-// sample into the same buffer, so all samples of a batch would be the last one.
+// A test of a data set of your own: copy checkDataset, with getSample, contents
+// and writeContents, into a test file. Here Get reads every sample into the
+// same buffer, so all samples of a batch would be the last one.
 func Example_testOfADataset() {
 	file := strings.NewReader("abcdef")
 	buffer := make([]byte, 2)
@@ -235,12 +248,12 @@ func Example_pairsByName() {
 
 // A split by key: all images of a patient, or all parts of a document, are on
 // one side, which a hash of the key decides. There they stay when the data
-// grow, also with a larger share for the test. Split, Example_splitByClass
-// and Example_crossValidation deal out samples: one patient is on both
-// sides, and of more samples they make another split. Put in your own keys, and
-// keep the text before the key, which is the split's seed. With few keys, or
-// with a key that has much of the data, the lengths may be far from the share:
-// look at them. Split first; repeat, weight or augment what is trained on.
+// grow, also with a larger share for the test. Split, Example_splitByClass and
+// Example_crossValidation deal out samples: one patient is on both sides, and
+// of more samples they make another split. Put in your own keys, and keep the
+// text before the key, which is the split's seed. With few keys, or with a key
+// that has much of the data, the lengths may be far from the share: look at
+// them. Split first; repeat, weight or augment what is trained on.
 func Example_splitByKey() {
 	patient := func(image int) int { return image / 5 } // from its name, or a table
 	isTest := func(image int) bool {

@@ -1,5 +1,18 @@
 package recipes
 
+// What to do with samples that fail, panic or hang.
+//
+//	Example_skippedBatches  the loop leaves out a batch that failed
+//	Example_droppedSamples  OnError drops samples, up to a budget
+//	Example_droppedItems    the same for a stream
+//	Example_panics          stop at a panic, with its stack
+//	Example_retry           try again, after a pause
+//	Example_timeLimit       a limit for each sample
+//	Example_hangingSample   which sample hangs
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"context"
 	"errors"
@@ -219,8 +232,8 @@ func Example_retry() {
 // A time limit for each sample: one that takes too long fails, and OnError
 // drops it from its batch. Put in your own data and limit. Get must watch its
 // context, as clients of databases and web servers do; a Get that does not
-// cannot be stopped. A retry around limited (Example_retry) gives each
-// attempt the limit; a limit around the retry covers all attempts.
+// cannot be stopped. A retry around limited (Example_retry) gives each attempt
+// the limit; a limit around the retry covers all attempts.
 func Example_timeLimit() {
 	data := dataloader.Func(6, func(ctx context.Context, i int) (string, error) {
 		if i == 3 {

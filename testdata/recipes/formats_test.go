@@ -1,5 +1,14 @@
 package recipes
 
+// Files in the formats of other programs.
+//
+//	Example_mnist     MNIST's files, gzipped, as they are published
+//	Example_npz       NumPy's .npz archives
+//	Example_tfrecord  TFRecord files, with their checksums
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"archive/zip"
 	"bufio"
@@ -176,17 +185,6 @@ func Example_npz() {
 	// {{[2 -2] [2]} {[0] []}} <nil>
 }
 
-// npy is an array file as NumPy writes it.
-func npy(version byte, descr, fortran, shape, data string) string {
-	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
-	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
-	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
-	if version > 1 {
-		length = append(length, 0, 0)
-	}
-	return "\x93NUMPY" + string(version) + "\x00" + string(length) + header + data
-}
-
 // TFRecord files, as TensorFlow writes them. A record is its length in 8 bytes,
 // a sum of these, the data, and a sum of them: a CRC-32C that is rotated, plus
 // a constant. A record with a wrong sum is a failed item. A length with a wrong
@@ -278,4 +276,17 @@ func Example_tfrecord() {
 	// "dog"
 	// a, record 4: unexpected EOF
 	// b, record 0: no TFRecord, or damaged: 61 6e 6f 74 68 65 72 20 66 69 6c 65
+}
+
+// # Fixtures: what the demonstrations need, and you do not
+
+// npy is an array file as NumPy writes it.
+func npy(version byte, descr, fortran, shape, data string) string {
+	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
+	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
+	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
+	if version > 1 {
+		length = append(length, 0, 0)
+	}
+	return "\x93NUMPY" + string(version) + "\x00" + string(length) + header + data
 }

@@ -1,5 +1,16 @@
 package recipes
 
+// Batches for a framework: of a struct, asked for one by one, in memory of its
+// own. The adapters gomlx.go.txt (GoMLX) and libjpeg.go.txt (libjpeg-turbo, by
+// cgo) lie beside this file; their heads say where to paste them.
+//
+//	Example_batchOfStructs  three fields in a batch
+//	Example_nextBatch       a framework that asks for the next batch
+//	Example_pinnedMemory    pinned memory, memory of C, or a mapped file
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"context"
 	"errors"

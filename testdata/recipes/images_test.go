@@ -1,5 +1,15 @@
 package recipes
 
+// Images, from files to batches.
+//
+//	Example_imageFolder        a folder for each class
+//	Example_imageSizes         images of different sizes
+//	Example_imageAugmentation  augment: a random part, mirrored, normalised
+//	Example_pixelsDecodedOnce  the fastest: pixels in one file
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"archive/zip"
 	"bytes"
@@ -21,8 +31,7 @@ import (
 )
 
 // Images in a folder for each class become batches: Folder lists them,
-// Transform decodes them, and Stack puts them into one tensor. (digits
-// makes the files here.)
+// Transform decodes them, and Stack puts them into one tensor.
 func Example_imageFolder() {
 	fsys := digits("train") // or os.DirFS("train")
 	files, classes, err := dataloader.Folder(fsys, "**/*.png")
@@ -122,9 +131,9 @@ var normalised = func() (table [3][256]float32) {
 // photographs smaller. torchvision: RandomResizedCrop, RandomHorizontalFlip,
 // ToTensor and Normalize.
 //
-// JPEG files take a third of the time with testdata/libjpeg.go.txt, which
-// decodes only the part, and scales large ones. The random numbers stay the
-// same. Each goroutine has a Decoder, such as one from a sync.Pool:
+// JPEG files take a third of the time with libjpeg.go.txt, which decodes only
+// the part, and scales large ones. The random numbers stay the same. Each
+// goroutine has a Decoder, such as one from a sync.Pool:
 //
 //	config, err := jpeg.DecodeConfig(bytes.NewReader(data))
 //	part := randomPart(rng, image.Rect(0, 0, config.Width, config.Height))
@@ -205,8 +214,8 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 // others in each epoch. Put in your own photos and numbers. For evaluation crop
 // the middle, and do not mirror. Here red is the column, blue the column from
 // the right and green the row, so the values of a sample tell where it comes
-// from. Copy the functions and constants before this Example, too, from
-// imageSide, colorMean and colorStd over normalised and blend to randomPart.
+// from. Copy augment and randomPart, too, and what stands before them:
+// imageSide, colorMean, colorStd, normalised and blend.
 func Example_imageAugmentation() {
 	heights := []int{200, 10}
 	// Open and decode a photograph.
@@ -270,9 +279,8 @@ func Example_imageAugmentation() {
 // tenth of the time that image/jpeg takes, and a third of libjpeg-turbo's. But
 // the file is some 15 times as large as JPEG files. If it is mapped, it may be
 // larger than the memory. augment reads the part that it uses straight from the
-// file, and writes the sample straight into its batch. Copy mapped, and all
-// from imageSide, colorMean and colorStd over normalised, augment and blend to
-// randomPart, too.
+// file, and writes the sample straight into its batch. Copy augment, too, with
+// all that Example_imageAugmentation needs.
 func Example_pixelsDecodedOnce() {
 	dir, err := os.MkdirTemp("", "pixels")
 	if err != nil {
@@ -329,6 +337,8 @@ func Example_pixelsDecodedOnce() {
 	// [3 3 224 224] -1.26
 	// [2 3 224 224] 0.45
 }
+
+// # Fixtures: what the demonstrations need, and you do not
 
 // digits returns a folder of digits.zip: "train", from 0/000.png to 9/054.png,
 // or "test", from 0/000.png to 9/024.png.

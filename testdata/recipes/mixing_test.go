@@ -1,5 +1,15 @@
 package recipes
 
+// Several data sets or streams, mixed.
+//
+//	Example_mixtureOfMany    data sets with indices, by weight
+//	Example_quota            exact numbers of each in every batch
+//	Example_changingMixture  weights that change in the course of an epoch
+//	Example_mixtureOfTokens  streams, by weight, of items or of tokens
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"context"
 	"fmt"
@@ -46,7 +56,7 @@ func (m mixture) Order(epoch int) func(pos int) int {
 // drawn with replacement. The seed that draws the data set is not the one that
 // draws the sample: equal seeds would draw both with one random number. Weights
 // count samples; for shares of tokens divide each by its data set's mean
-// length. Copy the type mixture, too, which stands before this Example.
+// length. Copy the type mixture, too.
 func Example_mixtureOfMany() {
 	const sets, n, seed = 1000, 40_000, 1 // n samples in an epoch
 	var parts []dataloader.Dataset[int]   // a sample says of which data set it is
@@ -92,8 +102,7 @@ func Example_mixtureOfMany() {
 // sample of a small data set comes again only when all of that set have come,
 // also across epochs; where two passes meet, it may be twice in a batch. Each
 // batch is a function of its number, so an epoch resumes anywhere, and each
-// rank gets whole batches. Copy the type mixture, too, which stands before
-// Example_mixtureOfMany.
+// rank gets whole batches. Copy the type mixture, too.
 func Example_quota() {
 	const steps, seed = 4, 1 // steps batches in an epoch
 	parts := []dataloader.Dataset[string]{

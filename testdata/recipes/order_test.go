@@ -1,5 +1,17 @@
 package recipes
 
+// In which order samples come, and which ones.
+//
+//	Example_rareClasses      rare classes as often as the others
+//	Example_weightsByLoss    weights that follow the loss
+//	Example_fewClasses       P classes with K samples each in a batch
+//	Example_oneKind          batches of one source or shape
+//	Example_repeatedSamples  each sample several times in a batch
+//	Example_stepsPerEpoch    epochs of a number of steps
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"bytes"
 	"context"
@@ -166,7 +178,7 @@ func (f fewClasses) Batches(epoch int) func(batch int) []int {
 // Batches. Here each batch has two classes with two samples each, as losses
 // that compare samples need it, and two ranks have a batch each. String names
 // what makes the order, so that a cursor of another order is refused. Copy the
-// type fewClasses, too, which stands before this Example.
+// type fewClasses, too.
 func Example_fewClasses() {
 	data := dataloader.Slice[string]{
 		"cat 0", "dog 1", "cat 2", "dog 3", "cow 4", "cat 5", "cow 6", "dog 7", "cat 8", "dog 9",
@@ -244,8 +256,7 @@ func (o oneKind) Batches(epoch int) func(k int) []int {
 // shape, which Stack needs. Batches of all kinds come in random order, and each
 // sample once an epoch, those of rare kinds, too. Put in what tells the kinds
 // apart. The order resumes at any batch, on any number of ranks. In a step two
-// ranks may have different kinds. Copy the type oneKind, too, which stands
-// before this Example.
+// ranks may have different kinds. Copy the type oneKind, too.
 func Example_oneKind() {
 	images := strings.Fields("wide tall wide wide tall wide square wide tall") // or their shapes
 	byName := map[string][]int{}
@@ -297,7 +308,7 @@ func (r repeated) Order(epoch int) func(pos int) int {
 // answers to one question need it. Rand differs from position to position, so
 // each time has other random numbers. A BatchSampler deals out whole batches,
 // so a group stays on one rank; Options.Sampler would deal it out to several.
-// Copy the type repeated, too, which stands before this Example.
+// Copy the type repeated, too.
 func Example_repeatedSamples() {
 	data := dataloader.Func(4, func(ctx context.Context, i int) (string, error) {
 		return fmt.Sprintf("%c%d", 'a'+i, dataloader.Rand(ctx).IntN(100)), nil // augment

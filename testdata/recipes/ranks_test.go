@@ -1,5 +1,17 @@
 package recipes
 
+// Several processes that train together.
+//
+//	Example_rankFromEnv        torchrun, srun, mpirun, Flux, a Kubernetes indexed Job; tensor parallel
+//	Example_lastSamples        what becomes of the samples that are left over
+//	Example_evenWork           equal work in each step
+//	Example_badSamplesOnRanks  OnError on ranks that take equal steps
+//	Example_shardedStream      a stream, dealt out
+//	Example_equalSteps         bad items, full batches and equal steps
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"cmp"
 	"context"
@@ -140,7 +152,7 @@ func (e evenWork) Batches(epoch int) func(k int) []int {
 // and the method of Karmarkar and Karp gains 0.3 % more in 25 times as long.
 // For texts that are padded see Example_bucketsOnRanks. Batches of the global
 // order should be full, hence true. The cursor resumes the same number of
-// ranks. Copy the type evenWork, too, which stands before this Example.
+// ranks. Copy the type evenWork, too.
 func Example_evenWork() {
 	const ranks, size, n = 8, 16, 4096
 	cost := make([]float64, n)

@@ -504,12 +504,12 @@ func TestServeUntil(t *testing.T) {
 	}
 }
 
-// TestServedTraining trains a model on digits that are
-// served: by one server without interruption, and by two behind a balancer. Of
-// these one is killed between two batches, both are killed within a batch, and
-// one starts again; and the training itself is killed, twice, and resumes from
-// its checkpoint with other workers. The weights are the same, and those of a
-// training that loads the digits itself.
+// TestServedTraining trains a model on digits that are served: by one server
+// without interruption, and by two behind a balancer. Of these one is killed
+// between two batches, both are killed within a batch, and one starts again;
+// and the training itself is killed, twice, and resumes from its checkpoint
+// with other workers. The weights are the same, and those of a training that
+// loads the digits itself.
 func TestServedTraining(t *testing.T) {
 	archive := digits("train")
 	files, _, err := dataloader.Folder(archive, "*/*.png")
@@ -693,9 +693,9 @@ func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
 
 var python = flag.String("python", "", "an interpreter that has NumPy, for TestServedPython")
 
-// TestServedPython runs served.py, with torch if it is installed, on a
-// server that answers every step once in vain: with a response that is cut, an
-// error, or a connection that ends.
+// TestServedPython runs served.py, with torch if it is installed, on a server
+// that answers every step once in vain: with a response that is cut, an error,
+// or a connection that ends.
 func TestServedPython(t *testing.T) {
 	if *python == "" {
 		t.Skip("it needs an interpreter that has NumPy, as -python names it; .ci/run does")

@@ -1,5 +1,19 @@
 package recipes
 
+// A server of batches, and its clients. The server makes the batches, and
+// trainings elsewhere get them by HTTP, in Go or in Python (served.py). Batch k
+// of an epoch is a pure function, so servers keep nothing that an answer
+// depends on: any number of equal servers may stand behind a load balancer, and
+// one that dies costs a request that is made again.
+//
+//	Example_servedBatches  the server: copy it, serveBatches, serveUntil, appendArray, arrayHeader
+//	Example_servedToGo     a training in Go: copy it, servedBatches, batchClient with its methods,
+//	                       newBatchClient, errServed, errRefused, cutArray, arrayHeader
+//	served.py              a training in PyTorch, or with NumPy alone: a file to import
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"bytes"
 	"context"
@@ -26,20 +40,20 @@ import (
 	"dataloader"
 )
 
-// A server of batches, for Example_servedToGo and for PyTorch
-// (testdata/served.py). A batch is the body of a response: encode makes arrays
-// of the samples, in NumPy's format, which every language reads. SIGTERM ends
-// the server, when it has answered the requests under way. Put in your own
-// data, encode, options and version. Change the version whenever a sample would
-// be decoded otherwise, or a batch encoded: clients of this version then get
-// errors instead of other data. Go's version and the machine's are in it
-// because image/jpeg and floating-point sums may differ between them.
+// A server of batches, for Example_servedToGo and for PyTorch (served.py). A
+// batch is the body of a response: encode makes arrays of the samples, in
+// NumPy's format, which every language reads. SIGTERM ends the server, when it
+// has answered the requests under way. Put in your own data, encode, options
+// and version. Change the version whenever a sample would be decoded otherwise,
+// or a batch encoded: clients of this version then get errors instead of other
+// data. Go's version and the machine's are in it because image/jpeg and
+// floating-point sums may differ between them.
 //
 // A server keeps nothing from one request to the next, so nothing is lost if it
 // is killed. A Get that hangs, and does not watch its context, keeps a place of
-// atOnce: see Example_hangingSample. There is no authentication and no TLS: listen
-// on localhost, or behind a proxy that has them. Copy serveBatches, serveUntil,
-// appendArray and arrayHeader, too, which stand below.
+// atOnce: see Example_hangingSample. There is no authentication and no TLS:
+// listen on localhost, or behind a proxy that has them. Copy serveBatches,
+// serveUntil, appendArray and arrayHeader, too.
 func Example_servedBatches() {
 	data := dataloader.Func(100, func(ctx context.Context, i int) (int64, error) {
 		if i == 99 {
@@ -287,7 +301,6 @@ func cutArray[E any](dst dataloader.Tensor[E], body []byte) (_ dataloader.Tensor
 // if it could be skipped, a loop would skip every batch. Copy everything from
 // the type batchClient to its method try, with newBatchClient, servedBatches,
 // errServed and errRefused, and cutArray and arrayHeader, which stand above.
-// (serveBatches and appendArray make the batches here.)
 func Example_servedToGo() {
 	data := dataloader.Func(20, func(ctx context.Context, i int) (int64, error) {
 		if i == 13 {

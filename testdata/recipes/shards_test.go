@@ -1,5 +1,16 @@
 package recipes
 
+// Shards: tar files of records, read from front to back.
+//
+//	Example_tarPipeline      shuffled, decoded by several goroutines, in batches
+//	Example_trainingFromTar  a training, with a resume
+//	Example_decodedBatches   the fastest: whole batches are decoded into memory that is used again
+//	Example_rollingShards    writing shards of limited size
+//	Example_elasticShards    a number of ranks that changes
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"archive/tar"
 	"archive/zip"
@@ -29,7 +40,7 @@ import (
 // counts items at a resume. A failed item is a record, or the rest of a shard,
 // whose connection may have broken: TarError.Rest tells them apart, and each
 // has a budget of its own. For many shards Expand lists the names, which may be
-// addresses. (tarEntries and must make the shards here.)
+// addresses.
 func Example_tarPipeline() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -90,8 +101,7 @@ func Example_tarPipeline() {
 // A model learns from the stream of tar shards: records that are shuffled,
 // decoded by several goroutines, and batched. Its cursor resumes in the middle
 // of a shard, of the shuffle and of an epoch. Then the same shards are a data
-// set, which tests what was learned. (scatterDigits, digits, tarEntries and
-// must make the shards here.)
+// set, which tests what was learned.
 func Example_trainingFromTar() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "shards")
@@ -279,7 +289,7 @@ func Example_rollingShards() {
 // takes perReader records of each reader. Only a rank knows where its readers
 // stand, so each rank saves the cursors of its block, and a resume reads the
 // files of all ranks. A rank with many readers has as many shards open, and a
-// rank without one is an error. (tarEntries and must make the shards here.)
+// rank without one is an error.
 func Example_elasticShards() {
 	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
@@ -377,7 +387,7 @@ func Example_elasticShards() {
 // Map has up to 8 × workers batches in flight, which is much for large ones; a
 // loader with OpenTar and NewBatchFunc has Workers × Prefetch. A record that
 // fails fails its batch, unless decode leaves it out. Rand in decode is the
-// batch's. (tarEntries and must make the shard here.)
+// batch's.
 func Example_decodedBatches() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -440,6 +450,8 @@ func Example_decodedBatches() {
 	// [2 3 2 4] 0.4
 	// [1 3 2 4] 0
 }
+
+// # Fixtures: what the demonstrations need, and you do not
 
 // writeShard writes a tar file of files, which are written "name=content".
 func writeShard(name string, files ...string) error {

@@ -1,5 +1,17 @@
 package recipes
 
+// Shards that are not on a disk of this machine.
+//
+//	Example_ownStore       an Opener for any store
+//	Example_reopenedStore  a client of S3, GCS or Azure, which may break
+//	Example_bearerToken    a token in a header
+//	Example_presignedURL   S3 without a client
+//	Example_shardsOnDisk   kept on a local disk
+//	Example_remoteRecords  records of remote shards by index
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"archive/tar"
 	"bytes"
@@ -25,7 +37,6 @@ import (
 )
 
 // An Opener reads shards from any other store, here a file system in memory.
-// (tarEntries and must make the shards here.)
 func Example_ownStore() {
 	shard := shardOf("cat.txt=meow") // a tar file with one record
 	store := fstest.MapFS{"bucket/train.tar": {Data: shard}}
@@ -52,15 +63,6 @@ func Example_ownStore() {
 		fmt.Printf("%s: %s\n", r.Key, r.Get("txt"))
 	}
 	// Output: cat: meow
-}
-
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-// breaksAfter is a reader that yields data, and then what fail does.
-func breaksAfter(data []byte, fail func() error) io.Reader {
-	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
 }
 
 // A reopened reader opens an object when its first byte is asked for, and again
@@ -136,9 +138,7 @@ func (r *reopened) Close() (err error) {
 // missing, is an error at once. All requests for one shard name the version
 // that the first answer had, since an object that is replaced meanwhile would
 // be continued in the middle of another; a store without versions or ETags
-// cannot prevent that. Copy the type reopened, too, which stands before this
-// Example. (tarEntries, breaksAfter, must and readerFunc are only for the store
-// here.)
+// cannot prevent that. Copy the type reopened, too.
 //
 // With github.com/minio/minio-go/v7, get sets opts.SetRange(offset, 0) if
 // offset is not 0, and opts.SetMatchETag(etag) if etag is not empty, and calls
@@ -214,8 +214,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 // A store that wants a token in a header: set http.DefaultClient.Transport
 // before the first loop. Then OpenShard retries and resumes as ever, and each
 // request has the token of that moment. Only one scheme and host get it,
-// because stores redirect to others. Copy the type roundTrip, too, which stands
-// before this Example.
+// because stores redirect to others. Copy the type roundTrip, too.
 func Example_bearerToken() {
 	var leaked string
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -315,7 +314,7 @@ func Example_presignedURL() {
 // is kept. What is truncated, or does not fit, is read from the server in each
 // epoch, after an attempt to keep it. Nothing is removed, and a shard that is
 // replaced on the server is not noticed: give it a new name. Processes that are
-// killed leave files *.part. (tarEntries and must make the shards here.)
+// killed leave files *.part.
 func Example_shardsOnDisk() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
@@ -394,8 +393,7 @@ func Example_shardsOnDisk() {
 // TarWriter, not compressed. Their index is made before the upload: where each
 // record is, and a checksum of its bytes and of the header behind them, with
 // which the next record begins. So a record that was replaced, or has another
-// file now, is an error. Example_retry asks again. (tarEntries and must
-// make the shards here.)
+// file now, is an error. Example_retry asks again.
 func Example_remoteRecords() {
 	shard := shardOf("cat.txt=purr", "cow.txt=moo") // a tar file with two records
 	folder := fstest.MapFS{"a.tar": {Data: shard}}
@@ -484,6 +482,8 @@ func Example_remoteRecords() {
 	// cow: moo <nil>
 }
 
+// # Fixtures: what the demonstrations need, and you do not
+
 // shardOf returns a tar file of files, which are written "name=content".
 func shardOf(files ...string) []byte {
 	var shard bytes.Buffer
@@ -503,3 +503,12 @@ func shardOf(files ...string) []byte {
 	}
 	return shard.Bytes()
 }
+
+// breaksAfter is a reader that yields data, and then what fail does.
+func breaksAfter(data []byte, fail func() error) io.Reader {
+	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

@@ -1,5 +1,14 @@
 package recipes
 
+// Sources and stages of your own.
+//
+//	Example_stdin      lines of the standard input
+//	Example_ownSource  a source that resumes where it was
+//	Example_ownStage   a stage with a state
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"bufio"
 	"cmp"

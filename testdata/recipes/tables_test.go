@@ -1,5 +1,16 @@
 package recipes
 
+// Rows: JSON lines, CSV, row groups, databases.
+//
+//	Example_jsonLines      a file larger than memory, shuffled
+//	Example_jsonLinesGzip  compressed files
+//	Example_csv            a file larger than memory, shuffled
+//	Example_rowGroups      Parquet, Arrow, HDF5: units of many rows
+//	Example_database       one query for each batch, while rows come and go
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"bufio"
 	"bytes"
@@ -323,53 +334,6 @@ func Example_rowGroups() {
 	// {1 2} [[c2] [b2] [c1]]
 }
 
-// tinyDB stands for the database of Example_database, with what
-// database/sql needs of a driver: a table of texts.
-type tinyDB map[int64]string
-
-func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
-
-func (db tinyDB) Driver() driver.Driver { return nil }
-
-func (db tinyDB) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
-
-func (db tinyDB) Begin() (driver.Tx, error) { return nil, errors.ErrUnsupported }
-
-func (db tinyDB) Close() error { return nil }
-
-// QueryContext returns the rows with the ids in args, or all ids.
-func (db tinyDB) QueryContext(
-	_ context.Context, _ string, args []driver.NamedValue,
-) (driver.Rows, error) {
-	rows := &tinyRows{columns: min(2, 1+len(args))}
-	for _, id := range slices.Sorted(maps.Keys(db)) {
-		asked := func(a driver.NamedValue) bool { return a.Value == id }
-		if len(args) == 0 || slices.ContainsFunc(args, asked) {
-			rows.rows = append(rows.rows, []driver.Value{id, db[id]})
-		}
-	}
-	return rows, nil
-}
-
-// tinyRows are rows of tinyDB.
-type tinyRows struct {
-	columns int
-	rows    [][]driver.Value
-}
-
-func (r *tinyRows) Columns() []string { return make([]string, r.columns) }
-
-func (r *tinyRows) Close() error { return nil }
-
-func (r *tinyRows) Next(dest []driver.Value) error {
-	if len(r.rows) == 0 {
-		return io.EOF
-	}
-	copy(dest, r.rows[0])
-	r.rows = r.rows[1:]
-	return nil
-}
-
 // A table of a database, with one query for each batch, while other programs
 // insert and delete rows. An index is a place in the list of the ids, so the
 // list of an epoch is part of the checkpoint: a file, since it may be long. The
@@ -382,8 +346,7 @@ func (r *tinyRows) Next(dest []driver.Value) error {
 //
 // The result of a query is in any order, and has a row once that was asked for
 // twice, so load puts the texts in the order of the indices. Postgres has $1,
-// $2, … for the question marks, or id = ANY($1). (tinyDB and tinyRows, which
-// stand above, are only the database here.)
+// $2, … for the question marks, or id = ANY($1).
 func Example_database() {
 	dir, err := os.MkdirTemp("", "run") // where the checkpoints are
 	if err != nil {
@@ -506,4 +469,53 @@ func Example_database() {
 	// epoch 1 [moo woof]
 	// epoch 1 [meow baa]
 	// 1 rows missing
+}
+
+// # Fixtures: what the demonstrations need, and you do not
+
+// tinyDB stands for the database of Example_database, with what database/sql
+// needs of a driver: a table of texts.
+type tinyDB map[int64]string
+
+func (db tinyDB) Connect(context.Context) (driver.Conn, error) { return db, nil }
+
+func (db tinyDB) Driver() driver.Driver { return nil }
+
+func (db tinyDB) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Begin() (driver.Tx, error) { return nil, errors.ErrUnsupported }
+
+func (db tinyDB) Close() error { return nil }
+
+// QueryContext returns the rows with the ids in args, or all ids.
+func (db tinyDB) QueryContext(
+	_ context.Context, _ string, args []driver.NamedValue,
+) (driver.Rows, error) {
+	rows := &tinyRows{columns: min(2, 1+len(args))}
+	for _, id := range slices.Sorted(maps.Keys(db)) {
+		asked := func(a driver.NamedValue) bool { return a.Value == id }
+		if len(args) == 0 || slices.ContainsFunc(args, asked) {
+			rows.rows = append(rows.rows, []driver.Value{id, db[id]})
+		}
+	}
+	return rows, nil
+}
+
+// tinyRows are rows of tinyDB.
+type tinyRows struct {
+	columns int
+	rows    [][]driver.Value
+}
+
+func (r *tinyRows) Columns() []string { return make([]string, r.columns) }
+
+func (r *tinyRows) Close() error { return nil }
+
+func (r *tinyRows) Next(dest []driver.Value) error {
+	if len(r.rows) == 0 {
+		return io.EOF
+	}
+	copy(dest, r.rows[0])
+	r.rows = r.rows[1:]
+	return nil
 }

@@ -1,5 +1,17 @@
 package recipes
 
+// Texts of different lengths.
+//
+//	Example_packedTexts      packed into rows, without padding
+//	Example_packedDocuments  whole documents, with positions, masks and targets
+//	Example_paddedTexts      padded
+//	Example_tokenBudget      batches by a budget of tokens
+//	Example_bucketsOnRanks   similar lengths on all ranks
+//	Example_fewShapes        few shapes, for frameworks that compile one graph a shape
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"context"
 	"encoding/json"
@@ -81,7 +93,7 @@ func (s sameWidth) Batches(epoch int) func(k int) []int {
 // shuffles the steps. Batches that are left over come last; with DropTail they
 // are left out. The order depends on the number of ranks. String names that
 // number, so a cursor in the middle of an epoch resumes only as many ranks.
-// Copy the type sameWidth, too, which stands before this Example.
+// Copy the type sameWidth, too.
 func Example_bucketsOnRanks() {
 	const ranks = 3
 	var lengths []int // of the texts, from 4 to 108 runes

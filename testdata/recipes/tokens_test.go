@@ -1,5 +1,13 @@
 package recipes
 
+// Files of tokens, for language models.
+//
+//	Example_tokenFile  .bin files of llm.c and nanoGPT
+//	Example_megatron   Megatron-LM's .idx and .bin
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,20 @@
 package recipes
 
+// The loop: checkpoints, signals, gradients, schedules.
+//
+//	Example_checkpoint            a checkpoint in a file, and the resume
+//	Example_refusedCursor         a cursor that does not fit
+//	Example_resumeAtAStep         a resume from a step number only
+//	Example_interrupted           SIGTERM and Ctrl-C
+//	Example_signal                the same while a sample hangs
+//	Example_gradientAccumulation  several batches a step
+//	Example_evaluation            each sample once, on any number of ranks
+//	Example_schedule              batch sizes and lengths that change
+//	Example_whichSamples          which samples a step has
+//
+// The import "dataloader" is the package's path in its own folder. In your
+// project change it, for instance to "example.org/trainer/dataloader".
+
 import (
 	"context"
 	"encoding/json"
@@ -134,7 +149,7 @@ func (o ordered) String() string { return fmt.Sprint(o.Sampler, " of ", o.versio
 // moment. Then it begins the epoch again. A *SampleError is asked for first:
 // its cause may be a cursor that a loop in Get has refused. A truncated file
 // fails before, in json.Unmarshal, with an error that is no ErrCursor. Copy the
-// type ordered, too, which stands before this Example.
+// type ordered, too.
 func Example_refusedCursor() {
 	state := json.RawMessage(`{"by": "Indices(Sequential(3) of ids v1)"}`)
 	at := dataloader.Cursor{Epoch: 6, Pos: 2, State: state} // from a file
