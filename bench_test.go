@@ -57,7 +57,8 @@ func TestWallTime(t *testing.T) {
 			for _, unordered := range []bool{false, true} {
 				inBubble(t, func(t *testing.T) {
 					start := time.Now()
-					loader := newLoader(t, &probe{n: 20, takes: always(each)}, Options{Workers: c.workers, Unordered: unordered})
+					loader := newLoader(t, &probe{n: 20, takes: always(each)},
+						Options{Workers: c.workers, Unordered: unordered})
 					for range loader.Epoch(t.Context(), 0) {
 						time.Sleep(c.training)
 					}
@@ -76,7 +77,8 @@ func TestWallTime(t *testing.T) {
 // idle behind batch 2 with window 6; with 12 order costs nothing.
 func TestWindow(t *testing.T) {
 	const ms = time.Millisecond
-	timeline := Dataset[int](&probe{n: 12, takes: func(k int) time.Duration { // as in testdata/timeline.svg
+	// as in testdata/timeline.svg
+	timeline := Dataset[int](&probe{n: 12, takes: func(k int) time.Duration {
 		takes := time.Duration(40+10*(k%2)) * ms
 		if k == 2 {
 			takes = 190 * ms
@@ -94,7 +96,8 @@ func TestWindow(t *testing.T) {
 		row := fmt.Sprint("a batch trains for ", c.training)
 		runRow(t, row, func(t *testing.T) {
 			var times []any
-			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4}, {Prefetch: 2, Unordered: true}} {
+			for _, opts := range []Options{{Prefetch: 2}, {Prefetch: 4},
+				{Prefetch: 2, Unordered: true}} {
 				inBubble(t, func(t *testing.T) {
 					opts.Workers = 3
 					start := time.Now()
@@ -108,17 +111,21 @@ func TestWindow(t *testing.T) {
 			t.Logf("%s: with window 6 %s", row, c.want)
 		})
 	}
-	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after 240 ms")
+	t.Log("690 ms of loading, by three workers that are never idle: the last of them ends after " +
+		"240 ms")
 }
 
 // TestStuckBatch checks that while batch 0 does not come, at most window
 // batches are loaded. Out of order it takes up one place, and the others come.
 // When it comes, or fails, all come.
 func TestStuckBatch(t *testing.T) {
-	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) } // sample 0
+	// sample 0
+	sticks := func(i int) time.Duration { return time.Hour * time.Duration(max(0, 1-i)) }
 	for _, c := range []struct {
-		unordered  bool
-		early, all []int // handed over, loaded and loading while batch 0 is stuck; handed over in the end
+		unordered bool
+		// handed over, loaded and loading while batch 0 is stuck; handed over
+		// in the end
+		early, all []int
 	}{{false, []int{0, 3, 1}, upTo(20)}, {true, []int{19, 19, 1}, append(upTo(20)[1:], 0)}} {
 		row := fmt.Sprint("Unordered ", c.unordered)
 		runRowInBubble(t, row, func(t *testing.T) {
@@ -128,7 +135,8 @@ func TestStuckBatch(t *testing.T) {
 				loading := int(data.running.Load())
 				stuck <- []int{int(data.begun.Load()) - loading, loading}
 			})
-			for batch, err := range newLoader(t, data, Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
+			for batch, err := range newLoader(t, data,
+				Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
 				if err != nil {
 					batch = []int{0}
 				}
@@ -139,7 +147,8 @@ func TestStuckBatch(t *testing.T) {
 			got := append([]int{early}, <-stuck...)
 			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
 			equal(t, "in the end", all, c.all)
-			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0], got[1], got[2])
+			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0],
+				got[1], got[2])
 		})
 	}
 }
@@ -174,10 +183,12 @@ func TestOrderIsMadeOnce(t *testing.T) {
 func TestHuge(t *testing.T) {
 	loader := newLoader(t, numbers(5), Options{BatchSize: math.MaxInt, Rank: Rank{1, 2}})
 	equal(t, "one batch of all", batches(t, loader, 0), [][]int{{1, 3, 0}})
-	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length", strconv.Itoa(math.MaxInt), "must be 0 to")
+	saysAll(t, errorOf(New(numbers(math.MaxInt), List[int], Options{})), "length",
+		strconv.Itoa(math.MaxInt), "must be 0 to")
 	const n = math.MaxInt/4 + 1
 	loader = newLoader(t, numbers(n), Options{BatchSize: n / 4, Rank: Rank{2, 3}})
-	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos}, []int{2, 3 * (n / 4)})
+	equal(t, "batches, position after the first", []int{loader.Len(), loader.At(0, 1).Pos},
+		[]int{2, 3 * (n / 4)})
 	at := Cursor{Pos: n - 7, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
 	loader = newLoader(t, numbers(n), Options{BatchSize: 2, Rank: Rank{2, 3}, Workers: 2})
 	equal(t, "the end", collect(t, loader.Run(t.Context(), &at)), [][]int{{n - 5, n - 2}, {1}})
@@ -212,7 +223,8 @@ func TestRecycle(t *testing.T) {
 		}
 		keeping, places := loop(true), loop(false)
 		failIf(t, keeping > most+4 || places > most,
-			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping, most)
+			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping,
+			most)
 		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
 		var all sync.WaitGroup
 		for k := range 4 {
@@ -284,7 +296,9 @@ func TestAllocations(t *testing.T) {
 	if trace.IsEnabled() {
 		t.Skip("an execution trace allocates for each batch")
 	}
-	fill := func(_ context.Context, dst, indices []int) ([]int, error) { return append(dst[:0], indices...), nil }
+	fill := func(_ context.Context, dst, indices []int) ([]int, error) {
+		return append(dst[:0], indices...), nil
+	}
 	rows := must(Rows(Tensor[float32]{make([]float32, 8000), []int{4000, 2}}))
 	for workers := range 3 {
 		opts := Options{BatchSize: 4, Shuffle: true, Workers: workers}
@@ -297,7 +311,8 @@ func TestAllocations(t *testing.T) {
 // alive collects garbage, and counts the values that are left.
 func alive[T any](all []weak.Pointer[T]) int {
 	runtime.GC()
-	return len(slices.DeleteFunc(slices.Clone(all), func(p weak.Pointer[T]) bool { return p.Value() == nil }))
+	return len(slices.DeleteFunc(slices.Clone(all),
+		func(p weak.Pointer[T]) bool { return p.Value() == nil }))
 }
 
 // TestForgotten checks what can be collected while the loop goes on: the
@@ -316,24 +331,30 @@ func TestForgotten(t *testing.T) {
 	}
 	count := func(_ int, samples []*sample) (int, error) { return len(samples), nil }
 	for workers := range 2 {
-		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}}, Workers: workers}, 0
+		opts, k := Options{BatchSampler: fixedBatches{upTo(10), {10}, {11}, {12}, {13}, {14}},
+			Workers: workers}, 0
 		fetched = nil
 		for range must(New(Func(20, get), count, opts)).Epoch(t.Context(), 0) {
 			if k++; k >= 5 {
-				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)), "true 0")
+				equal(t, "samples, those in memory", fmt.Sprint(len(fetched) > 0, alive(fetched)),
+					"true 0")
 			}
 		}
 	}
 	for workers := range 3 {
 		var had []weak.Pointer[int]
-		for batch := range newLoader(t, numbers(80), Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
-			equal(t, fmt.Sprintf("of %d batches had before, those that a slot has kept", len(had)), alive(had), 0)
+		for batch := range newLoader(t, numbers(80),
+			Options{BatchSize: 8, Workers: workers}).Epoch(t.Context(), 0) {
+			equal(t, fmt.Sprintf("of %d batches had before, those that a slot has kept", len(had)),
+				alive(had), 0)
 			had = append(had, weak.Make(&batch[0]))
 		}
 	}
 	type large [100 << 10]byte
 	first := func(dst large, _ []int) (large, error) { return dst, nil }
-	allocates(t, "New", 1<<20, func() { must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16})) })
+	allocates(t, "New", 1<<20, func() {
+		must(New(numbers(1<<20), first, Options{Workers: 64, Prefetch: 16}))
+	})
 }
 
 // TestStats compares every figure with that of a schedule worked out by hand.
@@ -363,43 +384,60 @@ func TestStats(t *testing.T) {
 		// Batches are ready in pairs, at 100, 200, …; every other one is waited
 		// for, for 40.
 		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
-			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the bottleneck, workers needed: 4"},
+			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the " +
+				"bottleneck, workers needed: 4"},
 		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
-			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the bottleneck, workers needed: 10, " +
+			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the " +
+				"bottleneck, workers needed: 10, " +
 				"if they wait rather than compute; to compute there are 8 CPUs"},
 		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
-			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the bottleneck, workers needed: 1"},
+			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the " +
+				"bottleneck, workers needed: 1"},
 		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
 			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
 		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
 		// ready.
-		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms, "waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
-			"slow batches block the batches behind them, raise Prefetch or set Unordered"},
-		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms, "10 batches, 15 samples (12/s), 5 dropped; " +
-			"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers needed: 2"},
+		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms,
+			"waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
+				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
+		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
+			"10 batches, 15 samples (12/s), 5 dropped; " +
+				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +
+				"needed: 2"},
 		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
 		// before the loop has had batch 0 for 15.
-		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms}, 15 * ms,
+		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms},
+			15 * ms,
 			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
 				"a few batches are so slow that the loop waits for them while workers are idle"},
 		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
-			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would load during training"},
+			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would " +
+				"load during training"},
 		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
-			"batches: 11, loops: 11: too few to tell, since training is timed between two batches of a loop"},
+			"batches: 11, loops: 11: too few to tell, since training is timed between two " +
+				"batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
 		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after the first batch of a loop; loops: 10"},
+			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after " +
+				"the first batch of a loop; loops: 10"},
 		// What was waited for in one loop has ended in the next.
 		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
-			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the bottleneck, the loop takes no time of its own"},
+			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the " +
+				"bottleneck, the loop takes no time of its own"},
 		// 100 of each 25 are enough for 4 workers, and less than half of the
 		// waiting is for a batch before others.
-		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 22 % of 6.397s, 8 % blocked; " +
-			"workers: 4, 79 % busy: the loader keeps up on average but not always, raise Prefetch"},
-		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms, "waited 5 % of 5.245s, " +
-			"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers needed: 4"},
-		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms, "waited 9 % of 5.523s, " +
-			"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers needed: 4"},
+		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms,
+			"waited 22 % of 6.397s, 8 % blocked; " +
+				"workers: 4, 79 % busy: the loader keeps up on average but not always, raise " +
+				"Prefetch"},
+		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms,
+			"waited 5 % of 5.245s, " +
+				"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers " +
+				"needed: 4"},
+		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms,
+			"waited 9 % of 5.523s, " +
+				"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers " +
+				"needed: 4"},
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			stats := new(Stats)
@@ -430,8 +468,10 @@ func BenchmarkStart(b *testing.B) {
 	const huge = 1_000_000_000_000 & (math.MaxInt / 4) // fewer on a machine of 32 bits
 	opts := Options{BatchSize: 64, Shuffle: true}
 	loader := must(New(numbers(huge), List[int], opts))
-	middle := Cursor{Pos: huge / 2, State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
-	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] { // as in testdata/peers.py
+	middle := Cursor{Pos: huge / 2,
+		State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
+	// as in testdata/peers.py
+	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] {
 		return must(New(numbers(1281167), List[int], opts)).Run(ctx, at)
 	}
 	b.Run("n=1e12/New", func(b *testing.B) {
@@ -447,8 +487,10 @@ func BenchmarkStart(b *testing.B) {
 	}{
 		{"n=1e12/first", loader.Run, Cursor{}},
 		{"n=1e12/middle", loader.Run, middle},
-		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0, 10_000))},
-		{"n=1000/workers=4", must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
+		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0,
+			10_000))},
+		{"n=1000/workers=4", must(New(numbers(1000), List[int],
+			Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
 	} {
 		b.Run(line.name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -497,7 +539,8 @@ func TestItemsAreForgotten(t *testing.T) {
 		s      Stream[[]int]
 		states int // how many may be in memory
 	}{
-		{"Shuffle", source.Shuffle(8, 1), 9 + 3}, // the last one, of the source, of Shuffle, and in the loop's cursor
+		// the last one, of the source, of Shuffle, and in the loop's cursor
+		{"Shuffle", source.Shuffle(8, 1), 9 + 3},
 		{"Prefetch", source.Prefetch(64), 60},
 		{"Map", Map(source, 8, quick), 60},
 		{"Mix", Mix(MixOptions{}, source), 60},
@@ -507,17 +550,22 @@ func TestItemsAreForgotten(t *testing.T) {
 			for range c.s.Epoch(t.Context(), 0) {
 				synctest.Wait()
 				if given++; given%7 == 4 {
-					atMost(len(values)-given+2, values) // with the item in hand, and perhaps the last one
+					// with the item in hand, and perhaps the last one
+					atMost(len(values)-given+2, values)
 					atMost(c.states, states)
 				}
 			}
 		})
 	}
-	for range Batch(source, 8, func(_ int, samples [][]int) (int, error) { return len(samples), nil }).Epoch(t.Context(), 0) {
+	for range Batch(source, 8, func(_ int, samples [][]int) (int, error) {
+		return len(samples), nil
+	}).Epoch(t.Context(), 0) {
 		atMost(1, values) // perhaps the last one
 	}
 	inBubble(t, func(t *testing.T) {
-		for range Map(source, 1, func(context.Context, []int) (int, error) { return 0, nil }).Epoch(t.Context(), 0) {
+		for range Map(source, 1, func(context.Context, []int) (int, error) {
+			return 0, nil
+		}).Epoch(t.Context(), 0) {
 			if synctest.Wait(); len(values)%8 == 4 { // for a window of results
 				atMost(1, values)
 			}
@@ -535,7 +583,8 @@ func TestReadAhead(t *testing.T) {
 		needs []int // how many items of the source each of the first items needs
 		ahead int
 	}{
-		{"Filter", func(s ints) ints { return s.Filter(func(i int) bool { return i%2 == 1 }) }, []int{2, 4, 6}, 0},
+		{"Filter", func(s ints) ints { return s.Filter(func(i int) bool { return i%2 == 1 }) },
+			[]int{2, 4, 6}, 0},
 		{"Take", func(s ints) ints { return s.Take(2) }, []int{1, 2}, 0},
 		{"Chain", func(s ints) ints { return Chain(s, s) }, []int{1, 2, 3}, 0},
 		{"Shuffle", func(s ints) ints { return s.Shuffle(1, 0) }, []int{1, 2, 3}, 0},
@@ -549,7 +598,10 @@ func TestReadAhead(t *testing.T) {
 		runRow(t, c.name, func(t *testing.T) {
 			for _, delay := range []time.Duration{0, time.Second} {
 				inBubble(t, func(t *testing.T) {
-					source := &feed{n: 100, before: func(context.Context, int) { time.Sleep(delay) }}
+					source := &feed{n: 100, before: func(context.Context,
+						int) {
+						time.Sleep(delay)
+					}}
 					s := c.of(source.stream())
 					equal(t, "read before the range", source.read.Load(), 0)
 					start, got := time.Now(), []int{}
@@ -580,13 +632,15 @@ func TestResumes(t *testing.T) {
 	fetch := func(_ context.Context, i int) (int, error) { fetched.Add(1); return i, nil }
 	for workers := range 3 {
 		items := Map(Indices(Random(n, 1)).Prefetch(3), workers, fetch)
-		for again, s := range map[int]ints{0: Map(Batch(items, 4, List[int]), 0, head), 3*size + 3*size/8: items.Shuffle(size, 1)} {
+		for again, s := range map[int]ints{0: Map(Batch(items, 4, List[int]), 0, head),
+			3*size + 3*size/8: items.Shuffle(size, 1)} {
 			for _, at := range cursors(t, s) {
 				fetched.Store(0)
 				rest := n - at.Pos
 				collect(t, s.Run(t.Context(), &at))
 				more := int(fetched.Load()) - rest
-				equal(t, fmt.Sprintf("a resume fetches %d of %d items more: too many", more, rest), more < 0 || more > again, false)
+				equal(t, fmt.Sprintf("a resume fetches %d of %d items more: too many", more, rest),
+					more < 0 || more > again, false)
 			}
 		}
 	}
@@ -601,8 +655,12 @@ func TestNestedCursors(t *testing.T) {
 			pairs = Unbatch(Batch(pairs, 4, List[int])).Shuffle(k+3, uint64(k))
 		}
 	}
-	own := func(x string) Cursor { return Cursor{State: map[string]any{"by": 0, "again": 1, "x": x}} } // which no stage has made
-	equal(t, "whether digests tell states of the user's own apart", fingerprintOf(own("a")) != fingerprintOf(own("b")), true)
+	// which no stage has made
+	own := func(x string) Cursor {
+		return Cursor{State: map[string]any{"by": 0, "again": 1, "x": x}}
+	}
+	equal(t, "whether digests tell states of the user's own apart",
+		fingerprintOf(own("a")) != fingerprintOf(own("b")), true)
 	for most, s := range map[int]ints{3700: s, 2300: pairs} {
 		n := len(cursors(t, s.Take(150))[150].String())
 		failIf(t, n > most, "a cursor has %d bytes, want at most %d", n, most)
@@ -676,9 +734,12 @@ func TestCalendar(t *testing.T) {
 func TestMixStart(t *testing.T) {
 	const ms = time.Millisecond
 	slow := func(open time.Duration) ints {
-		return (&feed{n: 9, before: func(_ context.Context, i int) { time.Sleep(open * time.Duration(max(0, 1-i))) }}).stream()
+		return (&feed{n: 9, before: func(_ context.Context, i int) {
+			time.Sleep(open * time.Duration(max(0, 1-i)))
+		}}).stream()
 	}
-	took := func(t *testing.T, s ints, at *Cursor, items int) (took time.Duration) { // until the last of so many items comes
+	// until the last of so many items comes
+	took := func(t *testing.T, s ints, at *Cursor, items int) (took time.Duration) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		start := time.Now()
@@ -690,7 +751,8 @@ func TestMixStart(t *testing.T) {
 		}
 		return took
 	}
-	for sources, resumed := range map[int]time.Duration{8: 50 * ms, 66: 100 * ms} { // until each other source has yielded an item
+	// until each other source has yielded an item
+	for sources, resumed := range map[int]time.Duration{8: 50 * ms, 66: 100 * ms} {
 		inBubble(t, func(t *testing.T) {
 			var at Cursor
 			s := Mix(MixOptions{}, slices.Repeat([]ints{slow(50 * ms)}, sources)...)
@@ -699,10 +761,13 @@ func TestMixStart(t *testing.T) {
 		})
 	}
 	inBubble(t, func(t *testing.T) {
-		mixed := func(open time.Duration) ints { return Mix(MixOptions{Stop: StopAtLast}, slow(0).Repeat(2), slow(open)) }
+		mixed := func(open time.Duration) ints {
+			return Mix(MixOptions{Stop: StopAtLast}, slow(0).Repeat(2), slow(open))
+		}
 		equal(t, "an item that is there", took(t, mixed(time.Hour), new(Cursor), 1), 0)
 		at, start := cursors(t, mixed(0))[22], time.Now()
-		equal(t, "items, when source 1 has ended", len(collect(t, mixed(time.Hour).Run(t.Context(), &at))), 5)
+		equal(t, "items, when source 1 has ended",
+			len(collect(t, mixed(time.Hour).Run(t.Context(), &at))), 5)
 		equal(t, "the time for them", time.Since(start), 0)
 	})
 }
@@ -712,7 +777,8 @@ func TestMixStart(t *testing.T) {
 func TestMixCost(t *testing.T) {
 	var last Cursor
 	allocates(t, "30,000 items of 1,000 sources", 30_000*400+4<<20, func() {
-		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))}, 1000)...).Items(t.Context(), Cursor{}) {
+		for item := range Mix(MixOptions{}, slices.Repeat([]ints{Indices(Sequential(30))},
+			1000)...).Items(t.Context(), Cursor{}) {
 			last = item.Next
 		}
 	})
@@ -729,11 +795,14 @@ func TestTarMemory(t *testing.T) {
 	pair := tarEntries("a.bin="+strings.Repeat("x", 512), "b.bin="+strings.Repeat("y", 512))[:2048]
 	held := func(shards, records int) (most uint64) {
 		open := func(context.Context, string, int64) (io.ReadCloser, error) {
-			made := readerFunc(func(p []byte) (int, error) { return copy(p, pair), nil }) // as it is asked for
-			return io.NopCloser(io.MultiReader(io.LimitReader(made, int64(records)<<10), bytes.NewReader(make([]byte, 1024)))), nil
+			// as it is asked for
+			made := readerFunc(func(p []byte) (int, error) { return copy(p, pair), nil })
+			return io.NopCloser(io.MultiReader(io.LimitReader(made, int64(records)<<10),
+				bytes.NewReader(make([]byte, 1024)))), nil
 		}
 		k := 0
-		for _, err := range tarFrom(open, slices.Repeat([]string{"x"}, shards)...).Epoch(t.Context(), 0) {
+		for _, err := range tarFrom(open, slices.Repeat([]string{"x"},
+			shards)...).Epoch(t.Context(), 0) {
 			must(0, err)
 			if k++; k%(shards*records/2) == 0 {
 				var m runtime.MemStats
@@ -745,7 +814,8 @@ func TestTarMemory(t *testing.T) {
 		equal(t, "records", k, shards*records)
 		return most
 	}
-	if few, long, many := held(1, 100), held(1, 20000), held(500, 10); max(long, many) > few+(1<<20) {
+	if few, long, many := held(1, 100), held(1, 20000), held(500, 10); max(long, many) > few+
+		(1<<20) {
 		t.Errorf("a shard of 20000 records holds %d bytes, 500 shards of 10 hold %d, one of 100 %d", long, many, few)
 	}
 }
@@ -754,7 +824,8 @@ func TestTarMemory(t *testing.T) {
 // MaxRecord, and that a record by index has the default.
 func TestTarMaxRecord(t *testing.T) {
 	big, half := strings.Repeat("x", 4000), strings.Repeat("y", 1900)
-	names := must(Expand("b.{1..20}" + strings.Repeat("n", 100) + "=")) // without data; neither names nor files alone are too much
+	// without data; neither names nor files alone are too much
+	names := must(Expand("b.{1..20}" + strings.Repeat("n", 100) + "="))
 	for i, b := range [][]string{names, {"b.1=" + big, "b.2=" + half}} {
 		const fault = `; error entry "b. … make the record larger than MaxRecord, 5000; c{txt:3}`
 		want := briefRecord("a", "bin", big) + fault
@@ -763,16 +834,19 @@ func TestTarMaxRecord(t *testing.T) {
 			same(t, "streamed", readAll(t, tarOf(TarOptions{MaxRecord: 5000}, data)), want)
 			if i == 0 {
 				opts := TarOptions{MaxRecord: 5000, Fields: []string{"txt"}}
-				same(t, "names that are not wanted", checkStream(t, tarOf(opts, data), 0), "a{}"+fault)
+				same(t, "names that are not wanted", checkStream(t, tarOf(opts, data), 0),
+					"a{}"+fault)
 			}
 		}
 	}
-	name := onDisk(t, "x.tar", tarHeader("0", "a.bin", "")) // and a hole of 2 GiB, with the end marker
+	// and a hole of 2 GiB, with the end marker
+	name := onDisk(t, "x.tar", tarHeader("0", "a.bin", ""))
 	file := must(os.OpenFile(name, os.O_WRONLY, 0))
 	defer file.Close()
 	must(file.WriteAt(withHeader(tarHeader("0", "a.bin", ""), 0, 124, "20000000000\x00"), 0))
 	must(0, file.Truncate(512+2<<30+1024))
-	same(t, "by index", indexed(t, name), "error 2147483648 bytes make the record larger than MaxRecord, 1073741824")
+	same(t, "by index", indexed(t, name),
+		"error 2147483648 bytes make the record larger than MaxRecord, 1073741824")
 }
 
 // TestTarHeadersAreCheap shows that the usual headers are not left to
@@ -791,6 +865,86 @@ func TestTarHeadersAreCheap(t *testing.T) {
 		"allocations with PAX records, with GNU names, and with neither: %v", allocations)
 }
 
+// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is
+// what was worked out by hand. Items and errors pass. Item 1 fails. On a
+// terminal each line covers the one before, in less than 80 columns.
+func TestProgress(t *testing.T) {
+	const s, hour = time.Second, time.Hour
+	bar := func(done int) string {
+		return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]"
+	}
+	for _, c := range []struct {
+		name            string
+		terminal        bool
+		total, n, leave int // leave: a break with this many items; 0: none
+		wait, body, end time.Duration
+		lines           int
+		want            string
+	}{
+		{"lines", false, 25, 25, 0, s, 0, 0, 3,
+			"10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited " +
+				"100%\n25/25 100% 1/s, 25s, waited 100%"},
+		{"more than promised", false, 2, 3, 0, s, 0, 0, 1, "3/2 100% 1/s, 3s, waited 100%"},
+		{"nothing", false, 2, 0, 0, s, 0, 0, 1, "0/2   0% 0/s, 0s, waited 0%"},
+		{"slow end", false, 0, 6, 0, 0, 2 * s, 18 * s, 2,
+			"5 0.5/s, 10s, waited 0%\n6 0.2/s, 30s, waited 60%"},
+		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 1, "1000 1000000/s, 0s, waited 0%"},
+		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 1,
+			"1/2147483647   0% 0.000139/s, 2h0m0s, 1281023h53m38.4s left, waited 100%"},
+		{"a bar", true, 2, 2, 0, s / 4, 3 * s / 4, 0, 3,
+			"1/2  50% " + bar(6) + " 1/s, 1s, 1s left, waited 25%\n" +
+				"2/2 100% " + bar(12) + " 1/s, 2s, waited 25%\n2/2 100% " + bar(12) +
+				" 1/s, 2s, waited 25%"},
+		{"a break", true, 100, 100, 2, s / 4, s / 4, 0, 2,
+			"1/100   1% " + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\n" +
+				"2/100   2% " + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
+		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
+		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
+	} {
+		runRowInBubble(t, c.name, func(t *testing.T) {
+			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
+				time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
+			}}
+			var out strings.Builder
+			k := 0
+			for i, err := range progress(&out, c.total, c.terminal,
+				source.stream().Epoch(t.Context(), 0)) {
+				failed := isSampleError(err)
+				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
+				if k++; k == c.leave {
+					break
+				}
+				time.Sleep(c.body)
+			}
+			time.Sleep(time.Hour)
+			got, ended := strings.CutSuffix(out.String(), "\n")
+			equal(t, "a newline at the end", ended, true)
+			lines, last := strings.Split(got, "\n"), 0
+			if c.terminal {
+				lines = strings.Split(got, "\r")[1:]
+				for i, line := range lines {
+					lines[i] = strings.TrimRight(line, " ")
+					failIf(t, len(line) < last || len(line) > 79, "%q has %d columns, after %d",
+						line, len(line), last)
+					last = len(lines[i])
+				}
+			}
+			equal(t, "lines", len(lines), c.lines)
+			if c.want != "" {
+				equal(t, "text", strings.Join(lines, "\n"), c.want)
+			}
+		})
+	}
+	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
+	defer file.Close()
+	defer null.Close()
+	// A file is no terminal. A device that is written to character by character
+	// counts as one.
+	failIf(t, isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" &&
+		!isTerminal(null),
+		"a terminal is not known from other files")
+}
+
 // TestProfiles looks into profiles as the tools show them: who a goroutine is,
 // and what a batch was made of.
 func TestProfiles(t *testing.T) {
@@ -807,7 +961,10 @@ func TestProfiles(t *testing.T) {
 		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
 		return i, nil
 	}
-	source := &feed{n: 1, before: func(ctx context.Context, _ int) { equal(t, "who reads", whoami(ctx), "reader") }}
+	source := &feed{n: 1, before: func(ctx context.Context,
+		_ int) {
+		equal(t, "who reads", whoami(ctx), "reader")
+	}}
 	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
 	collect(t, Map(source.stream(), 1, get).Epoch(t.Context(), 0))
 	collect(t, source.stream().Prefetch(2).Epoch(t.Context(), 0))
@@ -848,8 +1005,8 @@ func sizes(few []int, rest ...int) []int {
 }
 
 // against times run, which does n units of work, against a baseline that does
-// as many. It reports the time of a unit, as in µs/batch, and, as ×<name of
-// the baseline>, how many times as fast as the baseline run is.
+// as many. It reports the time of a unit, as in µs/batch, and, as ×<name of the
+// baseline>, how many times as fast as the baseline run is.
 func against(b *testing.B, name, unit string, n int, baseline string, base, run func()) {
 	b.Run(name, func(b *testing.B) {
 		theirs, mine, allocs := rounds(b, base, run)
@@ -1006,7 +1163,8 @@ func BenchmarkTrace(b *testing.B) {
 	const n = 50000
 	line := func(name string, workers int, observe func(Timing)) {
 		b.Run(name, func(b *testing.B) {
-			theirs, mine, _ := rounds(b, epochOf(b, numbers(n), List[int], Options{Workers: workers}),
+			theirs, mine, _ := rounds(b, epochOf(b, numbers(n), List[int],
+				Options{Workers: workers}),
 				epochOf(b, numbers(n), List[int], Options{Workers: workers, Trace: observe}))
 			b.ReportMetric((median(mine)-median(theirs))/n, "ns-more/batch")
 		})
@@ -1061,7 +1219,8 @@ func BenchmarkWork(b *testing.B) {
 			against(b, fmt.Sprintf("%v/%s", d, name), "µs/batch", n, "loop", loop, run)
 		}
 		for _, workers := range sizes([]int{2}, 0, 1) {
-			line(fmt.Sprint("workers=", workers), epochOf(b, data, List[int], Options{Workers: workers}))
+			line(fmt.Sprint("workers=", workers),
+				epochOf(b, data, List[int], Options{Workers: workers}))
 		}
 		if named() {
 			line("pool", pool(n, 2, work))
@@ -1222,13 +1381,19 @@ func BenchmarkTokens(b *testing.B) {
 		row := make([]int64, window)
 		return Tensor[int64]{row, []int{window}}, read(row, make([]byte, 2*window), i)
 	})
-	opts := func(workers int) Options { return Options{BatchSize: size, Shuffle: true, Workers: workers} }
+	opts := func(workers int) Options {
+		return Options{BatchSize: size, Shuffle: true, Workers: workers}
+	}
 	stacked := func(workers int) func() { return epochOf(b, sample, Stack[int64], opts(workers)) }
-	filled := func(workers int) func() { return epochOfLoader(b, must(NewBatchFunc(windows, load, opts(workers)))) }
+	filled := func(workers int) func() {
+		return epochOfLoader(b, must(NewBatchFunc(windows, load, opts(workers))))
+	}
 	for _, workers := range []int{0, 2} {
-		against(b, fmt.Sprint("read/workers=", workers), "µs/window", windows, "loop", loop, filled(workers))
+		against(b, fmt.Sprint("read/workers=", workers), "µs/window", windows, "loop", loop,
+			filled(workers))
 		if named() {
-			against(b, fmt.Sprint("Func/workers=", workers), "µs/window", windows, "loop", loop, stacked(workers))
+			against(b, fmt.Sprint("Func/workers=", workers), "µs/window", windows, "loop", loop,
+				stacked(workers))
 		}
 	}
 	if named() {
@@ -1280,7 +1445,8 @@ func BenchmarkRandom(b *testing.B) {
 			sink.Store(uint64(sum))
 		})
 	}
-	against(b, "torch", "ns/index", n, "Perm", perm, func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
+	against(b, "torch", "ns/index", n, "Perm", perm,
+		func() { sink.Store(uint64(TorchRandom(n, 1).Order(0)(0))) })
 	for _, n := range sizes([]int{1e6}, 1e4) {
 		weights, sums := make([]float64, n), make([]float64, n)
 		for i := range n {
@@ -1291,12 +1457,19 @@ func BenchmarkRandom(b *testing.B) {
 				_, _ = slices.BinarySearch(sums, rand.Float64()*float64(n))
 			}
 		}
-		sort := func() { slices.SortFunc(upTo(n), func(i, j int) int { return cmp.Compare(weights[i], weights[j]) }) }
+		sort := func() {
+			slices.SortFunc(upTo(n), func(i, j int) int {
+				return cmp.Compare(weights[i], weights[j])
+			})
+		}
 		drawn := func(s Sampler, err error) func() { return func() { positions(must(s, err), 0) } }
-		against(b, fmt.Sprint("replace/n=", n), "ns/draw", n, "search", search, drawn(Weighted(weights, n, true, 1)))
+		against(b, fmt.Sprint("replace/n=", n), "ns/draw", n, "search", search,
+			drawn(Weighted(weights, n, true, 1)))
 		if named() {
-			against(b, fmt.Sprint("half/n=", n), "ns/draw", n/2, "sort", sort, drawn(Weighted(weights, n/2, false, 1)))
-			against(b, fmt.Sprint("few/n=", n), "ns/draw", 500, "sort", sort, drawn(Weighted(weights, 500, false, 1)))
+			against(b, fmt.Sprint("half/n=", n), "ns/draw", n/2, "sort", sort,
+				drawn(Weighted(weights, n/2, false, 1)))
+			against(b, fmt.Sprint("few/n=", n), "ns/draw", 500, "sort", sort,
+				drawn(Weighted(weights, 500, false, 1)))
 		}
 	}
 }
@@ -1320,13 +1493,15 @@ func BenchmarkGoTree(b *testing.B) {
 		}
 	}
 	for _, workers := range sizes([]int{2}, 0, 1, 4) {
-		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true, Workers: workers})
+		run := epochOf(b, files, List[File], Options{BatchSize: 32, Shuffle: true,
+			Workers: workers})
 		against(b, fmt.Sprint("workers=", workers), "µs/file", n, "loop", loop, run)
 	}
 }
 
 var (
-	mineData   = flag.String("data", "", "what BenchmarkMine measures: a folder, or a pattern of tar shards")
+	mineData = flag.String("data", "",
+		"what BenchmarkMine measures: a folder, or a pattern of tar shards")
 	mineDecode = flag.Bool("decode", false, "BenchmarkMine decodes the files, too")
 )
 
@@ -1355,35 +1530,43 @@ func BenchmarkMine(b *testing.B) {
 
 // A mine is data to measure, and how to measure it.
 type mine struct {
-	data   Dataset[int]   // a sample is the number of its bytes
-	unit   string         // what a sample is: a file or a record
-	from   string         // the folder or the shards
-	decode bool           // whether files are decoded
-	cpus   int            // how many CPUs the process may use
-	d      time.Duration  // how long to measure
-	disk   func() float64 // how many bytes the process has read from disks so far, or NaN if the system does not tell
-	idle   func() float64 // how many seconds the CPUs of the machine have been idle so far, all together, or NaN
-	raw    atomic.Int64   // how many files Decode has left as bytes so far
+	data   Dataset[int]  // a sample is the number of its bytes
+	unit   string        // what a sample is: a file or a record
+	from   string        // the folder or the shards
+	decode bool          // whether files are decoded
+	cpus   int           // how many CPUs the process may use
+	d      time.Duration // how long to measure
+	// how many bytes the process has read from disks so far, or NaN if the
+	// system does not tell
+	disk func() float64
+	// how many seconds the CPUs of the machine have been idle so far, all
+	// together, or NaN
+	idle func() float64
+	raw  atomic.Int64 // how many files Decode has left as bytes so far
 }
 
 // openMine opens the files below a folder, or the records of the shards that a
 // pattern stands for. A folder of shards stands for its shards. If decode is
 // true, files are decoded, too.
 func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
-	m := &mine{unit: "file", from: pattern, decode: decode, cpus: runtime.GOMAXPROCS(0), d: 16 * time.Second}
+	m := &mine{unit: "file", from: pattern, decode: decode, cpus: runtime.GOMAXPROCS(0),
+		d: 16 * time.Second}
 	m.disk = func() float64 { return told("/proc/self/io", "\nread_bytes:", 0) }
 	m.idle = func() float64 { return told("/proc/stat", "cpu ", 3) / 100 }
 	if entries, err := os.ReadDir(pattern); err == nil {
 		for _, suffix := range []string{"*.tar", "*.tar.gz", "*.tgz"} {
 			inside := filepath.Join(pattern, suffix)
-			if shards, _ := filepath.Glob(inside); 3*len(shards) > len(entries) { // each may have an index beside it
+			// each may have an index beside it
+			if shards, _ := filepath.Glob(inside); 3*len(shards) > len(entries) {
 				m.from = inside
 			}
 		}
 		if files, err := Files(os.DirFS(pattern)); err != nil {
 			return nil, err
 		} else if m.from == pattern {
-			m.data = Transform(files, func(_ context.Context, f File) (int, error) { return m.consume(f) })
+			m.data = Transform(files, func(_ context.Context, f File) (int, error) {
+				return m.consume(f)
+			})
 			return m, nil
 		}
 	}
@@ -1392,7 +1575,8 @@ func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
 	for _, name := range names {
 		found, bad := filepath.Glob(name)
 		if len(found) == 0 {
-			err = cmp.Or(err, bad, fmt.Errorf("there is neither a folder nor a tar shard %s", must(filepath.Abs(name))))
+			err = cmp.Or(err, bad, fmt.Errorf("there is neither a folder nor a tar shard %s",
+				must(filepath.Abs(name))))
 		}
 		shards = append(shards, found...)
 	}
@@ -1408,13 +1592,14 @@ func openMine(t testing.TB, pattern string, decode bool) (*mine, error) {
 			open = append(open, shard)
 		}
 	}
-	m.unit, m.data = "record", Transform(Concat(open...), func(_ context.Context, r Record) (int, error) {
-		size, err := m.consume(r.Files...)
-		if err != nil {
-			err = fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
-		}
-		return size, err
-	})
+	m.unit, m.data = "record", Transform(Concat(open...),
+		func(_ context.Context, r Record) (int, error) {
+			size, err := m.consume(r.Files...)
+			if err != nil {
+				err = fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
+			}
+			return size, err
+		})
 	return m, cmp.Or(err, errorIf(m.data.Len() == 0, "there is no record in %s", m.from))
 }
 
@@ -1458,9 +1643,12 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 		m.data.Get(ctx, i)
 	}
 	perSample := max(1, time.Since(start)/time.Duration(len(good)))
-	size := min(64, len(good), max(1, int(time.Millisecond/perSample))) // a batch takes about a millisecond
+	// a batch takes about a millisecond
+	size := min(64, len(good), max(1, int(time.Millisecond/perSample)))
 	good = good[:len(good)/size*size]
-	again := Func(math.MaxInt32/2, func(ctx context.Context, i int) (int, error) { return m.data.Get(ctx, good[i%len(good)]) })
+	again := Func(math.MaxInt32/2, func(ctx context.Context, i int) (int, error) {
+		return m.data.Get(ctx, good[i%len(good)])
+	})
 	ways, idle := []*way(nil), []float64(nil)
 	for workers := 4 * m.cpus; workers > 0; {
 		workers /= 2
@@ -1480,7 +1668,8 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 	}
 	for _, way := range ways {
 		speed, ratio := way.against(ways[0])
-		extra := map[string]float64{m.unit + "s/s": speed, "MB/s": speed * bytes / 1e6, "×workers=0": ratio, "ns/op": 0}
+		extra := map[string]float64{m.unit + "s/s": speed, "MB/s": speed * bytes / 1e6,
+			"×workers=0": ratio, "ns/op": 0}
 		line := testing.BenchmarkResult{N: len(way.speeds), Extra: extra}
 		fmt.Fprintf(w, "BenchmarkMine/workers=%d-%d\t%v\n", way.workers, m.cpus, line)
 	}
@@ -1492,7 +1681,8 @@ func (m *mine) measure(ctx context.Context, w io.Writer) error {
 // that can be loaded, and the mean of their bytes. If most of the bytes came
 // from a disk, the most workers load the samples after them, which come from
 // the disk, too, and cold says how fast.
-func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes float64, cold string, err error) {
+func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes float64, cold string,
+	err error) {
 	n, order := m.data.Len(), Random(m.data.Len(), 0).Order(0)
 	done, failed, before, start := 0, error(nil), m.disk(), time.Now()
 	for ; done < n && (done == 0 || time.Since(start) < m.d/32); done++ {
@@ -1507,16 +1697,23 @@ func (m *mine) firstPass(ctx context.Context, w io.Writer) (good []int, bytes fl
 		return nil, 0, "", fmt.Errorf("the first %d %ss cannot be loaded: %w", done, m.unit, failed)
 	}
 	if failed != nil {
-		fmt.Fprintf(w, "skipped: %d of %d %ss, the first: %v\n", done-len(good), done, m.unit, failed)
+		fmt.Fprintf(w, "skipped: %d of %d %ss, the first: %v\n", done-len(good), done, m.unit,
+			failed)
 	}
 	if raw := m.raw.Load(); raw > 0 {
-		fmt.Fprintf(w, "not decoded: %d files of the first %d %ss, which stay bytes: Decode does not know them\n", raw, done, m.unit)
+		fmt.Fprintf(w,
+			"not decoded: %d files of the first %d %ss, which stay bytes: Decode does not know "+
+				"them\n", raw, done, m.unit)
 	}
 	if done < n && m.disk()-before > bytes/2 {
-		rest := Func(n-done, func(ctx context.Context, i int) (int, error) { return m.data.Get(ctx, order(done+i)) })
-		most := wayOf(ctx, rest, Options{BatchSize: 1, Workers: 2 * m.cpus, Unordered: true, OnError: dropBad})
+		rest := Func(n-done, func(ctx context.Context, i int) (int, error) {
+			return m.data.Get(ctx, order(done+i))
+		})
+		most := wayOf(ctx, rest, Options{BatchSize: 1, Workers: 2 * m.cpus, Unordered: true,
+			OnError: dropBad})
 		if err = most.run(1, m.d/32); err == nil {
-			cold = fmt.Sprintf("From the disk, Workers: 0 loads %v %ss/s, and Workers: %d %v; these figures count if the data do not "+
+			cold = fmt.Sprintf("From the disk, Workers: 0 loads %v %ss/s, and Workers: %d %v; "+
+				"these figures count if the data do not "+
 				"fit in memory.\n", rounded(speed), m.unit, most.workers, rounded(most.speeds[0]))
 		}
 	}
@@ -1581,7 +1778,8 @@ func (m *mine) advice(ways []*way, idle float64, cold string) string {
 		}
 		s := slices.Sorted(slices.Values(way.speeds))
 		if low, high := s[len(s)/4], s[len(s)*3/4]; high > 1.5*low {
-			busy = fmt.Sprintf("with Workers: %d a quarter of the rounds load at most %v %ss/s, and a quarter at least %v",
+			busy = fmt.Sprintf("with Workers: %d a quarter of the rounds load at most %v %ss/s, "+
+				"and a quarter at least %v",
 				way.workers, rounded(low), m.unit, rounded(high))
 		}
 	}
@@ -1590,18 +1788,24 @@ func (m *mine) advice(ways []*way, idle float64, cold string) string {
 	}
 	fewer, enough := []string(nil), 1
 	for ; speeds[enough] < 0.95*fastest; enough++ {
-		fewer = append(fewer, fmt.Sprintf("%d for at most %v %ss/s", ways[enough].workers, rounded(speeds[enough]), m.unit))
+		fewer = append(fewer, fmt.Sprintf("%d for at most %v %ss/s", ways[enough].workers,
+			rounded(speeds[enough]), m.unit))
 	}
 	more := "workers gain little"
 	if enough == len(ways)-1 {
-		more = fmt.Sprintf("workers than the %d CPUs help, so try %d, too", m.cpus, 2*ways[enough].workers)
+		more = fmt.Sprintf("workers than the %d CPUs help, so try %d, too", m.cpus,
+			2*ways[enough].workers)
 	}
-	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more %s.\n", ways[enough].workers, rounded(speeds[enough]), m.unit, more)
+	text := fmt.Sprintf("Take Workers: %d: %v %ss/s, and more %s.\n", ways[enough].workers,
+		rounded(speeds[enough]), m.unit, more)
 	if fewer != nil {
-		text += fmt.Sprintf("Fewer are enough for a slower training: %s.\n", strings.Join(fewer, ", "))
+		text += fmt.Sprintf("Fewer are enough for a slower training: %s.\n",
+			strings.Join(fewer, ", "))
 	}
-	return text + fmt.Sprintf("With Workers: 0 loading and training take turns. One worker loads during training, which is up to "+
-		"%.1f times as fast.\n", 1+speeds[1]/speeds[0]) + cold
+	return text +
+		fmt.Sprintf("With Workers: 0 loading and training take turns. One worker loads during "+
+			"training, which is up to "+
+			"%.1f times as fast.\n", 1+speeds[1]/speeds[0]) + cold
 }
 
 // rounded returns x with two digits, which is what a measurement is good for.
@@ -1625,8 +1829,11 @@ func TestMine(t *testing.T) {
 			return fmt.Errorf("%s%w", &out, cmp.Or(err, errors.New("")))
 		}
 		last := Random(20, 0).Order(0)(19) // cannot be loaded
-		data := Transform(failing(20, last), func(context.Context, int) (int, error) { return 1000, nil })
-		saysAll(t, measure(&mine{data: data, unit: "file", from: "x"}), `= data: 20 files of x; decoded: false
+		data := Transform(failing(20, last), func(context.Context, int) (int, error) {
+			return 1000, nil
+		})
+		saysAll(t, measure(&mine{data: data, unit: "file", from: "x"}),
+			`= data: 20 files of x; decoded: false
 BenchmarkMine/workers=0-2	      10	   1.00 MB/s	      1000 files/s	         1.000 ×workers=0
 BenchmarkMine/workers=1-2	      10	   1.00 MB/s	      1000 files/s	         1.000 ×workers=0
 BenchmarkMine/workers=2-2	      10	   2.00 MB/s	      2000 files/s	         2.000 ×workers=0
@@ -1636,11 +1843,15 @@ Fewer are enough for a slower training: 1 for at most 1000 files/s, 2 for at mos
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 2.0 times as fast.
 From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures count if the data do not fit in memory.
 `)
-		twiceTheSize := Transform(data, func(_ context.Context, size int) (int, error) { return 2 * size, nil })
+		twiceTheSize := Transform(data, func(_ context.Context, size int) (int, error) {
+			return 2 * size, nil
+		})
 		out := measure(&mine{data: twiceTheSize, unit: "file"}).Error()
-		equal(t, "whether a third from the disk is worth a word", strings.Contains(out, "From the disk"), false)
+		equal(t, "whether a third from the disk is worth a word",
+			strings.Contains(out, "From the disk"), false)
 		stats := new(Stats)
-		loader := must(New(Transform(data, slowly), List[int], Options{BatchSize: 1, Workers: 4, Trace: stats.Observe}))
+		loader := must(New(Transform(data, slowly), List[int],
+			Options{BatchSize: 1, Workers: 4, Trace: stats.Observe}))
 		for range loader.Epoch(t.Context(), 0) {
 			time.Sleep(time.Second / 2000)
 		}
@@ -1648,22 +1859,30 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 
 		dir := t.TempDir()
 		bad := `dataloader: Decode("b/3.json")`
-		files := fstest.MapFS{"a/1.txt": {}, "a/2.json": {Data: []byte("{}")}, "b/3.json": {Data: []byte("{")}, "a/4.webp": {}}
+		files := fstest.MapFS{"a/1.txt": {}, "a/2.json": {Data: []byte("{}")},
+			"b/3.json": {Data: []byte("{")}, "a/4.webp": {}}
 		must(0, os.CopyFS(dir, files))
 		shard := onDisk(t, "x1.tar", tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "b.cls=no"))
-		folder, twice, zipped := filepath.Dir(shard), strings.Replace(shard, "x1", "{x*,x1}", 1), onDisk(t, "x1.tgz", gzipped(nil))
+		folder, twice, zipped := filepath.Dir(shard), strings.Replace(shard, "x1", "{x*,x1}", 1),
+			onDisk(t, "x1.tgz", gzipped(nil))
 		for pattern, want := range map[string]string{
-			dir:                              "skipped: 1 of 4 files, the first: " + bad + " … \nnot decoded: 1 files of the first 4 ",
-			shard:                            "skipped: 1 of 2 records, the first: record b of " + shard + ": dataloader: Decode(\"cls\")",
-			folder:                           "data: 2 records of " + filepath.Join(folder, "*.tar") + "; decoded: true\nskipped: 1 of 2",
-			twice:                            "data: 4 records of " + twice + "; decoded: true\nskipped: 2 of 4",
-			filepath.Join(dir, "c"):          "neither a folder nor a tar shard " + filepath.Join(dir, "c"),
+			dir: "skipped: 1 of 4 files, the first: " + bad +
+				" … \nnot decoded: 1 files of the first 4 ",
+			shard: "skipped: 1 of 2 records, the first: record b of " +
+				shard + ": dataloader: Decode(\"cls\")",
+			folder: "data: 2 records of " +
+				filepath.Join(folder, "*.tar") + "; decoded: true\nskipped: 1 of 2",
+			twice: "data: 4 records of " + twice +
+				"; decoded: true\nskipped: 2 of 4",
+			filepath.Join(dir, "c"): "neither a folder nor a tar shard " +
+				filepath.Join(dir, "c"),
 			"x{1":                            "braces must come in pairs",
 			"[":                              filepath.ErrBadPattern.Error(),
 			t.TempDir():                      "no file",
 			filepath.Join(dir, "a", "*.txt"): "1.txt",
-			filepath.Join(dir, "b"):          `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,
-			filepath.Dir(zipped):             strconv.Quote(zipped) + " … compressed",
+			filepath.Join(dir,
+				"b"): `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,
+			filepath.Dir(zipped): strconv.Quote(zipped) + " … compressed",
 		} {
 			m, err := openMine(t, pattern, true)
 			if err == nil {
@@ -1673,7 +1892,8 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 		}
 	})
 	stat := onDisk(t, "stat", []byte("cpu  12 3 4 567 8\ncpu0 1 2 3 4\n"))
-	equal(t, "told", fmt.Sprint(told(stat, "cpu ", 3), told(stat, "cpu0 ", 4), told(stat+"x", "cpu ", 0)), "567 NaN NaN")
+	equal(t, "told", fmt.Sprint(told(stat, "cpu ", 3), told(stat, "cpu0 ", 4),
+		told(stat+"x", "cpu ", 0)), "567 NaN NaN")
 }
 
 // TestAdvice checks what follows from measurements on two CPUs.
@@ -1683,27 +1903,35 @@ func TestAdvice(t *testing.T) {
 		idle   float64
 		want   string
 	}{
-		{"100 100 200 205, 110 110 209 220, 90 90 171 188", 0.6, `Take Workers: 2: 190 files/s, and more workers gain little.
+		{"100 100 200 205, 110 110 209 220, 90 90 171 188", 0.6,
+			`Take Workers: 2: 190 files/s, and more workers gain little.
 Fewer are enough for a slower training: 1 for at most 100 files/s.
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 2.0 times as fast.
 the disk`},
-		{"1000 790 824 830", math.NaN(), `Take Workers: 1: 790 files/s, and more workers gain little.
+		{"1000 790 824 830", math.NaN(),
+			`Take Workers: 1: 790 files/s, and more workers gain little.
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 1.8 times as fast.
 the disk`},
-		{"1000 790 824 830", 0.4, "The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. Measure again when it " +
-			"is quiet.\n"},
-		{"90 90 190 190, 90 100 200 200, 140 100 200 200, 136 100 200 199", 1, "The machine is busy: with Workers: 0 a quarter " +
-			"of the rounds load at most 90 files/s, and a quarter at least 140. Measure again when it is quiet.\n"},
+		{"1000 790 824 830", 0.4,
+			"The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. Measure " +
+				"again when it " +
+				"is quiet.\n"},
+		{"90 90 190 190, 90 100 200 200, 140 100 200 200, 136 100 200 199", 1,
+			"The machine is busy: with Workers: 0 a quarter " +
+				"of the rounds load at most 90 files/s, and a quarter at least 140. Measure " +
+				"again when it is quiet.\n"},
 	} {
 		runRow(t, x.want, func(t *testing.T) {
 			var ways []*way
 			for i, workers := range []int{0, 1, 2, 4} {
 				ways = append(ways, &way{workers: workers})
 				for round := range strings.SplitSeq(x.rounds, ", ") {
-					ways[i].speeds = append(ways[i].speeds, must(strconv.ParseFloat(strings.Fields(round)[i], 64)))
+					ways[i].speeds = append(ways[i].speeds,
+						must(strconv.ParseFloat(strings.Fields(round)[i], 64)))
 				}
 			}
-			equal(t, x.rounds, (&mine{unit: "file", cpus: 2}).advice(ways, x.idle, "the disk"), x.want)
+			equal(t, x.rounds, (&mine{unit: "file", cpus: 2}).advice(ways, x.idle, "the disk"),
+				x.want)
 		})
 	}
 }
@@ -1713,7 +1941,8 @@ the disk`},
 func BenchmarkImageTensor(b *testing.B) {
 	const size = 224
 	for _, img := range testImages(image.Rect(0, 0, size, size)) {
-		if img, ok := img.(*image.YCbCr); ok { // colors as in a photo, of which few are out of range
+		// colors as in a photo, of which few are out of range
+		if img, ok := img.(*image.YCbCr); ok {
 			for i := range img.Cb {
 				img.Cb[i], img.Cr[i] = 118+img.Cb[i]/16, 118+img.Cr[i]/16
 			}
@@ -1724,7 +1953,8 @@ func BenchmarkImageTensor(b *testing.B) {
 				for x := range size {
 					r, g, b, _ := img.At(x, y).RGBA()
 					i := y*size + x
-					data[i], data[size*size+i], data[2*size*size+i] = float32(r)/0xffff, float32(g)/0xffff, float32(b)/0xffff
+					data[i], data[size*size+i], data[2*size*size+i] = float32(r)/0xffff,
+						float32(g)/0xffff, float32(b)/0xffff
 				}
 			}
 		}
@@ -1741,7 +1971,8 @@ func BenchmarkImageTensor(b *testing.B) {
 		}
 		if named() || slices.Contains([]string{"Gray", "YCbCr420"}, name) {
 			var dst Tensor[float32]
-			against(b, name, "ns/pixel", size*size, "At", loop, func() { dst = ImageTensor(dst, img) })
+			against(b, name, "ns/pixel", size*size, "At", loop,
+				func() { dst = ImageTensor(dst, img) })
 		}
 	}
 }
@@ -1829,7 +2060,8 @@ func BenchmarkStreams(b *testing.B) {
 		}
 		two := mix(2, n/2)
 		for _, sources := range sizes([]int{100}, 1000) {
-			against(b, fmt.Sprintf("Mix/sources=%d%s", sources, by), "ns/item", n, "two-sources", two, mix(sources, n/sources))
+			against(b, fmt.Sprintf("Mix/sources=%d%s", sources, by), "ns/item", n, "two-sources",
+				two, mix(sources, n/sources))
 		}
 		if !named() {
 			return
@@ -1852,7 +2084,10 @@ func BenchmarkStreams(b *testing.B) {
 		}
 		both.Wait()
 	}
-	busy := drain(Map(count(few), 2, func(_ context.Context, i int) (int, error) { work(i); return i, nil }))
+	busy := drain(Map(count(few), 2, func(_ context.Context, i int) (int, error) {
+		work(i)
+		return i, nil
+	}))
 	against(b, "Map/20µs", "µs/item", few, "two-goroutines", two, busy)
 }
 

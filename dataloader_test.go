@@ -298,7 +298,8 @@ func outcomes[T any](seq iter.Seq2[T, error]) []string {
 		}
 		if err != nil {
 			text, _, _ := strings.Cut(places.ReplaceAllString(err.Error(), ""), "\n")
-			all = append(all, map[bool]string{false: "error ", true: "refused "}[errors.Is(err, ErrCursor)]+text)
+			all = append(all, map[bool]string{false: "error ",
+				true: "refused "}[errors.Is(err, ErrCursor)]+text)
 		} else {
 			all = append(all, fmt.Sprint(v))
 		}
@@ -349,7 +350,8 @@ func saysAll(t testing.TB, err error, parts ...string) {
 	if all, exact := strings.CutPrefix(parts[0], "= "); exact {
 		equal(t, "error", err.Error(), all)
 	}
-	for _, part := range strings.Split(strings.TrimPrefix(strings.Join(parts, " … "), "= "), " … ") {
+	for _, part := range strings.Split(strings.TrimPrefix(strings.Join(parts, " … "), "= "),
+		" … ") {
 		failIf(t, !strings.Contains(err.Error(), part), "error %q does not say %q", err, part)
 	}
 }
@@ -375,7 +377,8 @@ func allocates(t testing.TB, what string, most int, f func()) {
 	runtime.ReadMemStats(&before)
 	f()
 	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > uint64(most) {
-		t.Errorf("%s: %d bytes allocated, want at most %d", what, after.TotalAlloc-before.TotalAlloc, most)
+		t.Errorf("%s: %d bytes allocated, want at most %d", what,
+			after.TotalAlloc-before.TotalAlloc, most)
 	}
 }
 
@@ -401,9 +404,11 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 		return
 	}
 	stacks := make([]byte, 1<<20)
-	all, latest, waiting := inBubbles.FindAllSubmatch(stacks[:runtime.Stack(stacks, true)], -1), 0, ""
+	all, latest, waiting := inBubbles.FindAllSubmatch(stacks[:runtime.Stack(stacks, true)], -1), 0,
+		""
 	for _, match := range all {
-		latest = max(latest, must(strconv.Atoi(string(match[2])))) // the goroutines of bubbles before may still wait
+		// the goroutines of bubbles before may still wait
+		latest = max(latest, must(strconv.Atoi(string(match[2]))))
 	}
 	for _, match := range all {
 		if string(match[2]) == strconv.Itoa(latest) {
@@ -526,7 +531,8 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	what := fmt.Sprintf("%+v, workers %d, prefetch %d", l.opts, workers, prefetch)
 	inBubble(t, func(t *testing.T) {
 		got := outcomes(loader.Epoch(t.Context(), 2))
-		equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
+		equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#",
+			"error dataloader: epoch 2, batch "))
 		k := 0
 		for item, err := range loader.items(t.Context(), Cursor{Epoch: 2}) {
 			sound := item.Err == nil || isSampleError(item.Err)
@@ -543,7 +549,8 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 		}
 	})
 	if checkAsStream != nil {
-		equal(t, what+": as a stream", fmt.Sprint(checkAsStream(t, loader, 2)), strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
+		equal(t, what+": as a stream", fmt.Sprint(checkAsStream(t, loader, 2)),
+			strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
 	}
 }
 
@@ -604,7 +611,8 @@ func zScore(t testing.TB, counts []int, weights ...float64) float64 {
 // new generator, or WithSeed had no effect.
 func augmented() Dataset[int] {
 	return Func(24, func(ctx context.Context, i int) (int, error) {
-		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx, 1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
+		return (Rand(ctx).Int() ^ Rand(ctx).Int()) * (Rand(WithSeed(ctx,
+			1)).Int() ^ Rand(WithSeed(ctx, 2)).Int()), nil
 	})
 }
 
@@ -1221,8 +1229,10 @@ func TestRows(t *testing.T) {
 	equal(t, "a row shares the tensor's memory", &row.Data[0] == &table.Data[2], true)
 	_ = append(row.Data, 9)
 	equal(t, "after an append to row 1", table.Data, []int{1, 2, 3, 4, 5, 6})
-	equal(t, "rows of a vector", fmt.Sprint(values(t, must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
-	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))), "[{[] [0]} {[] [0]}]")
+	equal(t, "rows of a vector", fmt.Sprint(values(t,
+		must(Rows(Tensor[int]{[]int{1, 2}, []int{2}})))), "[{[1] []} {[2] []}]")
+	equal(t, "empty rows", fmt.Sprint(values(t, must(Rows(Tensor[int]{nil, []int{2, 0}})))),
+		"[{[] [0]} {[] [0]}]")
 }
 
 // TestDatasets checks what each adapter makes of small data sets, and that all
@@ -1233,19 +1243,26 @@ func TestDatasets(t *testing.T) {
 	subset := must(Subset(letters, indices))
 	indices[0] = 1 // Subset has a copy
 	equal(t, "Subset", fmt.Sprint(values(t, subset)), "[e a a]")
-	equal(t, "Pairs", fmt.Sprint(values(t, must(Pairs(letters, numbers(5))))), "[{a 0} {b 1} {c 2} {d 3} {e 4}]")
-	parts := Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:], Slice[string]{})
+	equal(t, "Pairs", fmt.Sprint(values(t, must(Pairs(letters, numbers(5))))),
+		"[{a 0} {b 1} {c 2} {d 3} {e 4}]")
+	parts := Concat[string](Slice[string]{}, letters[:2], Slice[string]{}, letters[2:],
+		Slice[string]{})
 	equal(t, "Concat", values(t, parts), []string(letters))
-	saysAll(t, panicOf(func() { Concat(numbers(math.MaxInt), numbers(1)) }), "Concat: the length of part 1 is negative, or the sum")
+	saysAll(t, panicOf(func() { Concat(numbers(math.MaxInt), numbers(1)) }),
+		"Concat: the length of part 1 is negative, or the sum")
 	equal(t, "Concat of nothing", fmt.Sprint(values(t, Concat[int]())), "[]")
 	square := func(_ context.Context, i int) (string, error) { return strconv.Itoa(i * i), nil }
 	equal(t, "Transform", fmt.Sprint(values(t, Transform(numbers(3), square))), "[0 1 4]")
-	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) { return i, errors.New("not reached") })
+	failed := Transform(failing(2, 0), func(_ context.Context, i int) (int, error) {
+		return i, errors.New("not reached")
+	})
 	equal(t, "Transform of a failed sample", errorOf(failed.Get(t.Context(), 0)), errBad)
-	equal(t, "Pairs of a failed sample", errorOf(must(Pairs(failing(1, 0), numbers(1))).Get(t.Context(), 0)), errBad)
+	equal(t, "Pairs of a failed sample", errorOf(must(Pairs(failing(1, 0),
+		numbers(1))).Get(t.Context(), 0)), errBad)
 	for _, i := range []int{-1, 3} {
 		part := must(Subset(numbers(9), []int{1, 2, 3}))
-		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)), part, Concat(numbers(1), numbers(2))} {
+		for _, data := range []Dataset[int]{make(Slice[int], 3), numbers(3), Cache(numbers(3)),
+			part, Concat(numbers(1), numbers(2))} {
 			saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprint("index ", i), "3 samples")
 		}
 	}
@@ -1272,7 +1289,8 @@ func TestCache(t *testing.T) {
 		for k := range 20 * 7 {
 			all.Go(func() {
 				defer func() { recover() }()
-				if v, err := data.Get(t.Context(), k%7); err == nil && v != k%7*(k%7) || err != nil && err != errBad {
+				if v, err := data.Get(t.Context(), k%7); err == nil && v != k%7*(k%7) ||
+					err != nil && err != errBad {
 					t.Error(k%7, v, err)
 				}
 			})
@@ -1323,7 +1341,8 @@ func TestRand(t *testing.T) {
 	shuffled, want := Options{Shuffle: true, Seed: 5, BatchSize: 4}, map[string][]int{}
 	for _, l := range []loading{
 		{"shuffled", augmented(), nil, shuffled, ""},
-		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4, false)}, ""},
+		{"batch sampler", augmented(), nil, Options{BatchSampler: Batches(Sequential(24), 4,
+			false)}, ""},
 		{"NewBatchFunc", atOnce{n: 24, load: draw}, nil, shuffled, ""},
 	} {
 		all := batches(t, l.loader(0, 0), 2)
@@ -1357,9 +1376,12 @@ func TestRand(t *testing.T) {
 	}
 	equal(t, "generators that are independent", distinct(drawn), 4*24)
 	outside := WithSeed(t.Context(), 5)
-	equal(t, "outside a loader", Rand(outside).Int(), rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
-	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(), 5)).Int(), false)
-	cached, late := newLoader(t, Cache(augmented()), shuffled), newLoader(t, Cache(augmented()), shuffled)
+	equal(t, "outside a loader", Rand(outside).Int(),
+		rand.New(rand.NewPCG(hash(5, 0), hash(0, 0))).Int())
+	equal(t, "one in another", Rand(WithSeed(outside, 5)).Int() == Rand(WithSeed(t.Context(),
+		5)).Int(), false)
+	cached, late := newLoader(t, Cache(augmented()), shuffled),
+		newLoader(t, Cache(augmented()), shuffled)
 	first, third := samples(t, cached, 0), samples(t, cached, 3)
 	equal(t, "first fetched in epoch 3", samples(t, late, 3), third)
 	equal(t, "fetched before", samples(t, cached, 0), first)
@@ -1369,10 +1391,12 @@ func TestRand(t *testing.T) {
 // nobody else has one.
 func TestWorker(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
-		data := Transform(&probe{n: 12, takes: always(time.Second)}, func(ctx context.Context, _ int) (int, error) {
-			return Worker(WithSeed(ctx, 1)), nil
-		})
-		loader, want := newLoader(t, data, Options{Workers: workers}), [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers]
+		data := Transform(&probe{n: 12, takes: always(time.Second)},
+			func(ctx context.Context, _ int) (int, error) {
+				return Worker(WithSeed(ctx, 1)), nil
+			})
+		loader, want := newLoader(t, data, Options{Workers: workers}),
+			[][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers]
 		equal(t, "workers", slices.Compact(sorted(samples(t, loader, 0))), want)
 		equal(t, "Batch", must(loader.Batch(t.Context(), 0, 0)), []int{-1})
 	})
@@ -1394,9 +1418,15 @@ func TestBadDatasets(t *testing.T) {
 		"Transform: the data set is nil": func() { Transform(none, quick) },
 		"Cache … nil":                    func() { Cache(none) },
 		"Rand … from no loader":          func() { Cache(augmented()).Get(t.Context(), 0) },
-		"Rand … from no loader … pass on the context that Get was given … WithSeed": func() { Rand(t.Context()) },
-		"CollatePair: a Collate is nil": func() { CollatePair[int, int, []int, []int](List[int], nil) },
-		"CollatePair … Collate is nil":  func() { CollatePair[int, int, []int, []int](nil, List[int]) },
+		"Rand … from no loader … pass on the context that Get was given … WithSeed": func() {
+			Rand(t.Context())
+		},
+		"CollatePair: a Collate is nil": func() {
+			CollatePair[int, int, []int, []int](List[int], nil)
+		},
+		"CollatePair … Collate is nil": func() {
+			CollatePair[int, int, []int, []int](nil, List[int])
+		},
 	})
 	refused(t, []refusal{
 		{errorOf(Pairs(some, numbers(4))), "Pairs … 3 … 4"},
@@ -1409,7 +1439,8 @@ func TestBadDatasets(t *testing.T) {
 		{split(3, 8), "Split … lengths[1] is 8 … 0 to 7"},
 		{split(3, 6), "Split … sum to 9 … 10"},
 		{errorOf(Split(none, 1)), "Split … nil"},
-		{errorOf(Split(numbers(maxTorch+1), 1)), "Split … 214748364 samples, may have at most 214748363"},
+		{errorOf(Split(numbers(maxTorch+1), 1)),
+			"Split … 214748364 samples, may have at most 214748363"},
 		{rows(), "Rows … no dimension"},
 		{rows(2, 2), "Rows … 3 elements … [2 2]"},
 		{rows(-3, -1), "Rows … 3 elements … [-3 -1]"},
@@ -1435,7 +1466,8 @@ func TestRandomIsBijection(t *testing.T) {
 			seen := make([]bool, n)
 			for pos, i := range positions(Random(n, uint64(key)), 2-key) {
 				if i < 0 || i >= n || seen[i] {
-					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice", n, key, pos, i)
+					t.Fatalf("n %d, seed %d: position %d has %d, which is outside or comes twice",
+						n, key, pos, i)
 				}
 				seen[i] = true
 			}
@@ -1453,7 +1485,8 @@ func TestRandomIsBijection(t *testing.T) {
 			pos := counter(n, k) % n
 			i := uint64(f.at(int(pos)))
 			back := undo(f, i)
-			failIf(t, i >= n || back != pos, "n %d: position %d has %d, which is position %d's", n, pos, i, back)
+			failIf(t, i >= n || back != pos, "n %d: position %d has %d, which is position %d's", n,
+				pos, i, back)
 		}
 	}
 }
@@ -1465,7 +1498,8 @@ func TestRandomIsUniform(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it computes 490,000 orders")
 	}
-	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16, 65537, 1281167} {
+	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16,
+		65537, 1281167} {
 		runRow(t, fmt.Sprint("n ", n), func(t *testing.T) {
 			bins, keys := min(n, 16), 20000
 			if n == maxTable {
@@ -1482,7 +1516,9 @@ func TestRandomIsUniform(t *testing.T) {
 			}
 			bin := func(value int) int { return ((value+1)*bins - 1) / n }
 			for over, order := range map[string]func(key int) func(pos int) int{
-				"seeds":  func(key int) func(pos int) int { return Random(n, uint64(key)).Order(0) },
+				"seeds": func(key int) func(pos int) int {
+					return Random(n, uint64(key)).Order(0)
+				},
 				"epochs": Random(n, 0).Order,
 			} {
 				for _, pair := range [][2]int{{0, 1}, {1, 2}, {0, n / 2}, {n - 2, n - 1}} {
@@ -1492,7 +1528,8 @@ func TestRandomIsUniform(t *testing.T) {
 						counts[bin(at(pair[0]))*bins+bin(at(pair[1]))]++
 					}
 					z := zScore(t, counts, weights...)
-					failIf(t, math.Abs(z) > 4, "over %s positions %v miss by %.1f deviations", over, pair, z)
+					failIf(t, math.Abs(z) > 4, "over %s positions %v miss by %.1f deviations",
+						over, pair, z)
 				}
 			}
 		})
@@ -1507,7 +1544,8 @@ func TestRandomIsUniform(t *testing.T) {
 		}
 	}
 	failIf(t, agree < 60 || agree > 140,
-		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40", agree)
+		"orders of (seed, epoch) and (seed+1, epoch-1) agree at %d positions, want 100, ± 40",
+		agree)
 }
 
 // TestGoldenOrders pins orders and random numbers, which must not change,
@@ -1522,10 +1560,11 @@ func TestGoldenOrders(t *testing.T) {
 	})
 	f, g := newFeistel(12, 0), newFeistel(10, 0)
 	for want, got := range map[string]any{
-		"[5 0 2 6 3 8 9 4 1 7]":          positions(Random(10, 0), 0),
-		"[2 6 7 0 9 1 4 5 8 3]":          positions(Random(10, 0), 1),
-		"[2 0 9 7 1 5 4 6 8 3]":          positions(Random(10, 1), 0),
-		"[2542 955 2075]":                positions(Random(4096, 1), 0)[:3], // of maxTable positions
+		"[5 0 2 6 3 8 9 4 1 7]": positions(Random(10, 0), 0),
+		"[2 6 7 0 9 1 4 5 8 3]": positions(Random(10, 0), 1),
+		"[2 0 9 7 1 5 4 6 8 3]": positions(Random(10, 1), 0),
+		// of maxTable positions
+		"[2542 955 2075]":                positions(Random(4096, 1), 0)[:3],
 		"[2872 415 2478]":                positions(Random(4097, 1), 0)[:3],
 		"[70077 24005 18452 1604 34750]": positions(Random(131073, 0), 0)[:5],
 		"[11 5 1 7]":                     []int{f.at(7), f.at(11), f.at(5), f.at(1)},
@@ -1537,7 +1576,9 @@ func TestGoldenOrders(t *testing.T) {
 		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
 		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
 	} {
-		runRow(t, want, func(t *testing.T) { equal(t, "an order that has changed", fmt.Sprint(got), want) })
+		runRow(t, want, func(t *testing.T) {
+			equal(t, "an order that has changed", fmt.Sprint(got), want)
+		})
 	}
 }
 
@@ -1580,7 +1621,8 @@ func TestTorch(t *testing.T) {
 				if len(want) == 0 && noBatch(c.N, opts) {
 					continue // refused
 				}
-				equal(t, fmt.Sprintf("%+v", opts), samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
+				equal(t, fmt.Sprintf("%+v", opts),
+					samples(t, newLoader(t, numbers(c.N), opts), c.Epoch), want)
 			}
 		})
 	}
@@ -1628,17 +1670,22 @@ func TestResize(t *testing.T) {
 	}
 	for count := 1; count <= 30; count++ {
 		for epoch := range 6 {
-			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch), endless[epoch*count:(epoch+1)*count])
+			equal(t, fmt.Sprint(count), positions(Resize(s, count), epoch),
+				endless[epoch*count:(epoch+1)*count])
 		}
 	}
 	made := 0
-	border := Resize(sampler{n: 7, order: func(epoch int) func(int) int { made++; return s.Order(epoch) }}, 10).Order(0)
+	border := Resize(sampler{n: 7, order: func(epoch int) func(int) int {
+		made++
+		return s.Order(epoch)
+	}}, 10).Order(0)
 	for pos := range 10 { // two workers, on either side of the border between two passes
 		border(6 + pos%2)
 	}
 	equal(t, "orders that are made", made, 2)
 	equal(t, "of nothing", Resize(OrderFunc(0, func(int) []int { return nil }), 0).Len(), 0)
-	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5), 20)}).Batch(t.Context(), math.MaxInt/3, 0))
+	far := errorOf(newLoader(t, numbers(5), Options{Sampler: Resize(Sequential(5),
+		20)}).Batch(t.Context(), math.MaxInt/3, 0))
 	saysAll(t, far, "Resize: ", "too far")
 	equal(t, "an ErrCursor", errors.Is(far, ErrCursor), true)
 }
@@ -1661,7 +1708,8 @@ func TestReplacement(t *testing.T) {
 	}
 	same := slices.Repeat([]float64{.1}, 100)
 	fits(positions(Resize(RandomWithReplacement(100, 10, 5), 100000), 0), same...)
-	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300}, {0, 5}, {1, 1e-9, 1, 0, 1}, same} {
+	for _, weights := range [][]float64{{0, 1, 0, 3}, {1e308, 1e308, 5e307}, {1e-300, 3e-300},
+		{0, 5}, {1, 1e-9, 1, 0, 1}, same} {
 		fits(positions(must(Weighted(weights, 100000, true, 3)), 0), weights...)
 	}
 	var pairs []int // as one number
@@ -1669,20 +1717,26 @@ func TestReplacement(t *testing.T) {
 		drawn := positions(must(Weighted([]float64{2, 0, 6, 1}, 2, false, 2)), epoch)
 		pairs = append(pairs, drawn[0]*4+drawn[1])
 	}
-	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0, 1./9*6/8, 0)
-	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)), 3)), []int{0, 2, 3})
+	fits(pairs, 0, 0, 2./9*6/7, 2./9*1/7, 0, 0, 0, 0, 6./9*2/3, 0, 0, 6./9*1/3, 1./9*2/8, 0,
+		1./9*6/8, 0)
+	equal(t, "all", sorted(positions(must(Weighted([]float64{1, 0, 1e-300, 1e300}, 3, false, 2)),
+		3)), []int{0, 2, 3})
 	step := uint64(golden) // with the seed -2 × step random number 1 is 0
-	equal(t, "the first, with a waiting time of 0", drawShortest([]float64{1, 1, 1}, 1, 3)(-step-step)(0), 1)
+	equal(t, "the first, with a waiting time of 0",
+		drawShortest([]float64{1, 1, 1}, 1, 3)(-step-step)(0), 1)
 	for n, spread := range map[int]float64{1: 0, 300: 1e-13, 2000: 30, 3000: 1e-12, 5000: 1400} {
-		weights, sums, times, order, sum := make([]float64, n), make([]float64, n), make([]float64, n), upTo(n), 0.0
+		weights, sums, times, order, sum := make([]float64, n), make([]float64, n),
+			make([]float64, n), upTo(n), 0.0
 		for i := range n {
 			weights[i] = math.Exp(700 - spread*float64(i*7919%n)/float64(n))
 			sum += weights[i] / weights[0] // the largest
-			sums[i], times[i] = sum, -math.Log(1-unit(counter(hash(0, 0, uint64(n)), uint64(i))))/(weights[i]/weights[0])
+			sums[i], times[i] = sum, -math.Log(1-unit(counter(hash(0, 0, uint64(n)),
+				uint64(i))))/(weights[i]/weights[0])
 		}
 		find := newGuide(sums)
 		for i, s := range slices.Repeat(sums, 3) {
-			x := math.Nextafter(s, s*float64(i/n)) // below s, s, above s; with small spreads at borders of parts
+			// below s, s, above s; with small spreads at borders of parts
+			x := math.Nextafter(s, s*float64(i/n))
 			equal(t, "found", find(x), sort.Search(n, func(j int) bool { return sums[j] > x }))
 		}
 		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(times[i], times[j]) })
@@ -1693,7 +1747,8 @@ func TestReplacement(t *testing.T) {
 		equal(t, "all", positions(all, 0), order)
 	}
 	a, b := must(Weighted([]float64{1, 2}, 2, true, 0)), must(Weighted([]float64{2, 1}, 2, true, 0))
-	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b), false)
+	equal(t, "whether other weights have the same description", fmt.Sprint(a) == fmt.Sprint(b),
+		false)
 }
 
 // TestBuckets checks that batches by length keep to the budget, waste little
@@ -1714,9 +1769,12 @@ func TestBuckets(t *testing.T) {
 		padded := 0
 		for k := range s.Len() {
 			batch := sorted(s.Batches(epoch)(k))
-			longest := lengths[slices.MaxFunc(batch, func(i, j int) int { return lengths[i] - lengths[j] })]
-			all, longests, padded = append(all, batch), append(longests, longest), padded+longest*len(batch)
-			failIf(t, longest*len(batch) > budget, "batch %d has %d samples of at most %d", k, len(batch), longest)
+			longest := lengths[slices.MaxFunc(batch,
+				func(i, j int) int { return lengths[i] - lengths[j] })]
+			all, longests, padded = append(all, batch), append(longests, longest),
+				padded+longest*len(batch)
+			failIf(t, longest*len(batch) > budget, "batch %d has %d samples of at most %d", k,
+				len(batch), longest)
 		}
 		equal(t, "all samples", sorted(slices.Concat(all...)), upTo(len(lengths)))
 		waste := 1 - float64(total)/float64(padded)
@@ -1724,9 +1782,11 @@ func TestBuckets(t *testing.T) {
 		slices.SortFunc(all, slices.Compare)
 		contents[fmt.Sprint(all)], shapes[fmt.Sprint(longests)] = true, true
 	}
-	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)}, []int{3, 3})
+	equal(t, "different orders of batches, and batches", []int{len(shapes), len(contents)},
+		[]int{3, 3})
 	other := must(Buckets(append(slices.Clone(lengths[1:]), 3), budget, 5))
-	equal(t, "whether other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other), false)
+	equal(t, "whether other lengths have the same description", fmt.Sprint(s) == fmt.Sprint(other),
+		false)
 	equal(t, "no samples", must(Buckets(nil, 1, 0)).Len(), 0)
 	equal(t, "the longest", must(Buckets([]int{math.MaxInt, 1}, math.MaxInt, 0)).Len(), 2)
 	equal(t, "no lengths", len(must(Buckets(make([]int, 7), 3, 0)).Batches(0)(0)), 2)
@@ -1741,7 +1801,8 @@ func FuzzDeal(f *testing.F) {
 		f.Add(k%17, k%7*(k%3), k/2, k/5, k%8 == 0, k%3)
 	}
 	f.Fuzz(func(t *testing.T, n, from, count, size int, dropLast bool, tail int) {
-		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20), int(uint(tail)%3)
+		n, count, size, tail = int(uint(n)%200), 1+int(uint(count)%9), 1+int(uint(size)%20),
+			int(uint(tail)%3)
 		from = int(uint(from) % uint(n+1))
 		opts := Options{BatchSize: size, DropLast: dropLast, Rank: Rank{0, count}, Tail: Tail(tail)}
 		if noBatch(n, opts) {
@@ -1750,18 +1811,22 @@ func FuzzDeal(f *testing.F) {
 		}
 		for opts.Rank.Index = range count {
 			loader, got := newLoader(t, numbers(n), opts), [][]int{}
-			at := Cursor{Epoch: 5, Pos: from, State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
+			at := Cursor{Epoch: 5, Pos: from,
+				State: map[string]string{"by": fmt.Sprintf("Sequential(%d)", n)}}
 			want := at
 			for batch := range loader.Run(t.Context(), &at) {
 				got = append(got, batch)
 				want.Pos = min(n, from+len(got)*count*size)
 				equal(t, "the cursor after a step", at.String(), want.String())
 				if from == 0 && len(got) < loader.Len() {
-					equal(t, "the cursor by At", loader.At(3, 2*loader.Len()+len(got)).String(), want.String())
+					equal(t, "the cursor by At", loader.At(3, 2*loader.Len()+len(got)).String(),
+						want.String())
 				}
 			}
-			equal(t, fmt.Sprintf("%d from %d, %+v", n, from, opts), got, expect(upTo(n), from, opts))
-			equal(t, "the next epoch, if one has batches", loader.At(5, loader.Len()), Cursor{Epoch: 5 + min(1, loader.Len())})
+			equal(t, fmt.Sprintf("%d from %d, %+v", n, from, opts), got,
+				expect(upTo(n), from, opts))
+			equal(t, "the next epoch, if one has batches", loader.At(5, loader.Len()),
+				Cursor{Epoch: 5 + min(1, loader.Len())})
 		}
 	})
 }
@@ -1796,30 +1861,38 @@ func TestTails(t *testing.T) {
 	readFirst(newLoader(t, numbers(10), Options{Rank: Rank{1, 4}}).Run(t.Context(), &at))
 	// Four ranks have taken 0, 1, 2 and 3, and all have this cursor.
 	for rank := range 3 {
-		got += fmt.Sprint(collect(t, newLoader(t, numbers(10), Options{Rank: Rank{rank, 3}}).Run(t.Context(), ptr(at))), " ")
+		got += fmt.Sprint(collect(t, newLoader(t, numbers(10),
+			Options{Rank: Rank{rank, 3}}).Run(t.Context(), ptr(at))), " ")
 	}
 	equal(t, "the rest of the epoch on three ranks", got, "[[4] [7]] [[5] [8]] [[6] [9]] ")
-	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s", at, got)
+	t.Logf("batches of 1, a checkpoint of four ranks after one step, %v, continued by three: %s",
+		at, got)
 }
 
 // TestRankFromEnv checks the variables of each launcher, which of them comes
 // first, and numbers that make no sense.
 func TestRankFromEnv(t *testing.T) {
-	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE FLUX_TASK_RANK FLUX_JOB_SIZE " +
+	all := strings.Fields("RANK WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE " +
+		"FLUX_TASK_RANK FLUX_JOB_SIZE " +
 		"PMI_RANK PMI_SIZE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS JOB_COMPLETION_INDEX")
 	cases := [][2]string{
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
 		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
-		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"}, // mpirun in an sbatch script
-		{"SLURM_PROCID=0 SLURM_NTASKS=8", `SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of ` +
-			`processes, the first 0 to one less; start it with srun; in a container, pass`},
-		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`}, // in a container, to which only this was passed on
+		// mpirun in an sbatch script
+		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"},
+		{"SLURM_PROCID=0 SLURM_NTASKS=8",
+			`SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of ` +
+				`processes, the first 0 to one less; start it with srun; in a container, pass`},
+		// in a container, to which only this was passed on
+		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`},
 		{"SLURM_PROCID=0 SLURM_NTASKS=1", "no error, {0 0}"},
 		{"SLURM_PROCID=0 JOB_COMPLETION_INDEX=5 WORLD_SIZE=6", "no error, {5 6}"},
-		{"RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {0 2}"},
-		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4", "no error, {1 3}"},
+		{"RANK=0 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 " +
+			"FLUX_JOB_SIZE=4", "no error, {0 2}"},
+		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=4",
+			"no error, {1 3}"},
 		{"RANK= WORLD_SIZE=4", `RANK is "" and WORLD_SIZE is "4"`},
 		{"RANK=2", `RANK is "2" and WORLD_SIZE is ""`},
 		{"WORLD_SIZE=4", `WORLD_SIZE is "4" but RANK is not set`},
@@ -1829,19 +1902,28 @@ func TestRankFromEnv(t *testing.T) {
 		// In a step of Slurm with several processes. What mpirun and Flux set
 		// is that of the step which started their daemons.
 		{"RANK=0 WORLD_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
-			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they are left over, or SLURM_STEP_NUM_TASKS if"},
-		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
-		{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "no error, {5 8}"}, // torchrun on four nodes
+			"WORLD_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset RANK and WORLD_SIZE if they " +
+				"are left over, or SLURM_STEP_NUM_TASKS if"},
+		{"PMI_RANK=0 PMI_SIZE=1 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
+			"PMI_SIZE is 1, and SLURM_STEP_NUM_TASKS is 4; unset PMI_RANK"},
+		// torchrun on four nodes
+		{"RANK=5 WORLD_SIZE=8 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4", "no error, {5 8}"},
 		{"RANK=3 WORLD_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4", "no error, {3 4}"},
 		{"PMI_RANK=3 PMI_SIZE=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "no error, {3 4}"},
-		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "no error, {0 1}"},
-		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3", "no error, {1 2}"},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 SLURM_PROCID=0 " +
+			"SLURM_STEP_NUM_TASKS=2", "no error, {0 1}"},
+		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3",
+			"no error, {1 2}"},
 		{"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=1", "no error, {1 2}"},
 	}
-	for _, name := range strings.Fields("PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK PALS_RANKID ALPS_APP_PE " +
-		"HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX") {
+	for _, name := range strings.Fields("PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK " +
+		"PALS_RANKID ALPS_APP_PE " +
+		"HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK VC_TASK_INDEX LWS_WORKER_INDEX " +
+		"AWS_BATCH_JOB_NODE_INDEX") {
 		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
-			[2]string{name + "=1", name + ` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
+			[2]string{name + "=1",
+				name +
+					` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
 	}
 	for _, c := range cases {
 		runRow(t, c[0], func(t *testing.T) {
@@ -1864,22 +1946,28 @@ func TestBadSamplers(t *testing.T) {
 	weighted := func(count int, replace bool, weights ...float64) error {
 		return errorOf(Weighted(weights, count, replace, 0))
 	}
-	buckets := func(budget int, lengths ...int) error { return errorOf(Buckets(lengths, budget, 0)) }
+	buckets := func(budget int, lengths ...int) error {
+		return errorOf(Buckets(lengths, budget, 0))
+	}
 	panics(t, map[string]func(){
-		"Sequential … -1":                                func() { Sequential(-1) },
-		"Random … -1":                                    func() { Random(-1, 0) },
-		"TorchRandom … -1":                               func() { TorchRandom(-1, 0) },
-		"TorchRandom … 214748364 … 214748363":            func() { TorchRandom(maxTorch+1, 0) },
-		"RandomWithReplacement … -1":                     func() { RandomWithReplacement(-1, 1, 0) },
-		"RandomWithReplacement … count is 0 … positive":  func() { RandomWithReplacement(3, 0, 0) },
-		"RandomWithReplacement: count is -1":             func() { RandomWithReplacement(3, -1, 0) },
+		"Sequential … -1":                     func() { Sequential(-1) },
+		"Random … -1":                         func() { Random(-1, 0) },
+		"TorchRandom … -1":                    func() { TorchRandom(-1, 0) },
+		"TorchRandom … 214748364 … 214748363": func() { TorchRandom(maxTorch+1, 0) },
+		"RandomWithReplacement … -1": func() {
+			RandomWithReplacement(-1, 1, 0)
+		},
+		"RandomWithReplacement … count is 0 … positive": func() { RandomWithReplacement(3, 0, 0) },
+		"RandomWithReplacement: count is -1": func() {
+			RandomWithReplacement(3, -1, 0)
+		},
 		"RandomWithReplacement: count is 1 … no samples": func() { RandomWithReplacement(0, 1, 0) },
-		"OrderFunc … nil":                                func() { OrderFunc(1, nil) },
-		"OrderFunc … -1":                                 func() { OrderFunc(-1, func(int) []int { return nil }) },
-		"Resize … nil":                                   func() { Resize(nil, 1) },
-		"Resize … count is 0":                            func() { Resize(Sequential(3), 0) },
-		"Batches … size is 0 … positive":                 func() { Batches(Sequential(3), 0, false) },
-		"Batches … nil":                                  func() { Batches(nil, 1, false) },
+		"OrderFunc … nil":                func() { OrderFunc(1, nil) },
+		"OrderFunc … -1":                 func() { OrderFunc(-1, func(int) []int { return nil }) },
+		"Resize … nil":                   func() { Resize(nil, 1) },
+		"Resize … count is 0":            func() { Resize(Sequential(3), 0) },
+		"Batches … size is 0 … positive": func() { Batches(Sequential(3), 0, false) },
+		"Batches … nil":                  func() { Batches(nil, 1, false) },
 	})
 	refused(t, []refusal{
 		{panicOf(func() { TorchRandom(maxTorch, 0) }), ""},
@@ -1911,19 +1999,25 @@ func TestStackAndPad(t *testing.T) {
 	equal(t, "Stack uses the memory of dst", &again.Data[0] == &batch.Data[0], true)
 	equal(t, "numbers", must(Stack(tensor{}, []tensor{five, five})), tensor{[]int{5, 5}, []int{2}})
 	one := []int{1}
-	for _, other := range []tensor{{one, one}, {[]int{1, 2, 3}, []int{3}}, {[]int{1, 2}, []int{2, 1}}, {one, []int{2}}} {
-		saysAll(t, errorOf(Stack(tensor{}, []tensor{two, other})), "sample 1", "shape [2]", fmt.Sprint(other.Shape))
+	for _, other := range []tensor{{one, one}, {[]int{1, 2, 3}, []int{3}},
+		{[]int{1, 2}, []int{2, 1}}, {one, []int{2}}} {
+		saysAll(t, errorOf(Stack(tensor{}, []tensor{two, other})), "sample 1", "shape [2]",
+			fmt.Sprint(other.Shape))
 	}
-	saysAll(t, errorOf(Stack(tensor{}, []tensor{{Data: []int{1, 2}}})), "sample 0", "shape []", "2 elements; set Shape")
+	saysAll(t, errorOf(Stack(tensor{}, []tensor{{Data: []int{1, 2}}})), "sample 0", "shape []",
+		"2 elements; set Shape")
 	saysAll(t, errorOf(Stack(tensor{}, nil)), "no samples")
 	pad := Pad(-1)
 	ragged := must(pad(Padded[int]{}, [][]int{{1}, {2, 3, 4}, {}}))
 	equal(t, "three", fmt.Sprint(ragged), "{{[1 -1 -1 2 3 4 -1 -1 -1] [3 3]} [1 3 0]}")
-	equal(t, "one, in used memory", fmt.Sprint(must(pad(ragged, [][]int{{7, 8}}))), "{{[7 8] [1 2]} [2]}")
+	equal(t, "one, in used memory", fmt.Sprint(must(pad(ragged, [][]int{{7, 8}}))),
+		"{{[7 8] [1 2]} [2]}")
 	equal(t, "empty ones", fmt.Sprint(must(pad(ragged, [][]int{{}, {}}))), "{{[] [2 0]} [0 0]}")
 	pairs := CollatePair(Stack[int], func(dst int, _ []int) (int, error) { return dst, errBad })
-	for want, data := range map[string][]int{"the first of each pair: Stack": {1, 2}, "the second of each pair: bad sample": one} {
-		saysAll(t, errorOf(pairs(Pair[tensor, int]{}, []Pair[tensor, int]{{First: tensor{Data: data}}})), want)
+	for want, data := range map[string][]int{"the first of each pair: Stack": {1, 2},
+		"the second of each pair: bad sample": one} {
+		saysAll(t, errorOf(pairs(Pair[tensor, int]{},
+			[]Pair[tensor, int]{{First: tensor{Data: data}}})), want)
 	}
 }
 
@@ -1948,7 +2042,9 @@ func TestNaivePool(t *testing.T) {
 						go func() {
 							for k := range tasks {
 								blocked.Add(1)
-								results <- k // blocks for ever if there is no room and nobody receives
+								// blocks for ever if there is no room and
+								// nobody receives
+								results <- k
 								blocked.Add(-1)
 							}
 						}()
@@ -1958,7 +2054,8 @@ func TestNaivePool(t *testing.T) {
 			})
 			equal(t, "workers blocked", int(blocked.Load()), want)
 			equal(t, "whether goroutines remain", err != nil, want > 0)
-			t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d workers are blocked for ever", room, want)
+			t.Logf("room for %d results, 5 tasks, 3 workers, a break after one result: %d "+
+				"workers are blocked for ever", room, want)
 		})
 	}
 }
@@ -2018,7 +2115,8 @@ func TestBreakWaits(t *testing.T) {
 // its slot, or returns, when the context has ended, and a reader that then
 // sends no end. TestEnds notices all three.
 func TestEverySchedule(t *testing.T) {
-	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}} // workers, window, tasks
+	// workers, window, tasks
+	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}}
 	if testing.Short() {
 		rows = rows[:len(rows)-1]
 	}
@@ -2028,10 +2126,13 @@ func TestEverySchedule(t *testing.T) {
 	}
 	for _, row := range rows {
 		for _, order := range orders {
-			runRow(t, fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2], order), func(t *testing.T) {
-				worst, played := &world{schedule: make([]string, 99)}, 0 // worst has the shortest schedule that goes wrong
+			runRow(t, fmt.Sprintf("%d workers, window %d, %d tasks, %s", row[0], row[1], row[2],
+				order), func(t *testing.T) {
+				// worst has the shortest schedule that goes wrong
+				worst, played := &world{schedule: make([]string, 99)}, 0
 				for queue := [][]string{nil}; len(queue) > 0; queue, played = queue[1:], played+1 {
-					w := &world{workers: row[0], window: row[1], all: row[2], order: order, schedule: queue[0]}
+					w := &world{workers: row[0], window: row[1], all: row[2], order: order,
+						schedule: queue[0]}
 					w.most = len(worst.schedule)
 					leak := panicOf(func() { synctest.Test(t, w.play) })
 					if w.wrong = cmp.Or(w.wrong, leak); w.wrong != nil && len(w.schedule) < w.most {
@@ -2039,7 +2140,8 @@ func TestEverySchedule(t *testing.T) {
 					}
 					queue = append(queue, w.others...)
 				}
-				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...), ", ")
+				schedule := strings.Join(append([]string{"the loop begins"}, worst.schedule...),
+					", ")
 				failIf(t, worst.wrong != nil, "%s: %v", schedule, worst.wrong)
 				t.Logf("%d schedules", played)
 			})
@@ -2051,24 +2153,28 @@ func TestEverySchedule(t *testing.T) {
 // writer.
 type world struct {
 	workers, window, all int
-	order                string     // "in order", "out of order" or, with a reader and in order, "from a stream"
-	most                 int        // fewer events than these are played
-	schedule             []string   // the events
-	others               [][]string // schedules that begin like this one, to be played, too
+	// "in order", "out of order" or, with a reader and in order, "from a
+	// stream"
+	order    string
+	most     int        // fewer events than these are played
+	schedule []string   // the events
+	others   [][]string // schedules that begin like this one, to be played, too
 
 	events            [][]string    // that each task, the body, and the end of the context wait for
 	happened          []chan string // tells each of them which event has happened
 	sent, begun, done atomic.Int64
-	taken, mustBegin  int    // mustBegin is how many tasks must have begun, and after the end no more
-	ready             []bool // the results that have not been taken
-	ended, returned   bool   // by a break or the context; the loop
-	wrong, panicked   error
+	// mustBegin is how many tasks must have begun, and after the end no more
+	taken, mustBegin int
+	ready            []bool // the results that have not been taken
+	ended, returned  bool   // by a break or the context; the loop
+	wrong, panicked  error
 }
 
 // play plays the schedule, and after it the first event that is possible, again
 // and again.
 func (w *world) play(t *testing.T) {
-	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2), make([]bool, w.all+1)
+	w.events, w.happened, w.ready = make([][]string, w.all+2), make([]chan string, w.all+2),
+		make([]bool, w.all+1)
 	go w.run(t.Context())
 	for n := 0; n < w.most && w.check(); n++ {
 		if n == len(w.schedule) {
@@ -2112,7 +2218,8 @@ func (w *world) check() bool {
 		errorIf(!w.ended && sent != mustSend, "%d tasks sent, must be %d", sent, mustSend),
 		errorIf(begun != w.mustBegin, "%d tasks begun, must be %d", begun, w.mustBegin),
 		errorIf(w.returned && begun > done, "the loop has returned, and %d tasks run", begun-done),
-		errorIf(w.returned && !w.ended && w.taken < w.all, "the loop has returned with %d of %d results", w.taken, w.all))
+		errorIf(w.returned && !w.ended && w.taken < w.all,
+			"the loop has returned with %d of %d results", w.taken, w.all))
 	return w.wrong == nil && !w.returned
 }
 
@@ -2154,21 +2261,25 @@ func (w *world) run(over context.Context) {
 			return false
 		}
 		k := slots[slot].Value
-		w.wrong = errorIf(!w.ready[k] || w.order != "out of order" && k != w.taken, "the body takes result %d out of turn", k)
+		w.wrong = errorIf(!w.ready[k] || w.order != "out of order" && k != w.taken,
+			"the body takes result %d out of turn", k)
 		w.ready[k] = false
 		w.taken++
 		return w.wait(over, w.all, "the body goes on", "the body breaks") == "the body goes on"
 	}
 	run := e.run
 	if w.order == "from a stream" && w.workers > 0 {
-		run = func(ctx context.Context, body func(int) bool) { runFromStream(ctx, w, e, slots, body) }
+		run = func(ctx context.Context, body func(int) bool) {
+			runFromStream(ctx, w, e, slots, body)
+		}
 	}
 	w.panicked = panicOf(func() { run(ctx, body) })
 }
 
 // runFromStream runs the engine of a world with a reader. The second reading
 // sets it.
-var runFromStream func(ctx context.Context, w *world, e engine, slots []Item[int], body func(slot int) bool)
+var runFromStream func(ctx context.Context, w *world, e engine, slots []Item[int],
+	body func(slot int) bool)
 
 // wait waits for one of the events, and returns it. If ctx ends, it is "".
 func (w *world) wait(ctx context.Context, who int, events ...string) (event string) {
@@ -2200,28 +2311,37 @@ func TestUserCodeThatDies(t *testing.T) {
 				at(2)(samples[0])
 				return List(dst, samples)
 			}
-			load := func(_ context.Context, dst, indices []int) ([]int, error) { return collate(dst, indices) }
+			load := func(_ context.Context, dst, indices []int) ([]int, error) {
+				return collate(dst, indices)
+			}
 			order := sampler{n: 6, name: "dying", order: func(int) func(int) int { return at(2) }}
 			batchSampler := batchSampler{n: 3, name: "dying", batches: func(int) func(int) []int {
 				return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
 			}}
 			dying := func(*SampleError) error { die(); return nil }
-			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]", "[[0 1] #1, sample 2: "+name+" [4 5]]"
+			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]",
+				"[[0 1] #1, sample 2: "+name+" [4 5]]"
 			least, dropped := 0, "[[0 1] [3] [4 5]]"
-			if name == goexit { // without workers it ends the caller; OnError does not decide about a sample that ends the goroutine
+			// without workers it ends the caller; OnError does not decide about
+			// a sample that ends the goroutine
+			if name == goexit {
 				least, dropped = 1, inSample2
 			}
 			all := []loading{
 				{"Get", get, nil, Options{BatchSize: 2}, inSample2},
 				{"Get, dropped", get, nil, Options{BatchSize: 2, OnError: dropBad}, dropped},
-				{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad}, inBatch1},
+				{"load", atOnce{n: 6, load: load}, nil, Options{BatchSize: 2, OnError: dropBad},
+					inBatch1},
 				{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
-				{"sampler, after a bad sample", failing(6, 1), nil, Options{BatchSize: 2, Sampler: order},
+				{"sampler, after a bad sample", failing(6, 1), nil,
+					Options{BatchSize: 2, Sampler: order},
 					strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
 				{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
-				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying}, strings.Replace(inSample2, name, "OnError: "+name, 1)},
+				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying},
+					strings.Replace(inSample2, name, "OnError: "+name, 1)},
 			}
-			for _, l := range all[:len(all)-least] { // OnError runs in the loop's goroutine, which a Goexit would end
+			// OnError runs in the loop's goroutine, which a Goexit would end
+			for _, l := range all[:len(all)-least] {
 				l.check(t, least)
 			}
 		})
@@ -2246,7 +2366,8 @@ func TestPanicPlace(t *testing.T) {
 			get := func(_ context.Context, i int) (int, error) { die(); return i, nil }
 			collate := func(dst, _ []int) ([]int, error) { die(); return dst, nil }
 			for workers := range 2 {
-				opts, traced := Options{Workers: workers}, Options{Workers: workers, Trace: func(Timing) { die() }}
+				opts, traced := Options{Workers: workers},
+					Options{Workers: workers, Trace: func(Timing) { die() }}
 				errs := []error{
 					ending(newLoader(t, Func(1, get), opts).Epoch(t.Context(), 0)),
 					ending(newLoader(t, numbers(1), traced).Epoch(t.Context(), 0)),
@@ -2257,7 +2378,8 @@ func TestPanicPlace(t *testing.T) {
 				}
 				for _, err := range errs {
 					says := []string{"bad sample", "", "Rand: the context is from no loader", ""}[k]
-					saysAll(t, err, "panic: ", says, fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
+					saysAll(t, err, "panic: ", says,
+						fmt.Sprintf(" (dataloader_test.go:%d)", line+2+k))
 					p := new(PanicError)
 					equal(t, "whether it is a panic", errors.As(err, &p), true)
 					equal(t, "whether its cause is found", errors.Is(err, errBad), k == 0)
@@ -2268,13 +2390,19 @@ func TestPanicPlace(t *testing.T) {
 		})
 	}
 	equal(t, "the place without a panic", placeOfPanic(), "")
-	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(), "panic: bad sample; EOF")
-	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short", order: Random(10, 1).Order}})
-	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int { return nil })})
+	equal(t, "one line", (&PanicError{Value: errors.Join(errBad, io.EOF)}).Error(),
+		"panic: bad sample; EOF")
+	outside := newLoader(t, numbers(12), Options{Sampler: sampler{n: 12, name: "short",
+		order: Random(10, 1).Order}})
+	short := newLoader(t, numbers(2), Options{Sampler: OrderFunc(2, func(int) []int {
+		return nil
+	})})
 	saysAll(t, errorOf(outside.Batch(t.Context(), 0, 11)),
-		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with length 10")
+		"dataloader: epoch 0, batch 11: panic: runtime error: index out of range [11] with "+
+			"length 10")
 	saysAll(t, errorOf(short.Batch(t.Context(), 0, 0)),
-		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 positions, must have 2")
+		"dataloader: epoch 0: the sampler: panic: OrderFunc: the order of epoch 0 has 0 "+
+			"positions, must have 2")
 }
 
 // dyingStreams returns the last errors of streams in which die is called. The
@@ -2301,7 +2429,8 @@ func TestNotebook(t *testing.T) {
 		runRowInBubble(t, name, func(t *testing.T) {
 			const n, each = 20, 100 * time.Millisecond
 			random := rand.New(rand.NewPCG(0, 0))
-			images, labels := Tensor[float32]{make([]float32, n*30), []int{n, 2, 3, 5}}, make(Slice[int], n)
+			images, labels := Tensor[float32]{make([]float32, n*30), []int{n, 2, 3, 5}},
+				make(Slice[int], n)
 			for j := range images.Data {
 				images.Data[j] = float32(random.NormFloat64())
 			}
@@ -2309,12 +2438,14 @@ func TestNotebook(t *testing.T) {
 				labels[i] = i * 7 % (n / 2)
 			}
 			type sample = Pair[Tensor[float32], int]
-			slow := Transform(must(Pairs(must(Rows(images)), labels)), func(_ context.Context, s sample) (sample, error) {
-				time.Sleep(each)
-				return s, nil
-			})
+			slow := Transform(must(Pairs(must(Rows(images)), labels)),
+				func(_ context.Context, s sample) (sample, error) {
+					time.Sleep(each)
+					return s, nil
+				})
 			size, start, found := max(opts.BatchSize, 1), time.Now(), []int{}
-			for _, batch := range batches(t, must(New(slow, CollatePair(Stack[float32], List[int]), opts)), 0) {
+			for _, batch := range batches(t, must(New(slow, CollatePair(Stack[float32], List[int]),
+				opts)), 0) {
 				equal(t, "shape", batch.First.Shape, []int{size, 2, 3, 5})
 				for j, label := range batch.Second {
 					i := slices.Index(images.Data, batch.First.Data[j*30]) / 30
@@ -2367,7 +2498,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 		}()
 		n := -1
 		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
-		for _, err := range newLoader(t, data, Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
+		for _, err := range newLoader(t, data,
+			Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
 			if n++; err != nil {
 				errs = append(errs, err)
 			}
@@ -2406,7 +2538,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 func TestSamplerOrderIsBatchOrder(t *testing.T) {
 	data := &probe{n: 50, takes: jitter(1)}
 	own := OrderFunc(3, func(epoch int) []int { return []int{epoch, 1, 1} })
-	for _, s := range []Sampler{Sequential(50), Random(50, 42), RandomWithReplacement(50, 60, 3), own} {
+	for _, s := range []Sampler{Sequential(50), Random(50, 42), RandomWithReplacement(50, 60, 3),
+		own} {
 		want := fmt.Sprint(slices.Collect(slices.Chunk(positions(s, 2), 7)))
 		loading{fmt.Sprint(s), data, nil, Options{Sampler: s, BatchSize: 7}, want}.check(t, 0)
 	}
@@ -2420,8 +2553,9 @@ func TestSamplerOrderIsBatchOrder(t *testing.T) {
 func TestFailures(t *testing.T) {
 	fails := func([]int, []int) ([]int, error) { return nil, errBad }
 	eof := Func(3, func(context.Context, int) (int, error) { return 0, io.EOF })
-	slow := &probe{n: 10, bad: []int{3}, takes: jitter(4)} // samples 0 and 1 take longer than 2 and 3
-	sixteen := fmt.Sprint(upTo(16))                        // indices, and no more
+	// samples 0 and 1 take longer than 2 and 3
+	slow := &probe{n: 10, bad: []int{3}, takes: jitter(4)}
+	sixteen := fmt.Sprint(upTo(16)) // indices, and no more
 	outside := OrderFunc(4, func(int) []int { return []int{0, -2, 1, 3} })
 	ranks := func(count int, tail Tail) Options {
 		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
@@ -2433,15 +2567,23 @@ func TestFailures(t *testing.T) {
 	for _, l := range []loading{
 		{"a bad sample", slow, nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
 		{"bad ones dropped", failing(12, 0, 3, 4, 5, 11), nil, drop, "[[1 2] [6 7 8] [9 10]]"},
-		{"no sample is good", failing(5, upTo(5)...), nil, two, "[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"},
+		{"no sample is good", failing(5, upTo(5)...), nil, two,
+			"[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"},
 		{"the end of a file", eof, nil, two, "[#0, sample 0: EOF #1, sample 2: EOF]"},
-		{"collate", numbers(2), fails, Options{}, "[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
-		{"collate, dropping", failing(3, 1), fails, drop, "[#0: collating 2 samples [0 2]: bad sample]"},
-		{"collate 20", numbers(20), fails, Options{BatchSize: 20}, "[#0: collating 20 samples " + sixteen + ": bad sample]"},
-		{"indices outside", &probe{n: 3}, nil, Options{Sampler: outside, OnError: dropBad}, "[[0] #1: the sampler: index -2 is " +
-			"outside the data set, which has 3 samples [1] #3: the sampler: index 3 is outside the data set, which has 3 samples]"},
-		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}}, "[[0] #1: the sampler gave no index [2]]"},
-		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop, "[#0: bad sample]"},
+		{"collate", numbers(2), fails, Options{},
+			"[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
+		{"collate, dropping", failing(3, 1), fails, drop,
+			"[#0: collating 2 samples [0 2]: bad sample]"},
+		{"collate 20", numbers(20), fails, Options{BatchSize: 20},
+			"[#0: collating 20 samples " + sixteen + ": bad sample]"},
+		{"indices outside", &probe{n: 3}, nil, Options{Sampler: outside, OnError: dropBad},
+			"[[0] #1: the sampler: index -2 is " +
+				"outside the data set, which has 3 samples [1] #3: the sampler: index 3 is " +
+				"outside the data set, which has 3 samples]"},
+		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}},
+			"[[0] #1: the sampler gave no index [2]]"},
+		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop,
+			"[#0: bad sample]"},
 		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
 		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
 		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
@@ -2464,12 +2606,14 @@ func TestNoOrder(t *testing.T) {
 		"panic: " + bad.Error():   own(func(int) func(int) int { panic(bad) }),
 		"the order is nil":        own(func(int) func(int) int { return nil }),
 		"panic: the order is nil": {BatchSampler: noBatches},
-		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4, func(int) []int { return []int{0} })},
+		"OrderFunc: the order of epoch 2 has 1 positions, must have 4": {Sampler: OrderFunc(4,
+			func(int) []int { return []int{0} })},
 	} {
 		runRow(t, what, func(t *testing.T) {
 			for opts.Workers = range 2 {
 				l, at := newLoader(t, numbers(4), opts), Cursor{Epoch: 2}
-				for _, err := range []error{ending(l.Run(t.Context(), &at)), errorOf(l.Batch(t.Context(), 2, 1))} {
+				for _, err := range []error{ending(l.Run(t.Context(), &at)),
+					errorOf(l.Batch(t.Context(), 2, 1))} {
 					saysAll(t, err, "dataloader: epoch 2: ", what)
 					equal(t, "a *SampleError", isSampleError(err), false)
 				}
@@ -2482,7 +2626,8 @@ func TestNoOrder(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(bad)
 	err := errorOf(newLoader(t, numbers(4), Options{}).Batch(ctx, 0, 0))
-	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)), "false true")
+	equal(t, "a *SampleError, its cause", fmt.Sprint(isSampleError(err), errors.Is(err, errBad)),
+		"false true")
 }
 
 // TestOnError checks that bad samples are dropped from their batches, or fail
@@ -2496,9 +2641,11 @@ func TestOnError(t *testing.T) {
 		var collated atomic.Int64
 		budget, start := 4, time.Now()
 		trace := func(tm Timing) {
-			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples, tm.Dropped))
+			traced = append(traced, fmt.Sprint(tm.Epoch, ":", tm.Batch, ":", tm.Samples,
+				tm.Dropped))
 			inTime, by := !tm.Sent.Before(start) && !tm.Start.Before(tm.Sent), tm.Worker
-			failIf(t, !inTime || by < min(0, workers-1) || by >= workers, "%d workers: %+v", workers, tm)
+			failIf(t, !inTime || by < min(0, workers-1) || by >= workers, "%d workers: %+v",
+				workers, tm)
 		}
 		collate := func(dst, samples []int) ([]int, error) {
 			if collated.Add(1); samples[0] == 15 {
@@ -2524,7 +2671,8 @@ func TestOnError(t *testing.T) {
 			}
 		}
 		equal(t, "positions and outcomes", fmt.Sprint(got), "[3 [1 2] 6 [3 4 5] 12 [9 10 11] "+
-			"12 error dataloader: epoch 2, batch 4, sample 12: OnError: more than 4 bad samples: epoch 2, batch 4, sample 12: bad sample "+
+			"12 error dataloader: epoch 2, batch 4, sample 12: OnError: more than 4 bad samples: "+
+			"epoch 2, batch 4, sample 12: bad sample "+
 			"12 error dataloader: epoch 2, batch 5: collating 3 samples [15 16 17]: collate "+
 			"12 error dataloader: epoch 2, batch 6, sample 19: OnError: enough 24 [21 22 23]]")
 		equal(t, "in the end", at, Cursor{Epoch: 3})
@@ -2533,10 +2681,12 @@ func TestOnError(t *testing.T) {
 		budget = 3
 		saysAll(t, errorOf(loader.Batch(t.Context(), 0, 2)), "batch 2", "all samples were dropped")
 		data.bad = nil
-		healed := collect(t, newLoader(t, data, Options{BatchSize: 3, Workers: workers, Trace: trace}).Run(t.Context(), &failed))
+		healed := collect(t, newLoader(t, data,
+			Options{BatchSize: 3, Workers: workers, Trace: trace}).Run(t.Context(), &failed))
 		equal(t, "healed", fmt.Sprint(healed), "[[12 13 14] [15 16 17] [18 19 20] [21 22 23]]")
-		equal(t, "traced", fmt.Sprint(traced), "[2:0:2 1 2:1:3 0 2:2:0 3 2:3:3 0 2:4:0 0 2:5:0 0 2:6:0 0 2:7:3 0 "+
-			"2:4:3 0 2:5:3 0 2:6:3 0 2:7:3 0]")
+		equal(t, "traced", fmt.Sprint(traced),
+			"[2:0:2 1 2:1:3 0 2:2:0 3 2:3:3 0 2:4:0 0 2:5:0 0 2:6:0 0 2:7:3 0 "+
+				"2:4:3 0 2:5:3 0 2:6:3 0 2:7:3 0]")
 	})
 }
 
@@ -2555,7 +2705,8 @@ func TestResumeExhaustive(t *testing.T) {
 		for _, rank := range []Rank{{0, 0}, {0, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}} {
 			for _, tail := range []Tail{PadTail, DropTail, UnevenTail} {
 				for o := range 8 {
-					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7, Rank: rank, Tail: tail}
+					opts := Options{BatchSize: 1 + o/2, DropLast: o%2 == 1, Shuffle: true, Seed: 7,
+						Rank: rank, Tail: tail}
 					if noBatch(n, opts) {
 						continue // refused
 					}
@@ -2563,16 +2714,21 @@ func TestResumeExhaustive(t *testing.T) {
 					workers++
 					l := loading{"exhaustive", numbers(n), nil, opts, want}
 					if workers%5 == 0 {
-						l.data = atOnce{n: n, load: func(_ context.Context, dst, indices []int) ([]int, error) { return List(dst, indices) }}
+						l.data = atOnce{n: n,
+							load: func(_ context.Context, dst, indices []int) ([]int, error) {
+								return List(dst, indices)
+							}}
 					}
 					l.checkWith(t, workers%4, 0, workers/4%4)
 				}
-				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Rank: rank, Tail: tail}, [][]int{}
+				opts, want := Options{BatchSampler: Batches(Random(3*n, 7), 3, false), Rank: rank,
+					Tail: tail}, [][]int{}
 				for _, k := range expect(upTo(n), 0, Options{Rank: rank, Tail: tail}) {
 					want = append(want, opts.BatchSampler.Batches(2)(k[0]))
 				}
 				if !noBatch(n, Options{Rank: rank, Tail: tail}) {
-					loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.checkWith(t, n%4, 0, (n+1)%4)
+					loading{"dealt", numbers(3 * n), nil, opts, fmt.Sprint(want)}.checkWith(t, n%4,
+						0, (n+1)%4)
 				}
 			}
 		}
@@ -2588,7 +2744,8 @@ func TestUnorderedResume(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			data := &probe{n: 30 + random.IntN(60), takes: jitter(seed)}
 			data.bad = slices.DeleteFunc(upTo(data.n), func(i int) bool { return i%7 != 3 })
-			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed, Rank: Rank{random.IntN(2), 2}, Tail: UnevenTail}
+			opts := Options{BatchSize: 1 + random.IntN(3), Shuffle: true, Seed: seed,
+				Rank: Rank{random.IntN(2), 2}, Tail: UnevenTail}
 			opts.OnError = []func(*SampleError) error{nil, dropBad}[seed%2]
 			want, got := outcomes(newLoader(t, data, opts).Epoch(t.Context(), 1)), []string{}
 			at := Cursor{Epoch: 1}
@@ -2598,7 +2755,8 @@ func TestUnorderedResume(t *testing.T) {
 				resumes++
 				for batch, err := range newLoader(t, data, opts).Run(t.Context(), &at) {
 					outcome := outcomes(one(batch, err))[0]
-					if err == nil || !slices.Contains(got, outcome) { // what failed just before the stop is tried again
+					// what failed just before the stop is tried again
+					if err == nil || !slices.Contains(got, outcome) {
 						got = append(got, outcome)
 					}
 					equal(t, "whether pos goes back", at.Pos < pos, false)
@@ -2610,11 +2768,13 @@ func TestUnorderedResume(t *testing.T) {
 					at = throughJSON(t, at)
 				}
 			}
-			missing := slices.DeleteFunc(slices.Clone(want), func(outcome string) bool { return slices.Contains(got, outcome) })
+			missing := slices.DeleteFunc(slices.Clone(want),
+				func(outcome string) bool { return slices.Contains(got, outcome) })
 			lost, twice = lost+len(missing), twice+len(got)-(len(want)-len(missing))
 		})
 	}
-	t.Logf("100 epochs, left and continued %d times, with 0 to 4 workers: %d batches lost, %d came twice", resumes, lost, twice)
+	t.Logf("100 epochs, left and continued %d times, with 0 to 4 workers: %d batches lost, %d "+
+		"came twice", resumes, lost, twice)
 	equal(t, "lost, and twice", []int{lost, twice}, []int{0, 0})
 }
 
@@ -2622,7 +2782,8 @@ func TestUnorderedResume(t *testing.T) {
 // repeat a batch.
 func FuzzCursor(f *testing.F) {
 	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
-	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}", "4," + state + "[[1,9223372036854775807]]}", "1e99"} {
+	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}",
+		"4," + state + "[[1,9223372036854775807]]}", "1e99"} {
 		f.Add([]byte(`{"epoch":1,"pos":` + rest + "}"))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -2652,7 +2813,8 @@ func TestCursorJSON(t *testing.T) {
 		Huge  uint64
 		Inner []Cursor
 	}
-	made := state{math.MinInt64 + 1, math.MaxUint64 - 1, []Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
+	made := state{math.MinInt64 + 1, math.MaxUint64 - 1,
+		[]Cursor{{1, 2, map[string]int64{"a": 1<<62 + 1}}, {}}}
 	c := Cursor{Epoch: 1, Pos: math.MaxInt - 2, State: made}
 	for _, loaded := range []Cursor{c, throughJSON(t, c), throughJSON(t, throughJSON(t, c))} {
 		var got state
@@ -2665,10 +2827,12 @@ func TestCursorJSON(t *testing.T) {
 		equal(t, "no memory is shared", made.Inner[1].Pos, 0)
 	}
 	saysAll(t, c.Load(new(int)), fmt.Sprint("epoch 1, pos ", c.Pos), "does not fit")
-	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))), `{"epoch":3,"pos":7744}`)
+	equal(t, "JSON", string(must(json.Marshal(Cursor{Epoch: 3, Pos: 7744}))),
+		`{"epoch":3,"pos":7744}`)
 	equal(t, "no pos", fromJSON(t, `{"epoch":3}`), Cursor{Epoch: 3})
 	equal(t, "a null state", fromJSON(t, `{"epoch":3,"pos":0,"state":null}`), Cursor{Epoch: 3})
-	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`), Cursor{Epoch: 1, Pos: 2})
+	equal(t, "as another program may write it", fromJSON(t, `{"Epoch":1,"POS":2}`),
+		Cursor{Epoch: 1, Pos: 2})
 
 	const ownField = "dataloader: … keep the cursor in a field of its own"
 	const noEpoch = "dataloader: refused cursor: its JSON has no epoch"
@@ -2698,7 +2862,8 @@ func TestCursorJSON(t *testing.T) {
 		})
 	}
 	kept := struct{ At Cursor }{Cursor{Epoch: 5}}
-	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept)) // which calls UnmarshalJSON, unlike the null of a pointer
+	// which calls UnmarshalJSON, unlike the null of a pointer
+	must(0, json.Unmarshal([]byte(`{"At":null}`), &kept))
 	equal(t, "a cursor that is null", kept.At, Cursor{Epoch: 5})
 	saysAll(t, new(Cursor).UnmarshalJSON([]byte(`{"epoch":1}{"epoch":2}`)), other)
 	odd := Cursor{State: func() {}}
@@ -2708,7 +2873,8 @@ func TestCursorJSON(t *testing.T) {
 	readFirst(loader.Run(t.Context(), &at))
 	before := at
 	equal(t, "a cursor can be compared with itself", before == at, true)
-	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))), [][]int{{1}, {2}, {3}})
+	equal(t, "the rest", collect(t, loader.Run(t.Context(), ptr(throughJSON(t, at)))),
+		[][]int{{1}, {2}, {3}})
 }
 
 // TestBadOptions checks that options that make no sense are refused, with the
@@ -2720,11 +2886,14 @@ func TestBadOptions(t *testing.T) {
 	sized := func(n int, opts Options) error { return errorOf(New(numbers(n), List[int], opts)) }
 	loader := func(opts Options) error { return sized(3, opts) }
 	ranks := func(n, size, count int, tail Tail) error {
-		return sized(n, Options{BatchSize: size, DropLast: true, Rank: Rank{count - 1, count}, Tail: tail})
+		return sized(n, Options{BatchSize: size, DropLast: true, Rank: Rank{count - 1, count},
+			Tail: tail})
 	}
 	batched := func(n int, b BatchSampler) error { return sized(n, Options{BatchSampler: b}) }
-	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)), must(Buckets([]int{1, 2, 3}, 9, 1))
-	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{}, (*DataLoader[int])(nil)
+	weighted, buckets := must(Weighted([]float64{1, 2, 3, 4, 5}, 2, true, 1)),
+		must(Buckets([]int{1, 2, 3}, 9, 1))
+	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{},
+		(*DataLoader[int])(nil)
 	const excludes = "= dataloader: Options.BatchSampler excludes "
 	panics(t, map[string]func(){
 		"Run: the cursor is nil … new(Cursor)":             func() { three.Run(t.Context(), nil) },
@@ -2735,13 +2904,20 @@ func TestBadOptions(t *testing.T) {
 	refused(t, []refusal{
 		{errorOf(New(Dataset[int](nil), List[int], Options{})), "data set is nil"},
 		{errorOf(New(some, (Collate[int, []int])(nil), Options{})), "Collate is nil"},
-		{errorOf(New(&probe{n: -5}, List[int], Options{})), "number of samples is -5 … must not be negative"},
+		{errorOf(New(&probe{n: -5}, List[int], Options{})),
+			"number of samples is -5 … must not be negative"},
 		{errorOf(NewBatchFunc[int](3, nil, Options{})), "NewBatchFunc: load is nil"},
-		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Len() }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.At(0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }), "= panic dataloader: the loader is nil; look at the error of New"},
-		{panicOf(func() { missing.Recycle(0) }), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }),
+			"= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() {
+			missing.Len()
+		}), "= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.At(0, 0) }),
+			"= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }),
+			"= panic dataloader: the loader is nil; look at the error of New"},
+		{panicOf(func() { missing.Recycle(0) }),
+			"= panic dataloader: the loader is nil; look at the error of New"},
 		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
 		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
 		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
@@ -2750,37 +2926,53 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Workers: -1}), "Options.Workers is -1 … not be negative"},
 		{loader(Options{Workers: 1, Prefetch: -2}), "Options.Prefetch is -2 … positive"},
 		{loader(Options{Prefetch: 4}), "Options.Prefetch is 4 without workers … set Workers"},
-		{loader(Options{Workers: math.MaxInt, Prefetch: 3}), "Options.Workers × Prefetch … × 3 … less than 2^31"},
-		{loader(Options{Sampler: Sequential(3), Shuffle: true}), "Options.Sampler excludes Shuffle"},
-		{loader(Options{BatchSampler: none, BatchSize: 2}), excludes + "BatchSize (2); leave it unset"},
-		{loader(Options{BatchSampler: none, Shuffle: true}), excludes + "Shuffle (true); leave it unset"},
-		{loader(Options{BatchSampler: none, DropLast: true}), excludes + "DropLast (true); leave it unset"},
-		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}), excludes + "Sampler; leave it unset"},
+		{loader(Options{Workers: math.MaxInt, Prefetch: 3}),
+			"Options.Workers × Prefetch … × 3 … less than 2^31"},
+		{loader(Options{Sampler: Sequential(3), Shuffle: true}),
+			"Options.Sampler excludes Shuffle"},
+		{loader(Options{BatchSampler: none, BatchSize: 2}),
+			excludes + "BatchSize (2); leave it unset"},
+		{loader(Options{BatchSampler: none, Shuffle: true}),
+			excludes + "Shuffle (true); leave it unset"},
+		{loader(Options{BatchSampler: none, DropLast: true}),
+			excludes + "DropLast (true); leave it unset"},
+		{loader(Options{BatchSampler: none, Sampler: Sequential(1)}),
+			excludes + "Sampler; leave it unset"},
 		{loader(Options{Rank: Rank{3, 3}}), "Options.Rank … Index: 3 … Count: 3 … 0 to 2"},
 		{loader(Options{Rank: Rank{-1, 3}}), "Options.Rank … Index: -1 … 0 to 2"},
 		{loader(Options{Rank: Rank{1, 0}}), "Options.Rank … Index: 1 … set Count"},
 		{loader(Options{Rank: Rank{0, 1<<20 + 1}}),
-			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to 1048576, and Index 0 to 1048575"},
+			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to " +
+				"1048576, and Index 0 to 1048575"},
 		{loader(Options{Rank: Rank{1<<20 - 1, 1 << 20}}), ""},
 		{loader(Options{Rank: Rank{0, -1}}), "Options.Rank … Count: -1 … must be 0 to"},
 		{loader(Options{Tail: 7}), "Options.Tail is 7 … UnevenTail"},
 		{loader(Options{Tail: -1}), "Options.Tail is -1"},
 		{loader(Options{Sampler: sampler{n: -3}}), "dataloader.sampler is -3 … must be 0 to"},
-		{sized(4, Options{Sampler: weighted}), "Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
-		{sized(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}), "Resize(Resize(Weighted( … for 5 samples … has 6"},
+		{sized(4, Options{Sampler: weighted}),
+			"Weighted(2 of 5, … is for 5 samples, the data set has 4 … a weight"},
+		{sized(6, Options{Sampler: Resize(Resize(weighted, 3), 4)}),
+			"Resize(Resize(Weighted( … for 5 samples … has 6"},
 		{batched(6, pairs), "Batches(Resize(Weighted( … for 5 samples … has 6"},
 		{batched(5, buckets), "Buckets(3, … is for 3 samples, the data set has 5 … a length"},
-		{loader(Options{BatchSize: 4, DropLast: true}), "no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
-		{ranks(10, 4, 4, PadTail), "10 samples … BatchSize 4, DropLast true, Rank.Count 4, DropTail false … smaller batches"},
+		{loader(Options{BatchSize: 4, DropLast: true}),
+			"no batch of 3 samples … Sequential(3) … BatchSize 4, DropLast true"},
+		{ranks(10, 4, 4, PadTail),
+			"10 samples … BatchSize 4, DropLast true, Rank.Count 4, DropTail false … smaller " +
+				"batches"},
 		{ranks(10, 3, 4, DropTail), "no batch of 10 samples … DropTail true"},
 		{ranks(3, 1, 4, DropTail), "no batch of 3 samples … fewer ranks"},
-		{batched(10, Batches(Sequential(10), 64, true)), "Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
+		{batched(10, Batches(Sequential(10), 64, true)),
+			"Batches(Sequential(10), 64, dropLast) is empty, and there are 10 samples"},
 		{batched(0, Batches(Sequential(0), 2, true)), ""},
-		{sized(10, Options{Sampler: Sequential(0)}), "Sequential(0) is empty, and there are 10 samples"},
+		{sized(10, Options{Sampler: Sequential(0)}),
+			"Sequential(0) is empty, and there are 10 samples"},
 	})
-	const tooFar = "65 … is for 65 samples, the data set has 64; … Buckets a length, and other orders an n of at most 64"
+	const tooFar = "65 … is for 65 samples, the data set has 64; … Buckets a length, and other " +
+		"orders an n of at most 64"
 	for _, s := range []Sampler{
-		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1), Resize(Random(65, 1), 100),
+		Sequential(65), Random(65, 1), TorchRandom(65, 1), RandomWithReplacement(65, 9, 1),
+		Resize(Random(65, 1), 100),
 	} {
 		runRow(t, fmt.Sprint(s), func(t *testing.T) {
 			for n, want := range map[int]string{64: tooFar, 65: "", 66: ""} {
@@ -2798,7 +2990,8 @@ func TestBadOptions(t *testing.T) {
 // TestMain says what is missing if the .go files were copied alone.
 func TestMain(m *testing.M) {
 	if _, err := os.Stat("testdata/cursors.json"); err != nil {
-		fmt.Fprintf(os.Stderr, "%v\nthe tests need the folder testdata of this package: copy it, too\n", err)
+		fmt.Fprintf(os.Stderr,
+			"%v\nthe tests need the folder testdata of this package: copy it, too\n", err)
 		os.Exit(1)
 	}
 	flag.Parse()
@@ -2808,7 +3001,9 @@ func TestMain(m *testing.M) {
 		_, err = net.Dial("tcp", server.Addr().String())
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%v\nthis machine has no loopback interface, so what reads from the web is skipped\n", err)
+		fmt.Fprintf(os.Stderr,
+			"%v\nthis machine has no loopback interface, so what reads from the web is skipped\n",
+			err)
 		skip := flag.Lookup("test.skip").Value
 		must(0, skip.Set(strings.TrimPrefix(skip.String()+"|"+fromTheWeb, "|")))
 	}
@@ -2828,7 +3023,9 @@ func resume[T any](t testing.TB, s Stream[T], from Cursor) []string {
 
 // tree is a file system with folders at several depths.
 func tree() fs.FS {
-	files, names := fstest.MapFS{}, "a.txt b.png cat/1.png cat/2.png cat/old/0.png cat/.hidden dog/1.png dog/x/y/z.txt .git/config"
+	files, names := fstest.MapFS{},
+		"a.txt b.png cat/1.png cat/2.png cat/old/0.png cat/.hidden dog/1.png dog/x/y/z.txt "+
+			".git/config"
 	for _, name := range strings.Fields(names) {
 		files[name] = &fstest.MapFile{Data: []byte("in " + name)}
 	}
@@ -2864,7 +3061,8 @@ func init() {
 			ending(Map(source, workers, quick).Epoch(t.Context(), 0)),
 		}
 	}
-	runFromStream = func(ctx context.Context, w *world, e engine, slots []Item[int], body func(slot int) bool) {
+	runFromStream = func(ctx context.Context, w *world, e engine, slots []Item[int],
+		body func(slot int) bool) {
 		stream := Indices(Sequential(w.all)).Filter(func(int) bool { w.sent.Add(1); return true })
 		readAhead(ctx, stream, Cursor{}, e, slots, body)
 	}
@@ -2873,11 +3071,12 @@ func init() {
 // A feed is the stream 0, 1, …, n-1, plus 100 times the epoch, made of a
 // sequence. It counts how the sequence is read.
 type feed struct {
-	n      int
-	bad    []int                            // the items that fail
-	before func(ctx context.Context, i int) // called before item i, and with n before the end; nil: nothing
-	read   atomic.Int64                     // how many items were read
-	left   atomic.Int64                     // how many sequences have ended, or were left
+	n   int
+	bad []int // the items that fail
+	// called before item i, and with n before the end; nil: nothing
+	before func(ctx context.Context, i int)
+	read   atomic.Int64 // how many items were read
+	left   atomic.Int64 // how many sequences have ended, or were left
 }
 
 func (s *feed) stream() ints {
@@ -2909,7 +3108,8 @@ func counting(n int, bad ...int) ints { return (&feed{n: n, bad: bad}).stream() 
 
 // letters is the stream of the letters of s.
 func letters(s string) Stream[string] {
-	return Map(Indices(Sequential(len(s))), 0, func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
+	return Map(Indices(Sequential(len(s))), 0,
+		func(_ context.Context, i int) (string, error) { return s[i : i+1], nil })
 }
 
 // head returns the first element of a batch.
@@ -2945,21 +3145,30 @@ var stages = []struct {
 	name string
 	of   func(s ints, n int, other func() ints) ints
 }{
-	{"Filter", func(s ints, n int, _ func() ints) ints { return s.Filter(func(i int) bool { return i%4 != n%2*2 }) }},
+	{"Filter", func(s ints, n int, _ func() ints) ints {
+		return s.Filter(func(i int) bool { return i%4 != n%2*2 })
+	}},
 	{"Take", func(s ints, n int, _ func() ints) ints { return s.Take(n%20 + 1) }},
 	{"Repeat", func(s ints, n int, _ func() ints) ints { return s.Repeat(n%3 + 1) }},
 	{"Chain", func(s ints, _ int, other func() ints) ints { return Chain(s, other()) }},
-	{"Zip", func(s ints, n int, other func() ints) ints { return Map(Zip(s, other()), n/4%4, add) }},
+	{"Zip", func(s ints, n int, other func() ints) ints {
+		return Map(Zip(s, other()), n/4%4, add)
+	}},
 	{"Shuffle", func(s ints, n int, _ func() ints) ints { return s.Shuffle(n%6+1, uint64(n)) }},
 	{"Mix", func(s ints, n int, other func() ints) ints {
 		weights := [][]float64{nil, {1, float64(n%4) + .5}}[n/8%2]
-		return Mix(MixOptions{Weights: weights, Seed: uint64(n), Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
+		return Mix(MixOptions{Weights: weights, Seed: uint64(n),
+			Stop: []Stop{StopAtFirst, StopAtLast}[n/4%2]}, s, other())
 	}},
-	{"Shard", func(s ints, n int, _ func() ints) ints { return s.Shard(Rank{n % 3, 3}, Tail(n/4%3)) }},
+	{"Shard", func(s ints, n int, _ func() ints) ints {
+		return s.Shard(Rank{n % 3, 3}, Tail(n/4%3))
+	}},
 	{"OnError", func(s ints, n int, _ func() ints) ints {
 		return s.OnError(func(e *SampleError) error { return []error{e, errBad}[(n+e.Pos)%2] })
 	}},
-	{"Batch", func(s ints, n int, _ func() ints) ints { return Unbatch(Batch(s, n%4+1, List[int])) }},
+	{"Batch", func(s ints, n int, _ func() ints) ints {
+		return Unbatch(Batch(s, n%4+1, List[int]))
+	}},
 	{"Map", func(s ints, n int, _ func() ints) ints { return Map(s, n/4%4, double) }},
 	{"Prefetch", func(s ints, n int, _ func() ints) ints { return s.Prefetch(n%5 + 1) }},
 }
@@ -2998,7 +3207,8 @@ func checkStream[T any](t *testing.T, s Stream[T], epoch int) (want []string) {
 				item.Err = itemError(item.Next, item.Err)
 			}
 			failIf(t, item.Next.Epoch != epoch || item.Next.Pos <= at.Pos,
-				"item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch, item.Next.Pos, at.Pos)
+				"item %d: next is epoch %d, pos %d, after pos %d", len(want), item.Next.Epoch,
+				item.Next.Pos, at.Pos)
 			at = item.Next
 			cursors, saved = append(cursors, at), append(saved, at.String())
 			now := outcomes(one(item.Value, item.Err))
@@ -3025,7 +3235,8 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []st
 	t.Helper()
 	rewrite := strings.NewReplacer("ö", `\u00f6`, `":`, `" : `)
 	for _, at := range []Cursor{from, fromJSON(t, rewrite.Replace(from.String()))} {
-		if got := outcomes(s.Run(t.Context(), &at)); !slices.Equal(got, want) || at != (Cursor{Epoch: from.Epoch + 1}) {
+		if got := outcomes(s.Run(t.Context(), &at)); !slices.Equal(got, want) ||
+			at != (Cursor{Epoch: from.Epoch + 1}) {
 			t.Fatalf("from %v, and then at %v:\n got %q\nwant %q", from, at, got, want)
 		}
 	}
@@ -3036,7 +3247,8 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []st
 			if got = append(got, outcomes(one(value, err))...); err != nil {
 				continue
 			}
-			equal(t, fmt.Sprintf("cursor %d from %v", len(got), from), at.String(), saved[min(len(got), len(want))])
+			equal(t, fmt.Sprintf("cursor %d from %v", len(got), from), at.String(),
+				saved[min(len(got), len(want))])
 			if n++; n == each {
 				break
 			}
@@ -3052,7 +3264,8 @@ func checkResume[T any](t *testing.T, s Stream[T], from Cursor, want, saved []st
 // cannot know whether its sequence has stopped early.
 func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, exact bool) {
 	t.Helper()
-	stopped := []error{errors.New("stopped"), fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
+	stopped := []error{errors.New("stopped"),
+		fmt.Errorf("stopped: %w", &SampleError{Err: io.EOF})}[k%2]
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	at, n := Cursor{Epoch: epoch}, 0
@@ -3075,8 +3288,10 @@ func checkStop[T any](t *testing.T, s Stream[T], epoch, k int, want []string, ex
 		}
 	}
 	complete := end == nil && at == (Cursor{Epoch: epoch + 1})
-	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) && (complete || exact) {
-		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end, at)
+	if n != k || !complete && !errors.Is(end, stopped) || complete != (k == len(want)) &&
+		(complete || exact) {
+		t.Fatalf("stopped after %d of %d items: %d came, and then %v, at %v", k, len(want), n, end,
+			at)
 	}
 	if end != nil { // the items that failed last come again
 		rest := outcomes(s.Run(t.Context(), &at))
@@ -3116,7 +3331,8 @@ func tarEntries(entries ...string) []byte {
 		h := tar.Header{Typeflag: tar.TypeDir, Name: e, Mode: 0o444}
 		content := ""
 		if i := strings.IndexAny(e, "=>@"); i >= 0 {
-			h.Typeflag = map[byte]byte{'=': tar.TypeReg, '>': tar.TypeLink, '@': tar.TypeSymlink}[e[i]]
+			h.Typeflag = map[byte]byte{'=': tar.TypeReg, '>': tar.TypeLink,
+				'@': tar.TypeSymlink}[e[i]]
 			h.Name, h.Linkname = e[:i], e[i+1:]
 		}
 		if h.Typeflag == tar.TypeReg {
@@ -3139,14 +3355,16 @@ func withBytes(data []byte, at int, bytes string) []byte {
 // another, and its checksum corrected.
 func withHeader(data []byte, header, at int, bytes string) []byte {
 	data = withBytes(data, header+at, bytes)
-	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ", sumHeader(data[header:header+tarBlock])))
+	return withBytes(data, header+148, fmt.Sprintf("%06o\x00 ",
+		sumHeader(data[header:header+tarBlock])))
 }
 
 // tarHeader returns a header of any type, and its data in whole blocks.
 func tarHeader(kind, name, data string) []byte {
 	b := make([]byte, roundToBlocks(int64(tarBlock+len(data))))
 	size := fmt.Sprintf("%011o\x00", len(data))
-	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size, 257: posixMagic + "00", tarBlock: data} {
+	for at, field := range map[int]string{0: name, 100: "0000644\x00", 124: size,
+		257: posixMagic + "00", tarBlock: data} {
 		copy(b[at:], field)
 	}
 	return withHeader(b, 0, 156, kind)
@@ -3201,7 +3419,8 @@ func gzipped(data []byte) []byte {
 
 // isPacked reports whether data is compressed, with gzip, bzip2, xz or zstd.
 func isPacked(data []byte) bool {
-	return slices.Contains([]string{"\x1f\x8b", "BZ", "\xfd7", "\x28\xb5"}, string(data[:min(2, len(data))]))
+	return slices.Contains([]string{"\x1f\x8b", "BZ", "\xfd7", "\x28\xb5"},
+		string(data[:min(2, len(data))]))
 }
 
 // inMemory is an Opener of shards in memory.
@@ -3230,7 +3449,8 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // breaksAfter is a reader that yields data, and then what fail does.
 func breaksAfter(data []byte, fail func() error) io.Reader {
-	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
+	return io.MultiReader(bytes.NewReader(data),
+		readerFunc(func([]byte) (int, error) { return 0, fail() }))
 }
 
 // A countingFile is a file in memory, which can seek. It counts the bytes that
@@ -3364,7 +3584,8 @@ func checkShard(t *testing.T, opts TarOptions, data []byte) (streamed, byIndex [
 	}
 	for item := range stream.Items(t.Context(), Cursor{}) {
 		rest := strings.Contains(string(must(json.Marshal(item.Next))), `"shard":1`)
-		if e := (*TarError)(nil); item.Err != nil && (!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
+		if e := (*TarError)(nil); item.Err != nil &&
+			(!errors.As(item.Err, &e) || e.Shard != "0" || e.Rest != rest) {
 			t.Errorf("no TarError, or Rest is not %t: %v", rest, item.Err)
 		}
 	}
@@ -3394,9 +3615,11 @@ func makeShard(line string) (data []byte, opts TarOptions) {
 	for i, step := range steps {
 		steps[i] = must(strconv.Unquote(`"` + strings.TrimSpace(step) + `"`))
 	}
-	sound := "a.txt=first a.cls=1 b.txt=" + strings.Repeat("second", 200) + " b.cls=2 c.txt=third c.cls=3"
+	sound := "a.txt=first a.cls=1 b.txt=" + strings.Repeat("second", 200) +
+		" b.cls=2 c.txt=third c.cls=3"
 	large := "a.txt=" + strings.Repeat("x", 256<<10-3*tarBlock)
-	data = tarEntries(strings.Fields(strings.NewReplacer("sound", sound, "large", large).Replace(steps[0]))...)
+	data = tarEntries(strings.Fields(strings.NewReplacer("sound", sound, "large",
+		large).Replace(steps[0]))...)
 	for _, step := range steps[1:] {
 		words := append(strings.SplitN(step, " ", 4), "", "", "")
 		n, _ := strconv.Atoi(words[1])
@@ -3787,7 +4010,8 @@ func ExampleFromSeq() {
 // Indices is the order of a sampler as a stream.
 func ExampleIndices() {
 	data := Slice[string]{"a", "b", "c"}
-	for sample, err := range Map(Indices(Random(3, 1)), 2, data.Get).Epoch(context.Background(), 0) {
+	for sample, err := range Map(Indices(Random(3, 1)), 2, data.Get).Epoch(context.Background(),
+		0) {
 		fmt.Println(sample, err)
 	}
 	// Output:
@@ -4510,7 +4734,8 @@ func ExampleCursor() {
 		if err := json.Unmarshal([]byte(saved), &at); err != nil {
 			log.Fatal(err)
 		}
-		loader, err := New(data, List[int], Options{BatchSize: 2, Rank: Rank{Index: rank, Count: 4}})
+		loader, err := New(data, List[int], Options{BatchSize: 2,
+			Rank: Rank{Index: rank, Count: 4}})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -4909,7 +5134,8 @@ func ExampleImageTensor() {
 // cannot be read is an error if it could have some.
 func TestFiles(t *testing.T) {
 	for patterns, want := range map[string]string{
-		"":                   ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png cat/old/0.png dog/1.png dog/x/y/z.txt",
+		"": ".git/config a.txt b.png cat/.hidden cat/1.png cat/2.png " +
+			"cat/old/0.png dog/1.png dog/x/y/z.txt",
 		"*.png":              "b.png",
 		"*/*.png":            "cat/1.png cat/2.png dog/1.png",
 		"**/*.png":           "b.png cat/1.png cat/2.png cat/old/0.png dog/1.png",
@@ -4928,7 +5154,8 @@ func TestFiles(t *testing.T) {
 			equal(t, patterns, strings.Join(names, " "), want)
 		})
 	}
-	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false, "c*/*.png": false} {
+	for pattern, denied := range map[string]bool{"*/*.png": true, "**/*.png": true, "*.png": false,
+		"c*/*.png": false} {
 		err := errorOf(Files(closedFS{tree(), "dog"}, pattern))
 		equal(t, pattern+": whether it fails", err != nil, denied)
 		equal(t, pattern+": whether it is denied", errors.Is(err, fs.ErrPermission), denied)
@@ -4943,17 +5170,21 @@ func TestFiles(t *testing.T) {
 // are left out at every depth, and that no file is opened.
 func TestFolder(t *testing.T) {
 	names, closed := fstest.MapFS{".git/7": {}}, closedFS{tree(), ".git"}
-	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 cat/a/6. cat-b/1 cat0/1 dog/x/y/z") {
+	for _, name := range strings.Fields("a.txt cat/2 cat/.3 cat/.old/1 cat/a/.4 cat/a/.b/5 " +
+		"cat/a/6. cat-b/1 cat0/1 dog/x/y/z") {
 		names[name] = &fstest.MapFile{}
 	}
 	for _, c := range []struct {
 		fsys           fs.FS
 		patterns, want string
 	}{
-		{closedFS{names, ".git"}, "", "[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}] <nil>"},
+		{closedFS{names, ".git"}, "",
+			"[cat cat-b cat0 dog] [{cat/2 0} {cat/a/6. 0} {cat-b/1 1} {cat0/1 2} {dog/x/y/z 3}] " +
+				"<nil>"},
 		{names, "*/* .git/*", `pattern ".git/*": it matches no file`},
 		{closed, "dog/1.png cat/o*/*", "[cat dog] [{cat/old/0.png 0} {dog/1.png 1}] <nil>"},
-		{closed, "**/0* **/z.* */1*", "[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}] <nil>"},
+		{closed, "**/0* **/z.* */1*",
+			"[cat dog] [{cat/1.png 0} {cat/old/0.png 0} {dog/1.png 1} {dog/x/y/z.txt 1}] <nil>"},
 		{closed, "*.png", `class "cat" has no file (patterns ["*.png"])`},
 		{closed, "cat/*", `class "dog" has no file (patterns ["cat/*"])`},
 		{closed, "*/* cat/.hidden", `pattern "cat/.hidden": it matches no file`},
@@ -4974,15 +5205,18 @@ func TestBadFiles(t *testing.T) {
 	missing := errorOf(fs.ReadDir(os.DirFS("nowhere"), "."))
 	refused(t, []refusal{
 		{errorOf(Files(nil)), "Files … nil"},
-		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})), "Files: fstest.MapFS: there is no file"},
+		{errorOf(Files(fstest.MapFS{"a": {Mode: fs.ModeDir}})),
+			"Files: fstest.MapFS: there is no file"},
 		{files("cow/*.png"), `Files: … pattern "cow/*.png": it matches no file`},
 		{files(""), `Files: … pattern "": it matches no file`},
 		{because(t, path.ErrBadPattern, files("a/[")), "Files: "},
 		{folder(nil), "Folder … nil"},
-		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))), "= dataloader: Files: nowhere: " + missing.Error()},
+		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))),
+			"= dataloader: Files: nowhere: " + missing.Error()},
 		{because(t, fs.ErrNotExist, folder(os.DirFS("nowhere"))), "Folder: nowhere: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
-		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}), `Folder: fstest.MapFS: class "dog" has no file`},
+		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}),
+			`Folder: fstest.MapFS: class "dog" has no file`},
 	})
 }
 
@@ -4990,7 +5224,8 @@ func TestBadFiles(t *testing.T) {
 // links are followed.
 func TestFilesOnDisk(t *testing.T) {
 	dir := t.TempDir()
-	must(0, os.CopyFS(dir, fstest.MapFS{"cat/1": {Data: []byte("old")}, "cat/2": {}, "cat/3": {Data: []byte("3")}, ".old/4": {}}))
+	must(0, os.CopyFS(dir, fstest.MapFS{"cat/1": {Data: []byte("old")}, "cat/2": {},
+		"cat/3": {Data: []byte("3")}, ".old/4": {}}))
 	data := must(Files(os.DirFS(dir), "cat/*"))
 	must(0, errors.Join(os.WriteFile(dir+"/cat/1", []byte("new"), 0o600), os.Remove(dir+"/cat/2")))
 	equal(t, "file 1", must(data.Get(t.Context(), 0)), File{"cat/1", []byte("new")})
@@ -5010,7 +5245,8 @@ func TestFilesOnDisk(t *testing.T) {
 		equal(t, "with links to folders", must(folder(patterns...)), labels)
 	}
 	found := values(t, must(Files(os.DirFS(dir), "dog/*", "**/5", "*/4")))
-	equal(t, "through links", fmt.Sprint(found), fmt.Sprint([]File{{".old/4", nil}, {"cat/5", []byte("new")}, {"dog/4", nil}}))
+	equal(t, "through links", fmt.Sprint(found),
+		fmt.Sprint([]File{{".old/4", nil}, {"cat/5", []byte("new")}, {"dog/4", nil}}))
 	must(0, link("nowhere", "cow"))
 	equal(t, "a broken link", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
 	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
@@ -5027,10 +5263,12 @@ func TestStreams(t *testing.T) {
 	several := func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }
 	odd := func(i int) bool { return i%2 == 1 }
 	empty, size := counting(0), Indices(sampler{n: 9, name: "größe", order: Sequential(9).Order})
-	last, cycle, forever := MixOptions{Stop: StopAtLast}, MixOptions{Stop: CycleUntilLast}, MixOptions{Stop: CycleForever}
+	last, cycle, forever := MixOptions{Stop: StopAtLast}, MixOptions{Stop: CycleUntilLast},
+		MixOptions{Stop: CycleForever}
 	weighted := MixOptions{Weights: []float64{1, 3, .5}, Seed: 3, Stop: CycleUntilLast}
 	deep := func(workers int) ints {
-		s := Map(Mix(last, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8)).Shuffle(4, 1), workers, double)
+		s := Map(Mix(last, counting(13, 4).Prefetch(2), counting(5), counting(9, 0, 8)).Shuffle(4,
+			1), workers, double)
 		s = Mix(MixOptions{Weights: []float64{2, 1}, Seed: 5, Stop: CycleUntilLast}, s, counting(7))
 		return Unbatch(Batch(s, 3, List[int]).Prefetch(2))
 	}
@@ -5052,36 +5290,54 @@ func TestStreams(t *testing.T) {
 		{"FromSeq", of(counting(4, 0, 3)), "[error item 0 is bad 201 202 error item 3 is bad]"},
 		{"Filter", of(counting(9, 3).Filter(odd)), "[201 error item 3 is bad 205 207]"},
 		{"OnError", of(Map(counting(9, 1, 2, 4, 6, 8), 3, quick).OnError(decide)),
-			"[200 203 error Stream.OnError: EOF 205 error Stream.OnError: panic: ouch 207 error item 8 is bad]"},
+			"[200 203 error Stream.OnError: EOF 205 error Stream.OnError: panic: ouch 207 error " +
+				"item 8 is bad]"},
 		{"Take", of(counting(9, 1).Take(3)), "[200 error item 1 is bad 202]"},
-		{"Repeat", of(counting(2, 1).Repeat(3)), "[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
+		{"Repeat", of(counting(2, 1).Repeat(3)),
+			"[600 error item 1 is bad 700 error item 1 is bad 800 error item 1 is bad]"},
 		{"Repeat forever", of(counting(2).Cycle().Take(5)), "[200 201 300 301 400]"},
-		{"Chain", of(Chain(counting(2), empty, counting(3, 0))), "[200 201 error item 0 is bad 201 202]"},
-		{"Zip", of(Zip(counting(4, 1), counting(3, 2))), "[{200 200} error item 1 is bad error item 2 is bad]"},
+		{"Chain", of(Chain(counting(2), empty, counting(3, 0))),
+			"[200 201 error item 0 is bad 201 202]"},
+		{"Zip", of(Zip(counting(4, 1), counting(3, 2))),
+			"[{200 200} error item 1 is bad error item 2 is bad]"},
 		{"Zip, second longer", of(Zip(counting(2), counting(3))), "[{200 200} {201 201}]"},
-		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))), "[2 0 1]"},
+		{"Indices", of(Indices(OrderFunc(3, func(e int) []int { return []int{e, 0, 1} }))),
+			"[2 0 1]"},
 		{"Indices of a sampler that has grown", of(grown), "[0 1 2]"},
-		{"Shuffle, greatest size", of(counting(9).Shuffle(math.MaxInt/4, 1)), "[201 208 205 204 203 207 200 202 206]"},
-		{"Shuffle, endless", of(counting(4).Cycle().Shuffle(3, 1).Take(9)), "[201 200 203 202 300 301 303 400 302]"},
+		{"Shuffle, greatest size", of(counting(9).Shuffle(math.MaxInt/4, 1)),
+			"[201 208 205 204 203 207 200 202 206]"},
+		{"Shuffle, endless", of(counting(4).Cycle().Shuffle(3, 1).Take(9)),
+			"[201 200 203 202 300 301 303 400 302]"},
 		{"Shuffle, in letters to be escaped", of(Zip(size, counting(9)).Shuffle(5, 6)), ""},
-		{"Mix first", of(Mix(MixOptions{Stop: StopAtFirst}, letters("a"), letters("bB"), letters("cCc"))), "[a b c]"},
+		{"Mix first", of(Mix(MixOptions{Stop: StopAtFirst}, letters("a"), letters("bB"),
+			letters("cCc"))), "[a b c]"},
 		{"Mix last", of(Mix(last, letters("a"), letters("bB"), letters("cCx"))), "[a b c B C x]"},
 		{"Mix last, one empty", of(Mix(last, empty, counting(2))), "[200 201]"},
 		{"Mix cycle", of(Mix(cycle, counting(1), counting(2), counting(3, 1))),
 			"[200 200 200 300 201 error item 1 is bad 400 300 202 500 301]"},
-		{"Mix forever", of(Mix(forever, counting(1), counting(2)).Take(7)), "[200 200 300 201 400 300 500]"},
+		{"Mix forever", of(Mix(forever, counting(1), counting(2)).Take(7)),
+			"[200 200 300 201 400 300 500]"},
 		{"Mix by weight, cycle", of(Mix(weighted, counting(2), counting(6), counting(3))),
-			"[200 200 201 200 202 203 204 205 201 300 301 201 302 300 303 304 301 305 400 401 402 400 403 404 202 405 401 " +
+			"[200 200 201 200 202 203 204 205 201 300 301 201 302 300 303 304 301 305 400 401 " +
+				"402 400 403 404 202 405 401 " +
 				"500 501 500 502 503]"},
-		{"Shard", of(Map(counting(8, 4).Shard(Rank{1, 3}, PadTail), 0, quick)), "[201 error item 4 is bad 207]"},
-		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])), "[[200 201] [202 203] error item 4 is bad [206]]"},
-		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)), "[error Batch: bad sample error item 2 is bad]"},
-		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))), "[200 201 error item 2 is bad 204]"},
+		{"Shard", of(Map(counting(8, 4).Shard(Rank{1, 3}, PadTail), 0, quick)),
+			"[201 error item 4 is bad 207]"},
+		{"Batch", of(Batch(counting(7, 4, 5), 2, List[int])),
+			"[[200 201] [202 203] error item 4 is bad [206]]"},
+		{"Batch, spoiled", of(Batch(counting(3, 2), 2, spoiled)),
+			"[error Batch: bad sample error item 2 is bad]"},
+		{"Unbatch", of(Unbatch(Batch(counting(5, 2), 2, List[int]))),
+			"[200 201 error item 2 is bad 204]"},
 		{"Unbatch, empty batches", of(Unbatch(Map(counting(4), 0, several))), "[0 0 0 0 0]"},
-		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool { return false }), empty.Take(2),
-			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Rank{1, 2}, PadTail), Unbatch(Batch(empty, 2, List[int])),
+		{"nothing", of(Chain(Chain[int](), empty.Filter(odd), counting(3).Filter(func(int) bool {
+			return false
+		}), empty.Take(2),
+			empty.Repeat(3), empty.Shuffle(5, 1), empty.Shard(Rank{1, 2}, PadTail),
+			Unbatch(Batch(empty, 2, List[int])),
 			Map(empty, 3, quick), empty.Prefetch(3))), "[]"},
-		{"Shuffle of a Mix of Shuffles", of(Mix(last, slices.Repeat([]ints{counting(4).Shuffle(2, 1)}, 7)...).Shuffle(2, 3)), ""},
+		{"Shuffle of a Mix of Shuffles", of(Mix(last,
+			slices.Repeat([]ints{counting(4).Shuffle(2, 1)}, 7)...).Shuffle(2, 3)), ""},
 		{"deep", of(deep(2)), in2(deep(0))},
 	} {
 		runRow(t, c.name, func(t *testing.T) {
@@ -5143,8 +5399,10 @@ func TestEnds(t *testing.T) {
 			<-ctx.Done()
 		}
 	}}
-	for _, n := range []int{2, 5, 8, 14} { // 0 to 3 workers; Filter and Shard keep the last item of their source
-		for _, source := range []ints{Indices(Sequential(6)), Unbatch(StreamOf(newLoader(t, numbers(6), Options{Workers: n / 4})))} {
+	// 0 to 3 workers; Filter and Shard keep the last item of their source
+	for _, n := range []int{2, 5, 8, 14} {
+		for _, source := range []ints{Indices(Sequential(6)),
+			Unbatch(StreamOf(newLoader(t, numbers(6), Options{Workers: n / 4})))} {
 			eachStage(t, source, n, func(t *testing.T, s ints) {
 				want := readAll(t, s)
 				for k := range len(want) + 1 {
@@ -5157,7 +5415,8 @@ func TestEnds(t *testing.T) {
 			defer cancel()
 			var at Cursor
 			got := outcomes(s.Run(ctx, &at))
-			equal(t, "the end", fmt.Sprint(at, got[len(got)-1]), fmt.Sprint(Cursor{0, len(got) - 1, at.State}, "error ", errBad))
+			equal(t, "the end", fmt.Sprint(at, got[len(got)-1]),
+				fmt.Sprint(Cursor{0, len(got) - 1, at.State}, "error ", errBad))
 		})
 	}
 }
@@ -5174,10 +5433,12 @@ func TestChangedSources(t *testing.T) {
 				all := cursors(t, s)
 				source.bad = change[1]
 				want := readAll(t, s)
-				equal(t, "whether items fail", strings.Contains(fmt.Sprint(want), "is bad"), source.bad != nil)
+				equal(t, "whether items fail", strings.Contains(fmt.Sprint(want), "is bad"),
+					source.bad != nil)
 				for k, at := range all {
 					got := resume(t, s, throughJSON(t, at))
-					equal(t, fmt.Sprintf("after %d, with %v instead of %v", k, change[1], change[0]), got, want[k:])
+					equal(t, fmt.Sprintf("after %d, with %v instead of %v", k, change[1],
+						change[0]), got, want[k:])
 				}
 			}
 		})
@@ -5188,32 +5449,39 @@ func TestChangedSources(t *testing.T) {
 	source.bad = []int{5} // so that the rest of its batch is one failed item
 	want := []string{"0", "1", "2", "3", "error item 5 is bad", "8", "9", "10", "11"}
 	for k, at := range all {
-		equal(t, fmt.Sprint("Unbatch, after ", k), resume(t, s, throughJSON(t, at)), want[max(min(k, 4), k-3):])
+		equal(t, fmt.Sprint("Unbatch, after ", k), resume(t, s, throughJSON(t, at)),
+			want[max(min(k, 4), k-3):])
 	}
 
 	var gone []int
 	there := Indices(Sequential(23)).Filter(func(i int) bool { return !slices.Contains(gone, i) })
-	for name, s := range map[string]ints{"Unbatch": Unbatch(Batch(there, 4, List[int])), "Shuffle": there.Shuffle(5, 1)} {
+	for name, s := range map[string]ints{"Unbatch": Unbatch(Batch(there, 4, List[int])),
+		"Shuffle": there.Shuffle(5, 1)} {
 		runRow(t, name, func(t *testing.T) {
 			refusals, late := 0, upTo(23)[13:]
-			for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)}, {nil, {2}}, {nil, {10}}, {nil, {21}}} {
+			for _, change := range [][2][]int{{nil, late}, {late, nil}, {nil, upTo(23)},
+				{nil, {2}}, {nil, {10}}, {nil, {21}}} {
 				gone = change[0]
 				before, all := readAll(t, s), cursors(t, s)
 				gone = change[1]
 				now := sorted(readAll(t, s))
 				for k, at := range all {
 					got := outcomes(s.Run(t.Context(), &at))
-					if k > 0 && len(got) == 1 && strings.Contains(got[0], "the source has changed") {
+					if k > 0 && len(got) == 1 &&
+						strings.Contains(got[0], "the source has changed") {
 						equal(t, "the cursor", at, all[k])
 						refusals++
 						continue
 					}
-					had := slices.DeleteFunc(slices.Clone(before[:k]), func(x string) bool { return !slices.Contains(now, x) })
+					had := slices.DeleteFunc(slices.Clone(before[:k]),
+						func(x string) bool { return !slices.Contains(now, x) })
 					got = sorted(append(had, got...))
-					equal(t, fmt.Sprintf("%v are gone, then %v, after %d", change[0], change[1], k), got, now)
+					equal(t, fmt.Sprintf("%v are gone, then %v, after %d", change[0], change[1],
+						k), got, now)
 				}
 			}
-			equal(t, fmt.Sprint("it may refuse what it has to read again, not ", refusals), refusals > 9 && refusals < 100, true)
+			equal(t, fmt.Sprint("it may refuse what it has to read again, not ", refusals),
+				refusals > 9 && refusals < 100, true)
 		})
 	}
 }
@@ -5224,10 +5492,14 @@ func TestChangedSources(t *testing.T) {
 // never refused.
 func TestJoinedSources(t *testing.T) {
 	ordered := func(order Sampler) lists {
-		return Map(Indices(order), 0, func(_ context.Context, i int) ([]int, error) { return []int{i}, nil })
+		return Map(Indices(order), 0, func(_ context.Context, i int) ([]int, error) {
+			return []int{i}, nil
+		})
 	}
 	sequence := func(n int) lists {
-		return Map(counting(n), 0, func(_ context.Context, i int) ([]int, error) { return []int{i % 100}, nil })
+		return Map(counting(n), 0, func(_ context.Context, i int) ([]int, error) {
+			return []int{i % 100}, nil
+		})
 	}
 	batched := func(opts Options) lists { return loaded(4, opts) }
 	firsts := map[string]lists{
@@ -5274,11 +5546,14 @@ func TestJoinedSources(t *testing.T) {
 			return Mix(MixOptions{Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
 		},
 		"Mix, weights": func(s lists) lists {
-			return Mix(MixOptions{Weights: []float64{3, 1}, Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
+			return Mix(MixOptions{Weights: []float64{3, 1}, Stop: CycleForever},
+				Chain(s, listed(40, 1)), others()).Take(16)
 		},
 		"mine": func(s lists) lists { return counts(Chain(s, others())) },
 	}
-	pairs := func(s lists, size int) lists { return Map(Unbatch(Batch(s, size, List[[]int])), 0, quick) }
+	pairs := func(s lists, size int) lists {
+		return Map(Unbatch(Batch(s, size, List[[]int])), 0, quick)
+	}
 	again := map[string]func(s lists) lists{
 		"Shuffle":          func(s lists) lists { return s.Shuffle(4, 1) },
 		"Shuffle 2":        func(s lists) lists { return s.Shuffle(2, 7) },
@@ -5286,9 +5561,14 @@ func TestJoinedSources(t *testing.T) {
 		"Unbatch":          func(s lists) lists { return pairs(s, 6) },
 		"Unbatch, Shuffle": func(s lists) lists { return pairs(s, 3).Shuffle(2, 1) },
 		"Take, Shuffle":    func(s lists) lists { return s.Take(9).Shuffle(3, 1) },
-		"Shard, Shuffle":   func(s lists) lists { return s.Shard(Rank{0, 1}, UnevenTail).Shuffle(3, 1) },
+		"Shard, Shuffle": func(s lists) lists {
+			return s.Shard(Rank{0, 1}, UnevenTail).Shuffle(3, 1)
+		},
 		"Zip, Shuffle": func(s lists) lists {
-			return Map(Zip(s, listed(70, 99)), 0, func(_ context.Context, p Pair[[]int, []int]) ([]int, error) { return p.First, nil }).Shuffle(3, 1)
+			return Map(Zip(s, listed(70, 99)), 0,
+				func(_ context.Context, p Pair[[]int, []int]) ([]int, error) {
+					return p.First, nil
+				}).Shuffle(3, 1)
 		},
 	}
 	exact, refusals, tried := 0, 0, 0
@@ -5309,23 +5589,27 @@ func TestJoinedSources(t *testing.T) {
 					}
 					run := rankRun{stream: of(joined(s))}
 					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
-						run.items, run.next = append(run.items, itemInWords(item, err)), append(run.next, throughJSON(t, item.Next))
+						run.items, run.next = append(run.items, itemInWords(item, err)),
+							append(run.next, throughJSON(t, item.Next))
 					}
 					runs[first] = run
 				}
 				for first, maker := range runs {
 					for other, run := range runs {
-						repeats := !strings.HasPrefix(join, "Chain") && join != "Mix" && join != "mine"
+						repeats := !strings.HasPrefix(join, "Chain") && join != "Mix" &&
+							join != "mine"
 						if repeats && !slices.Equal(alone[first], alone[other]) {
 							continue // the epochs before the cursor had other items
 						}
 						for k, at := range maker.next {
-							every := map[bool]int{true: 5, false: 60}[first == other] * unlessShort(1, 10)
+							every := map[bool]int{true: 5,
+								false: 60}[first == other] * unlessShort(1, 10)
 							if tried++; tried%every > 0 && !*everyPipeline {
 								continue
 							}
 							rest, refused := resumeInWords(t, run.stream, at)
-							what := fmt.Sprintf("%s after %d, then %s, at %v: %q", first, k+1, other, at, rest)
+							what := fmt.Sprintf("%s after %d, then %s, at %v: %q", first, k+1,
+								other, at, rest)
 							if refused {
 								refusals++
 								failIf(t, first == other, "its own is refused: %s", what)
@@ -5333,8 +5617,10 @@ func TestJoinedSources(t *testing.T) {
 							}
 							exact++
 							got := numbersIn(slices.Concat(maker.first(k+1), rest))
-							sound := slices.Equal(got, numbersIn(run.items)) || first != other && slices.Equal(got, numbersIn(maker.items))
-							failIf(t, !sound, "%s\n got %q\nwant %q\n  or %q", what, got, numbersIn(run.items), numbersIn(maker.items))
+							sound := slices.Equal(got, numbersIn(run.items)) || first != other &&
+								slices.Equal(got, numbersIn(maker.items))
+							failIf(t, !sound, "%s\n got %q\nwant %q\n  or %q", what, got,
+								numbersIn(run.items), numbersIn(maker.items))
 						}
 					}
 				}
@@ -5351,13 +5637,16 @@ func TestJoinedSources(t *testing.T) {
 func TestMomentaryFailures(t *testing.T) {
 	const n = 7
 	var sick atomic.Int64 // which item fails once; -1: none
-	fails := func(i int) error { return map[bool]error{true: errBad}[sick.CompareAndSwap(int64(i), -1)] }
+	fails := func(i int) error {
+		return map[bool]error{true: errBad}[sick.CompareAndSwap(int64(i), -1)]
+	}
 	load := func(_ context.Context, i int) (int, error) { return i, fails(i) }
 	sequence := func(failed func(yield func(int, error) bool, err error) (more bool)) ints {
 		return FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 			return func(yield func(int, error) bool) {
 				for i := range n {
-					if err := fails(i); err != nil && !failed(yield, err) || err == nil && !yield(i, nil) {
+					if err := fails(i); err != nil && !failed(yield, err) || err == nil &&
+						!yield(i, nil) {
 						return
 					}
 				}
@@ -5365,29 +5654,39 @@ func TestMomentaryFailures(t *testing.T) {
 		})
 	}
 	goesOn := sequence(func(yield func(int, error) bool, err error) bool { return yield(0, err) })
-	ends := sequence(func(yield func(int, error) bool, err error) bool { yield(0, err); return false })
+	ends := sequence(func(yield func(int, error) bool,
+		err error) bool {
+		yield(0, err)
+		return false
+	})
 	dies := sequence(func(_ func(int, error) bool, err error) bool { panic(err) })
 	names, shards := tenShards()
 	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		data := shards[name][offset:]
 		if i, _ := strconv.Atoi(name[:1]); fails(i) != nil {
-			return io.NopCloser(breaksAfter(data[:min(700, len(data))], func() error { return errBad })), nil
+			return io.NopCloser(breaksAfter(data[:min(700, len(data))],
+				func() error { return errBad })), nil
 		}
 		return io.NopCloser(bytes.NewReader(data)), nil
 	}
 	records := Map(tarFrom(open, names...), 0, func(_ context.Context, r Record) (int, error) {
 		return int(r.Key[0])<<8 + int(r.Key[1]), nil
 	})
-	mapped, loader := Map(Indices(Random(n, 1)), 0, load), newLoader(t, Func(n, load), Options{BatchSize: 3})
+	mapped, loader := Map(Indices(Random(n, 1)), 0, load),
+		newLoader(t, Func(n, load), Options{BatchSize: 3})
 	pairs := func(s ints) Stream[[]int] { return Batch(s, 2, List[int]) }
 	for name, s := range map[string]ints{
 		"FromSeq": goesOn, "FromSeq, ends": Map(ends, 2, quick), "FromSeq, dies": dies,
 		"Shuffle, Map": mapped.Shuffle(2, 1), "Shuffle, dies": dies.Shuffle(2, 1),
-		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)), "Unbatch, dies": Unbatch(pairs(dies)),
+		"Shuffle, Tar": records.Shuffle(3, 1), "Tar": records, "Unbatch": Unbatch(pairs(goesOn)),
+		"Unbatch, dies":   Unbatch(pairs(dies)),
 		"Unbatch, Tar":    Unbatch(Batch(records, 3, List[int])),
-		"Unbatch, loader": Unbatch(StreamOf(loader)), "Mix": Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
-		"Zip": Map(Zip(dies.Shuffle(2, 1), mapped), 0, add), "Repeat": goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
-		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2), "Shard": mapped.Shuffle(2, 1).Shard(Rank{1, 2}, PadTail),
+		"Unbatch, loader": Unbatch(StreamOf(loader)),
+		"Mix":             Mix(MixOptions{}, mapped.Shuffle(2, 1), goesOn, dies.Shuffle(2, 2)),
+		"Zip":             Map(Zip(dies.Shuffle(2, 1), mapped), 0, add),
+		"Repeat":          goesOn.Repeat(2).Shuffle(2, 1), "Chain": Chain(mapped, dies),
+		"two Shuffles": Unbatch(pairs(mapped.Shuffle(2, 1))).Shuffle(2, 2),
+		"Shard":        mapped.Shuffle(2, 1).Shard(Rank{1, 2}, PadTail),
 	} {
 		runRow(t, name, func(t *testing.T) {
 			sick.Store(-1)
@@ -5413,7 +5712,8 @@ func TestMomentaryFailures(t *testing.T) {
 			}
 		})
 	}
-	err := ending(counting(3, 1).Run(t.Context(), &Cursor{Pos: 4, State: stageState{By: "FromSeq"}}))
+	err := ending(counting(3, 1).Run(t.Context(),
+		&Cursor{Pos: 4, State: stageState{By: "FromSeq"}}))
 	equal(t, "a sequence with too few items, one of which failed", errors.Is(err, ErrCursor), false)
 }
 
@@ -5429,26 +5729,37 @@ func TestPlaces(t *testing.T) {
 		_, err := inner.Batch(ctx, 40, 76+i)
 		return i, err
 	}
-	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(nested(ctx, 1)) })
+	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int,
+		error] {
+		return one(nested(ctx, 1))
+	})
 	function := Map(Indices(Sequential(4)), 0, nested)
 	for _, c := range []refusal{
 		{failure(t, loader), "batch 1, sample 3: bad sample"},
-		{failure(t, Map(loader, 2, quick).Filter(func([]int) bool { return true }).Prefetch(2)), "batch 1, sample 3: bad sample"},
+		{failure(t, Map(loader, 2, quick).Filter(func([]int) bool { return true }).Prefetch(2)),
+			"batch 1, sample 3: bad sample"},
 		{failure(t, loader.Repeat(2)), "the item before pos 2, sample 3: bad sample"},
-		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)), "the item before pos 2, sample 3: bad sample"},
+		{failure(t, Zip(loader, loader.Take(1).Repeat(9)).Take(5)),
+			"the item before pos 2, sample 3: bad sample"},
 		{failure(t, counting(8, 3).OnError(func(*SampleError) error { return errBad })),
 			"the item before pos 4: Stream.OnError: bad sample"},
-		{failure(t, function), "the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
-		{failure(t, failedSeq), "the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
+		{failure(t, function),
+			"the item before pos 2: Map: epoch 40, batch 77, sample 77: bad sample"},
+		{failure(t, failedSeq),
+			"the item before pos 1: FromSeq: epoch 40, batch 77, sample 77: bad sample"},
 	} {
 		runRow(t, c.want, func(t *testing.T) {
 			equal(t, "the error", fmt.Sprint(c.err), "dataloader: epoch 5, "+c.want)
 			equal(t, "is a SampleError", isSampleError(c.err), true)
-			equal(t, "has its cause", errors.Is(c.err, errBad), strings.Contains(c.want, "bad sample"))
+			equal(t, "has its cause", errors.Is(c.err, errBad),
+				strings.Contains(c.want, "bad sample"))
 		})
 	}
-	fails := func(err error) ints { return counting(8, 3).OnError(func(*SampleError) error { return err }) }
-	because(t, errBad, because(t, fs.ErrExist, failure(t, Zip(fails(errBad), fails(fs.ErrExist))))) // a pair has both causes
+	fails := func(err error) ints {
+		return counting(8, 3).OnError(func(*SampleError) error { return err })
+	}
+	// a pair has both causes
+	because(t, errBad, because(t, fs.ErrExist, failure(t, Zip(fails(errBad), fails(fs.ErrExist)))))
 }
 
 // TestRefusedCursors: a cursor is refused with an ErrCursor if another loader
@@ -5460,31 +5771,47 @@ func TestRefusedCursors(t *testing.T) {
 	s, odd := counting(9), func(i int) bool { return i%2 == 1 }
 	saved := func(text string) Cursor { return fromJSON(t, text) }
 	after := func(n int, s ints) Cursor { return cursors(t, s)[n] }
-	loader := func(opts Options) ints { return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head) }
-	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2}, Options{BatchSize: 2, Unordered: true, Rank: Rank{0, 2}}
+	loader := func(opts Options) ints {
+		return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head)
+	}
+	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2},
+		Options{BatchSize: 2, Unordered: true, Rank: Rank{0, 2}}
 	at, ownAt := after(1, loader(base)), newLoader(t, numbers(20), own).At(0, 1)
 	named := func(version string) Options {
 		return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version}
 	}
 	inMix := func(source Cursor, n int) Cursor { // after n draws
 		return Cursor{source.Epoch, 1, stageState{
-			By: "Mix(1 in turn, stop at last)", N: n, Sources: []Cursor{source}, Ended: []bool{false}}}
+			By: "Mix(1 in turn, stop at last)", N: n, Sources: []Cursor{source},
+			Ended: []bool{false}}}
 	}
 	for _, versions := range [][2]string{{"", "v1"}, {"v1", ""}, {"v1", "v1"}} {
 		made := after(1, loader(named(versions[0])))
-		equal(t, fmt.Sprint(versions), resume(t, loader(named(versions[1])), made), resume(t, loader(base), at))
+		equal(t, fmt.Sprint(versions), resume(t, loader(named(versions[1])), made),
+			resume(t, loader(base), at))
 	}
-	batched := func(dropLast bool) Options { return Options{BatchSampler: Batches(Random(20, 1), 2, dropLast)} }
+	batched := func(dropLast bool) Options {
+		return Options{BatchSampler: Batches(Random(20, 1), 2, dropLast)}
+	}
 	with := func(fields string) Cursor {
-		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields + `}}`)
+		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields +
+			`}}`)
 	}
 	const ofRank, size = `"rank":{"Index":0,"Count":1}`, `"size":2`
-	done := func(spans string) Cursor { return with(`"done":` + spans + "," + ofRank + "," + size) } // steps done ahead
-	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank and a size"
-	weighted := func(a, b float64) ints { return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s) }
-	mixed := func(seed uint64) ints { return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1) }
-	mine := func(field string, value, pos int) ints { // a stage of the user's, whose State has one field more
-		return NewStage(s, false, func(ctx context.Context, s ints, from Cursor) iter.Seq2[Item[int], error] {
+	// steps done ahead
+	done := func(spans string) Cursor { return with(`"done":` + spans + "," + ofRank + "," + size) }
+	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank " +
+		"and a size"
+	weighted := func(a, b float64) ints {
+		return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s)
+	}
+	mixed := func(seed uint64) ints {
+		return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1)
+	}
+	// a stage of the user's, whose State has one field more
+	mine := func(field string, value, pos int) ints {
+		return NewStage(s, false, func(ctx context.Context, s ints,
+			from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
 				for item, err := range s.Items(ctx, from) {
 					source := Cursor{0, pos, item.Next.State}
@@ -5497,25 +5824,31 @@ func TestRefusedCursors(t *testing.T) {
 		})
 	}
 	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
-	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1)) // the source of ends has ended
-	sizes := func(size int) Options { return Options{BatchSize: size} }         // 20 samples in three batches
-	shuffled := func(size int) ints {                                           // 36 samples
+	// the source of ends has ended
+	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1))
+	// 20 samples in three batches
+	sizes := func(size int) Options { return Options{BatchSize: size} }
+	shuffled := func(size int) ints { // 36 samples
 		return Map(StreamOf(newLoader(t, numbers(36), sizes(size))), 0, head).Shuffle(2, 1)
 	}
 	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
 	same := batches(mine("version", 1, 7))
-	equal(t, "mine, of the same version", resume(t, same, throughJSON(t, after(1, same))), resume(t, s, after(1, s)))
+	equal(t, "mine, of the same version", resume(t, same, throughJSON(t, after(1, same))),
+		resume(t, s, after(1, s)))
 	names, shards := tenShards()
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	tars := func(opts TarOptions, names ...string) ints {
 		opts.Open = inMemory(shards)
-		return Map(must(Tar(names, opts)), 0, func(context.Context, Record) (int, error) { return 0, nil })
+		return Map(must(Tar(names, opts)), 0,
+			func(context.Context, Record) (int, error) { return 0, nil })
 	}
-	tar, rank, last := after(3, tars(TarOptions{}, names...)), TarOptions{Rank: Rank{1, 4}}, tarState{}
+	tar, rank, last := after(3, tars(TarOptions{}, names...)), TarOptions{Rank: Rank{1, 4}},
+		tarState{}
 	lastAt := after(6, tars(rank, names...)) // of three shards
 	must(0, lastAt.Load(&last))
 	damaged := func(number int, offset int64) Cursor {
-		return Cursor{lastAt.Epoch, lastAt.Pos, tarState{By: last.By, ShardNumber: number, Offset: offset}}
+		return Cursor{lastAt.Epoch, lastAt.Pos,
+			tarState{By: last.By, ShardNumber: number, Offset: offset}}
 	}
 	const otherTar = "it was made by Tar( … this is Tar( … use the same data and options"
 	for _, c := range []struct {
@@ -5523,17 +5856,25 @@ func TestRefusedCursors(t *testing.T) {
 		from Cursor
 		says string // between dots
 	}{
-		{loader(named("v2")), after(1, loader(named("v1"))), `made with Options.DataVersion "v1", this loader has "v2"`},
-		{loader(Options{Shuffle: true, Seed: 2, BatchSize: 2}), at, "epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
+		{loader(named("v2")), after(1, loader(named("v1"))),
+			`made with Options.DataVersion "v1", this loader has "v2"`},
+		{loader(Options{Shuffle: true, Seed: 2, BatchSize: 2}), at,
+			"epoch 0, pos 2 … Random(20, seed 1) … Random(20, seed 2)"},
 		{loader(Options{Sampler: Random(19, 1), Seed: 1, BatchSize: 2}), at,
-			"Random(20, seed 1) … this is Random(19, seed 1); use the same data and options, or start at Cursor{Epoch: 0}"},
-		{loader(Options{BatchSampler: make(fixedBatches, 20)}), at, "Random(20, seed 1) … dataloader.fixedBatches(20)"}, // no String
+			"Random(20, seed 1) … this is Random(19, seed 1); use the same data and options, or " +
+				"start at Cursor{Epoch: 0}"},
+		// no String
+		{loader(Options{BatchSampler: make(fixedBatches, 20)}), at,
+			"Random(20, seed 1) … dataloader.fixedBatches(20)"},
 		{loader(batched(true)), after(1, loader(batched(false))), "Batches … Batches"},
-		{loader(Options{BatchSize: 2, Sampler: Random(20, 1)}), at, "Options.Seed 1 … Options.Seed 0"},
+		{loader(Options{BatchSize: 2, Sampler: Random(20, 1)}), at,
+			"Options.Seed 1 … Options.Seed 0"},
 		{loader(base), Cursor{Pos: 21, State: at.State}, "pos 21 … at most 20"},
 		{loader(base), Cursor{Pos: -1, State: at.State}, "pos -1 … must not be negative"},
-		{loader(Options{BatchSize: 2, Rank: Rank{1, 2}}), ownAt, "made out of order by rank {0 2} with batches of 2"},
-		{loader(Options{BatchSize: 4, Rank: Rank{0, 2}}), ownAt, "made out of order by rank {0 2} with batches of 2"},
+		{loader(Options{BatchSize: 2, Rank: Rank{1, 2}}), ownAt,
+			"made out of order by rank {0 2} with batches of 2"},
+		{loader(Options{BatchSize: 4, Rank: Rank{0, 2}}), ownAt,
+			"made out of order by rank {0 2} with batches of 2"},
 		{loader(base), done("[[5,10]]"), "damaged … steps of 9"},
 		{loader(base), done("[[0,2]]"), "damaged … [0 2]"}, // begins at step 0
 		{loader(base), done("[[1,2],[2,3]]"), "damaged … [1 2] [2 3]"},
@@ -5545,66 +5886,95 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Shuffle(3, 2), after(1, s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
 		{Chain(s, s, s), after(1, Chain(s, s)), "Chain(2) … Chain(3)"},
 		{weighted(2, 1), after(1, weighted(1, 2)), "seed 3 … [1 2] … seed 3 … [2 1]"},
-		{Indices(Random(8, 1)), after(1, Indices(Random(9, 1))), "Random(9, seed 1) … Random(8, seed 1)"},
-		{Indices(Sequential(20)), after(1, loader(Options{})), "made by Sequential(20), this is Indices(Sequential(20))"},
-		{loader(Options{}), after(1, Indices(Sequential(20))), "made by Indices(Sequential(20)), this is Sequential(20)"},
-		{counting(3), after(1, s.Filter(func(i int) bool { return i > 5 })), "pos 7 … only 3 items"},
+		{Indices(Random(8, 1)), after(1, Indices(Random(9, 1))),
+			"Random(9, seed 1) … Random(8, seed 1)"},
+		{Indices(Sequential(20)), after(1, loader(Options{})),
+			"made by Sequential(20), this is Indices(Sequential(20))"},
+		{loader(Options{}), after(1, Indices(Sequential(20))),
+			"made by Indices(Sequential(20)), this is Sequential(20)"},
+		{counting(3), after(1, s.Filter(func(i int) bool { return i > 5 })),
+			"pos 7 … only 3 items"},
 		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed … it has 2 … had 4"},
 		{batches(counting(0)), third,
-			"the source has changed … it has 0 items up to pos 0 of FromSeq now, and had 4 up to pos 4"},
+			"the source has changed … it has 0 items up to pos 0 of FromSeq now, and had 4 up to " +
+				"pos 4"},
 		{batches(s.Filter(func(i int) bool { return i > 0 })), third,
 			"the source has changed … it has 4 items up to pos 5 … had 4 up to pos 4"},
 		{counting(0).Shuffle(40, 1), ends, "the source has changed … it has"},
 		{counting(22).Shuffle(40, 1), ends, "the source has changed … it has"},
 		{counting(8).Shuffle(2, 0), after(9, counting(10).Shuffle(2, 0)),
 			"it has 4 items up to pos 8 … had 6 up to pos 10"},
-		{counting(20).Filter(odd).Shuffle(9, 1), after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
+		{counting(20).Filter(odd).Shuffle(9, 1),
+			after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
 		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)),
 			"has changed … of mine … of mine"},
-		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))), "has changed … of mine … of mine"},
+		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))),
+			"has changed … of mine … of mine"},
 		{loader(named("v1")).Shuffle(2, 1), after(3, loader(named("")).Shuffle(2, 1)),
 			"has changed, or only its Options.DataVersion " +
 				"(leave a new one unset until the next epoch): it has"},
-		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)), "batches of 7, this is … batches of 8"},
-		{shuffled(4), after(11, shuffled(3)), "batches of 3, this is … batches of 4"}, // both sizes divide 36
-		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(0, 1).Shuffle(2, 1)), "ranks 1, batches of 1, this is Shuffle( … ranks 3, batches of 1"},
-		{mixed(2), after(1, mixed(1)), "the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
+		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)),
+			"batches of 7, this is … batches of 8"},
+		// both sizes divide 36
+		{shuffled(4), after(11, shuffled(3)), "batches of 3, this is … batches of 4"},
+		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(0, 1).Shuffle(2, 1)),
+			"ranks 1, batches of 1, this is Shuffle( … ranks 3, batches of 1"},
+		{mixed(2), after(1, mixed(1)),
+			"the source has changed … of Indices(Random(9, seed 2)) … of Indices(Random(9, seed 1))"},
 
-		{s, Cursor{Epoch: math.MaxInt}, "epoch and pos must not be negative, and epoch must be less than"},
+		{s, Cursor{Epoch: math.MaxInt},
+			"epoch and pos must not be negative, and epoch must be less than"},
 		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "the epoch is too far for Repeat(7)"},
 		{s.Take(3), Cursor{Pos: 1}, "it has no State … a cursor of Run"},
 		{s.Take(3), Cursor{Pos: 1, State: 7}, "does not fit"},
-		{s.Take(3), saved(`{"epoch":0,"pos":1,"state":{}}`), "it was made by another stream, this is Take(3)"},
+		{s.Take(3), saved(`{"epoch":0,"pos":1,"state":{}}`),
+			"it was made by another stream, this is Take(3)"},
 		{s.Take(3), saved(`{"epoch":0,"pos":4,"state":{"by":"Take(3)"}}`), "pos must be at most 3"},
-		{Indices(Sequential(9)), saved(`{"epoch":0,"pos":10,"state":{"by":"Indices(Sequential(9))"}}`), "pos must be at most 9"},
-		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`), "damaged: 2 is not one of 2 parts"},
-		{batches(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`), "the source has changed"},
-		{batches(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`), "damaged"},
-		{s.Shard(Rank{1, 3}, UnevenTail), saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":1048576}}`), "damaged"},
+		{Indices(Sequential(9)),
+			saved(`{"epoch":0,"pos":10,"state":{"by":"Indices(Sequential(9))"}}`),
+			"pos must be at most 9"},
+		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`),
+			"damaged: 2 is not one of 2 parts"},
+		{batches(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`),
+			"the source has changed"},
+		{batches(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`),
+			"damaged"},
+		{s.Shard(Rank{1, 3}, UnevenTail),
+			saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":1048576}}`), "damaged"},
 		{s.Shard(Rank{0, 3}, PadTail), saved(`{"epoch":0,"pos":1,"state":{"by":"Shard","n":2}}`),
 			"made by Shard, this is Shard by steps"},
-		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":3}}`), "damaged"},
-		{s.Shuffle(2, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
+		{s.Shuffle(4, 1),
+			saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":3}}`),
+			"damaged"},
+		{s.Shuffle(2, 1),
+			saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(2, seed 1), version 2"}}`), "damaged"},
 		{s.Shuffle(math.MaxInt/4, 1), Cursor{Pos: 5*ceil(math.MaxInt/4*3, 8) + 1, State: stageState{
 			By: fmt.Sprintf("Shuffle(%d, seed 1), version 2", math.MaxInt/4), N: 1}}, "damaged"},
-		{s.Shuffle(2, 1), Cursor{Pos: math.MaxInt, State: stageState{By: "Shuffle(2, seed 1), version 2", N: 1}}, "damaged"},
+		{s.Shuffle(2, 1), Cursor{Pos: math.MaxInt,
+			State: stageState{By: "Shuffle(2, seed 1), version 2", N: 1}}, "damaged"},
 		{Mix(MixOptions{}, s), inMix(Cursor{}, math.MaxInt), "damaged"},
-		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":2,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "damaged"},
-		{s.Shuffle(4, 1), saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`), "the source has changed"},
+		{s.Shuffle(4, 1),
+			saved(`{"epoch":0,"pos":2,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`),
+			"damaged"},
+		{s.Shuffle(4, 1),
+			saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`),
+			"the source has changed"},
 
 		{tars(TarOptions{}, names[:9]...), tar, otherTar},
 		{tars(TarOptions{}, append(names[1:10:10], names[0])...), tar, otherTar},
 		{tars(TarOptions{Shuffle: true}, names...), tar, otherTar},
 		{tars(TarOptions{}, "a", "bc"), after(1, tars(TarOptions{}, "ab", "c")), otherTar},
 		{tars(TarOptions{Rank: Rank{2, 4}}, names...), lastAt,
-			"rank 1 of 4), this is Tar( … rank 2 of 4): each rank needs the cursor that it saved itself, of as many ranks; Example"},
+			"rank 1 of 4), this is Tar( … rank 2 of 4): each rank needs the cursor that it saved " +
+				"itself, of as many ranks; Example"},
 		{tars(rank, names...), damaged(4, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(-1, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(2, -1), "damaged … 3 shards"},
 	} {
 		runRow(t, c.says, func(t *testing.T) {
 			for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
-				for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head), Mix(MixOptions{}, c.s)} {
+				for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head),
+					Mix(MixOptions{}, c.s)} {
 					at := []Cursor{from, from, inMix(from, 1)}[k]
 					before, err := at, ending(s.Run(t.Context(), &at))
 					refusal{err, c.says}.check(t)
@@ -5636,10 +6006,12 @@ func TestDamagedCursors(t *testing.T) {
 				bad := cmp.Or(map[string]string{"[": "[null,", `"by":"`: `"by":"not `}[old], "-1")
 				damaged := text[:place[0]] + bad + text[place[1]:]
 				got, rest := resume(t, s, fromJSON(t, damaged)), want[k:]
-				if n := min(len(got)-1, len(rest)); n >= 0 && strings.HasPrefix(got[n], "refused ") {
+				if n := min(len(got)-1, len(rest)); n >= 0 &&
+					strings.HasPrefix(got[n], "refused ") {
 					got, rest = got[:n], rest[:n]
 				}
-				failIf(t, !slices.Equal(got, rest) || len(rest) > 0 && !strings.Contains(t.Name(), "/Mix"),
+				failIf(t, !slices.Equal(got, rest) || len(rest) > 0 &&
+					!strings.Contains(t.Name(), "/Mix"),
 					"from %s:\n got %q\nwant a refusal, or %q", damaged, got, rest)
 			}
 		}
@@ -5651,40 +6023,62 @@ func TestDamagedCursors(t *testing.T) {
 func TestBadStreams(t *testing.T) {
 	s := counting(3)
 	panics(t, map[string]func(){
-		"Stream.Filter: keep is nil":                           func() { s.Filter(nil) },
-		"Stream.Take: n is -1, must not be negative":           func() { s.Take(-1) },
-		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1": func() { s.Shard(Rank{2, 2}, PadTail) },
+		"Stream.Filter: keep is nil":                 func() { s.Filter(nil) },
+		"Stream.Take: n is -1, must not be negative": func() { s.Take(-1) },
+		"Stream.Shard: Rank is {Index: 2, Count: 2}; … 0 to 1": func() {
+			s.Shard(Rank{2, 2}, PadTail)
+		},
 		"Stream.Shard: the tail is 3, must be PadTail":         func() { s.Shard(Rank{}, 3) },
 		"Stream.Repeat: times is 0, must be at least 1; Cycle": func() { s.Repeat(0) },
 		"Stream.Cycle: the stream is the zero Stream":          func() { ints{}.Cycle() },
 		"Stream.OnError: f is nil":                             func() { s.OnError(nil) },
-		"Stream.Run: the stream is the zero Stream; look at":   func() { ints{}.Run(t.Context(), new(Cursor)) },
-		"Stream.Items: the stream is the zero Stream; look at": func() { ints{}.Items(t.Context(), Cursor{}) },
-		"NewStream: items is nil":                              func() { NewStream[int](nil) },
-		"NewStage: items is nil":                               func() { NewStage[int, int](s, false, nil) },
-		"NewStage: the stream is the zero Stream":              func() { NewStage[int, int](ints{}, false, nil) },
-		"Stream.Shuffle: the size is 0, must be 1 to":          func() { s.Shuffle(0, 1) },
-		"Stream.Shuffle: the size is":                          func() { s.Shuffle(math.MaxInt/4+1, 1) },
-		"Stream.Prefetch: n is 0, must be 1 to 16777216":       func() { s.Prefetch(0) },
-		"Stream.Prefetch: n is":                                func() { s.Prefetch(math.MaxInt) },
-		"FromSeq: seq is nil":                                  func() { FromSeq[int](nil) },
-		"Indices: the sampler is nil":                          func() { Indices(nil) },
-		"Map: workers is -1, must be 0 to":                     func() { Map(s, -1, quick) },
-		"Map: f is nil":                                        func() { Map[int, int](s, 1, nil) },
-		"Batch: size is 0, must be positive":                   func() { Batch(s, 0, List[int]) },
-		"Batch: the Collate is nil":                            func() { Batch[int, []int](s, 1, nil) },
-		"Mix: there is no source":                              func() { Mix[int](MixOptions{}) },
-		"Mix: there are 1 weights for 2 sources":               func() { Mix(MixOptions{Weights: []float64{1}}, s, s) },
-		"Mix: Weights[1] is 0, must be positive and finite":    func() { Mix(MixOptions{Weights: []float64{1, 0}}, s, s) },
-		"Mix: Weights[0] is NaN":                               func() { Mix(MixOptions{Weights: []float64{math.NaN()}}, s) },
-		"Mix: Weights[0] is +Inf":                              func() { Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s) },
-		"Mix: Stop is 4, must be StopAtLast":                   func() { Mix(MixOptions{Stop: 4}, s) },
-		"Mix: Stop is -1":                                      func() { Mix(MixOptions{Stop: -1}, s) },
-		"Chain: the stream is the zero Stream":                 func() { Chain(s, ints{}) },
-		"Mix: the stream is the zero Stream":                   func() { Mix(MixOptions{}, s, ints{}) },
-		"Unbatch: the stream is the zero Stream":               func() { Unbatch(lists{}) },
-		"Zip: the stream is the zero Stream":                   func() { Zip(s, ints{}) },
-		"the loader is nil; look at the error of New":          func() { StreamOf[int](nil) },
+		"Stream.Run: the stream is the zero Stream; look at": func() {
+			ints{}.Run(t.Context(), new(Cursor))
+		},
+		"Stream.Items: the stream is the zero Stream; look at": func() {
+			ints{}.Items(t.Context(), Cursor{})
+		},
+		"NewStream: items is nil": func() { NewStream[int](nil) },
+		"NewStage: items is nil": func() {
+			NewStage[int, int](s, false, nil)
+		},
+		"NewStage: the stream is the zero Stream": func() {
+			NewStage[int, int](ints{}, false, nil)
+		},
+		"Stream.Shuffle: the size is 0, must be 1 to": func() { s.Shuffle(0, 1) },
+		"Stream.Shuffle: the size is": func() {
+			s.Shuffle(math.MaxInt/4+1, 1)
+		},
+		"Stream.Prefetch: n is 0, must be 1 to 16777216": func() { s.Prefetch(0) },
+		"Stream.Prefetch: n is":                          func() { s.Prefetch(math.MaxInt) },
+		"FromSeq: seq is nil":                            func() { FromSeq[int](nil) },
+		"Indices: the sampler is nil":                    func() { Indices(nil) },
+		"Map: workers is -1, must be 0 to":               func() { Map(s, -1, quick) },
+		"Map: f is nil":                                  func() { Map[int, int](s, 1, nil) },
+		"Batch: size is 0, must be positive":             func() { Batch(s, 0, List[int]) },
+		"Batch: the Collate is nil": func() {
+			Batch[int, []int](s, 1, nil)
+		},
+		"Mix: there is no source": func() { Mix[int](MixOptions{}) },
+		"Mix: there are 1 weights for 2 sources": func() {
+			Mix(MixOptions{Weights: []float64{1}}, s, s)
+		},
+		"Mix: Weights[1] is 0, must be positive and finite": func() {
+			Mix(MixOptions{Weights: []float64{1, 0}}, s, s)
+		},
+		"Mix: Weights[0] is NaN": func() {
+			Mix(MixOptions{Weights: []float64{math.NaN()}}, s)
+		},
+		"Mix: Weights[0] is +Inf": func() {
+			Mix(MixOptions{Weights: []float64{math.Inf(1)}}, s)
+		},
+		"Mix: Stop is 4, must be StopAtLast":          func() { Mix(MixOptions{Stop: 4}, s) },
+		"Mix: Stop is -1":                             func() { Mix(MixOptions{Stop: -1}, s) },
+		"Chain: the stream is the zero Stream":        func() { Chain(s, ints{}) },
+		"Mix: the stream is the zero Stream":          func() { Mix(MixOptions{}, s, ints{}) },
+		"Unbatch: the stream is the zero Stream":      func() { Unbatch(lists{}) },
+		"Zip: the stream is the zero Stream":          func() { Zip(s, ints{}) },
+		"the loader is nil; look at the error of New": func() { StreamOf[int](nil) },
 	})
 	unordered := newLoader(t, numbers(3), Options{Unordered: true})
 	saysAll(t, ending(StreamOf(unordered).Epoch(t.Context(), 0)),
@@ -5695,7 +6089,8 @@ func TestBadStreams(t *testing.T) {
 			if _, method := reflect.TypeFor[ints]().MethodByName(stage.name); method {
 				name = "Stream." + name
 			}
-			saysAll(t, panicOf(func() { stage.of(ints{}, 0, func() ints { return s }) }), "dataloader: "+name, "stream", "is the zero Stream")
+			saysAll(t, panicOf(func() { stage.of(ints{}, 0, func() ints { return s }) }),
+				"dataloader: "+name, "stream", "is the zero Stream")
 		})
 	}
 }
@@ -5704,23 +6099,27 @@ func TestBadStreams(t *testing.T) {
 // continued, and stages behind it pass that error on. A context ends what
 // yields nothing: empty epochs, and items that a resume skips.
 func TestStreamsWithoutItems(t *testing.T) {
-	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever}, []float64{1, 1, 1}
+	empty, three, forever, equally := counting(0), counting(3), MixOptions{Stop: CycleForever},
+		[]float64{1, 1, 1}
 	for says, s := range map[string]ints{
 		"Stream.Cycle: the stream": empty.Cycle(),
 		"Mix: source 0":            Mix(forever, empty, three),
 		"Mix: source 1":            Mix(MixOptions{Stop: CycleUntilLast}, three, empty),
-		"Mix: source 2":            Mix(MixOptions{Stop: CycleForever, Weights: equally}, three, three, empty),
+		"Mix: source 2": Mix(MixOptions{Stop: CycleForever, Weights: equally}, three,
+			three, empty),
 	} {
 		runRow(t, says, func(t *testing.T) {
 			for _, s := range []ints{s, Map(s.Prefetch(2).Shuffle(2, 0), 2, quick)} {
 				got := outcomes(s.Epoch(t.Context(), 2))
-				equal(t, "the last", got[len(got)-1], "error dataloader: "+says+" has no items in epoch 2")
+				equal(t, "the last", got[len(got)-1],
+					"error dataloader: "+says+" has no items in epoch 2")
 			}
 		})
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errBad)
-	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt).Epoch(ctx, 0)), []string{"error bad sample"})
+	equal(t, "epochs", outcomes(Indices(Sequential(0)).Repeat(math.MaxInt).Epoch(ctx, 0)),
+		[]string{"error bad sample"})
 	far := Cursor{Pos: math.MaxInt / 2, State: stageState{By: "FromSeq"}}
 	equal(t, "skipped", outcomes(counting(-1).Run(ctx, &far)), []string{"error bad sample"})
 }
@@ -5761,7 +6160,9 @@ const (
 )
 
 // is reports whether ranks are in step in the tail.
-func (w when) is(tail Tail) bool { return w == inEachTail || w == unlessUneven && tail != UnevenTail }
+func (w when) is(tail Tail) bool {
+	return w == inEachTail || w == unlessUneven && tail != UnevenTail
+}
 
 // A rankStage is a stage of TestRanks. It is whole if the items of all ranks
 // together do not depend on the number of ranks.
@@ -5780,7 +6181,10 @@ var rankDeals = []struct {
 	whole  bool
 	of     func(n int, rank Rank, tail Tail) lists
 }{
-	{"Shard", inEachTail, true, func(n int, rank Rank, tail Tail) lists { return listed(0, n).Shard(rank, tail) }},
+	{"Shard", inEachTail, true, func(n int, rank Rank,
+		tail Tail) lists {
+		return listed(0, n).Shard(rank, tail)
+	}},
 	{"StreamOf", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
 		return loaded(n, Options{Rank: rank, Tail: tail, Seed: 1<<63 + 1})
 	}},
@@ -5803,7 +6207,8 @@ var rankDeals = []struct {
 		return Chain(listed(0, n).Shard(rank, tail), listed(50, n).Shard(next, tail))
 	}},
 	{"Shard of shuffled StreamOf", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
-		return loaded(n, Options{}).Shuffle(2, 1).Filter(func([]int) bool { return true }).Shard(rank, tail)
+		return loaded(n, Options{}).Shuffle(2,
+			1).Filter(func([]int) bool { return true }).Shard(rank, tail)
 	}},
 	{"Shard of two readers", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
 		names, shards := tenShards()
@@ -5833,7 +6238,10 @@ var rankStages = []rankStage{
 	{"Prefetch", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
 		return Map(s, 1, quick).Prefetch(1)
 	}},
-	{"failing", inEachTail, true, func(s lists, _ Rank, _ Tail) lists { return Map(s, 0, failThirds) }},
+	{"failing", inEachTail, true, func(s lists, _ Rank,
+		_ Tail) lists {
+		return Map(s, 0, failThirds)
+	}},
 	{"Take", inEachTail, false, func(s lists, _ Rank, _ Tail) lists { return s.Take(2) }},
 	{"Zip", inEachTail, false, func(s lists, _ Rank, _ Tail) lists {
 		return Map(Zip(listed(100, 3), s), 0, joined)
@@ -5842,23 +6250,36 @@ var rankStages = []rankStage{
 		return Map(Zip(s, listed(100, 5).Shard(rank, tail)), 0, joined)
 	}},
 	{"Batch", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Batch(s, 2, func(_ []int, all [][]int) ([]int, error) { return slices.Concat(all...), nil })
+		return Batch(s, 2, func(_ []int, all [][]int) ([]int, error) {
+			return slices.Concat(all...), nil
+		})
 	}},
-	{"Shard", unlessUneven, false, func(s lists, _ Rank, tail Tail) lists { return s.Shard(Rank{0, 2}, tail) }},
+	{"Shard", unlessUneven, false, func(s lists, _ Rank,
+		tail Tail) lists {
+		return s.Shard(Rank{0, 2}, tail)
+	}},
 	{"Filter", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(notThirds) }},
 	{"Filter odd", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(odd) }},
 	{"OnError", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
 		return Map(s, 0, failThirds).OnError(dropBad)
 	}},
 	{"Unbatch", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
-		return Map(Unbatch(s), 0, func(_ context.Context, i int) ([]int, error) { return []int{i}, nil })
+		return Map(Unbatch(s), 0, func(_ context.Context, i int) ([]int, error) {
+			return []int{i}, nil
+		})
 	}},
 	{"Repeat", unlessUneven, true, func(s lists, _ Rank, _ Tail) lists { return s.Repeat(2) }},
 	{"Chain of dealt", unlessUneven, true, func(s lists, rank Rank, tail Tail) lists {
 		return Chain(s, listed(100, 3).Shard(rank, tail))
 	}},
-	{"Chain", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists { return Chain(s, listed(100, 3)) }},
-	{"Chain, last", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists { return Chain(listed(100, 2), s) }},
+	{"Chain", unlessUneven, false, func(s lists, _ Rank,
+		_ Tail) lists {
+		return Chain(s, listed(100, 3))
+	}},
+	{"Chain, last", unlessUneven, false, func(s lists, _ Rank,
+		_ Tail) lists {
+		return Chain(listed(100, 2), s)
+	}},
 	{"Chain of odd", inNoTail, false, func(s lists, _ Rank, _ Tail) lists {
 		return Chain(s.Filter(odd), listed(100, 3))
 	}},
@@ -5890,7 +6311,8 @@ var rankStages = []rankStage{
 
 // passes is a stage of a user's that passes its items on.
 func passes[T any](s Stream[T]) Stream[T] {
-	return NewStage(s, true, func(ctx context.Context, s Stream[T], from Cursor) iter.Seq2[Item[T], error] {
+	return NewStage(s, true, func(ctx context.Context, s Stream[T], from Cursor) iter.Seq2[Item[T],
+		error] {
 		return s.Items(ctx, from)
 	})
 }
@@ -5898,7 +6320,8 @@ func passes[T any](s Stream[T]) Stream[T] {
 // drops is a stage of a user's that leaves out even lists, and passes the
 // cursors of the others on.
 func drops(s lists) lists {
-	return NewStage(s, false, func(ctx context.Context, s lists, from Cursor) iter.Seq2[Item[[]int], error] {
+	return NewStage(s, false, func(ctx context.Context, s lists,
+		from Cursor) iter.Seq2[Item[[]int], error] {
 		return func(yield func(Item[[]int], error) bool) {
 			for item, err := range s.Items(ctx, from) {
 				if (err != nil || item.Err != nil || odd(item.Value)) && !yield(item, err) {
@@ -5915,7 +6338,8 @@ func counts(s lists) lists {
 		By     string
 		Source Cursor
 	}
-	return NewStage(s, false, func(ctx context.Context, s lists, from Cursor) iter.Seq2[Item[[]int], error] {
+	return NewStage(s, false, func(ctx context.Context, s lists,
+		from Cursor) iter.Seq2[Item[[]int], error] {
 		return func(yield func(Item[[]int], error) bool) {
 			at := state{Source: Cursor{Epoch: from.Epoch}}
 			if err := from.Load(&at); err != nil || at.By != "counts" && from.Pos > 0 {
@@ -5973,8 +6397,10 @@ func TestOwners(t *testing.T) {
 		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), listed(0, 9)) },
 		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
 		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
-		"Shard":     func(rank Rank) lists { return listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail) },
-		"Shuffle":   func(rank Rank) lists { return even(rank).Shuffle(3, 1) },
+		"Shard": func(rank Rank) lists {
+			return listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail)
+		},
+		"Shuffle": func(rank Rank) lists { return even(rank).Shuffle(3, 1) },
 		"OnError under UnevenTail": func(rank Rank) lists {
 			return loaded(9, Options{Rank: rank, Tail: UnevenTail, OnError: dropBad})
 		},
@@ -5984,28 +6410,34 @@ func TestOwners(t *testing.T) {
 			for k, of := range []func(rank Rank) lists{of, behind} {
 				at := cursors(t, of(Rank{1, 2}))[2]
 				for _, other := range []Rank{{0, 2}, {0, 1}, {1, 3}} {
-					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the ranks out of step: "+
+					want := fmt.Sprintf("made by rank {1 2}, this is rank %v, and %s puts the "+
+						"ranks out of step: "+
 						"save one cursor for each rank, and resume as many ranks", other, stage)
 					for _, from := range []Cursor{at, throughJSON(t, at)} {
 						err := ending(of(other).Run(t.Context(), &from))
 						saysAll(t, because(t, ErrCursor, err), want)
 					}
 				}
-				equal(t, fmt.Sprint("its own rank, ", k), resume(t, of(Rank{1, 2}), at), readAll(t, of(Rank{1, 2}))[2:])
+				equal(t, fmt.Sprint("its own rank, ", k), resume(t, of(Rank{1, 2}), at),
+					readAll(t, of(Rank{1, 2}))[2:])
 				all := cursors(t, of(Rank{1, 2}))
 				last := all[len(all)-1].String()
-				for item, err := range of(Rank{1, 2}).Items(t.Context(), throughJSON(t, all[len(all)-2])) {
-					failIf(t, err != nil || item.Next.String() != last, "%v, and then %v, want %s", err, item.Next, last)
+				for item, err := range of(Rank{1, 2}).Items(t.Context(),
+					throughJSON(t, all[len(all)-2])) {
+					failIf(t, err != nil || item.Next.String() != last, "%v, and then %v, want %s",
+						err, item.Next, last)
 				}
 			}
 		})
 	}
 	filtered := part(Rank{1, 2}).Filter(every)
-	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(), ptr(cursors(t, filtered.Take(9))[1]))),
+	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(),
+		ptr(cursors(t, filtered.Take(9))[1]))),
 		"made by rank {1 2}, and the ranks were out of step; here no stage puts ranks out of step")
 	inside := Map(listed(0, 1), 0, func(ctx context.Context, _ []int) ([]int, error) {
 		for item := range filtered.Items(ctx, Cursor{}) { // a stream of its own
-			equal(t, "whether a cursor in Map has an owner", item.Next.String() == cursors(t, filtered)[1].String(), true)
+			equal(t, "whether a cursor in Map has an owner",
+				item.Next.String() == cursors(t, filtered)[1].String(), true)
 			break
 		}
 		return nil, nil
@@ -6014,9 +6446,11 @@ func TestOwners(t *testing.T) {
 	source := &feed{n: 9}
 	cursors(t, Chain(source.stream().Shard(Rank{1, 2}, UnevenTail), source.stream()))
 	equal(t, "how often a source was read", source.left.Load(), 2)
-	for _, err := range loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(every).Epoch(t.Context(), 0) {
+	for _, err := range loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(every).Epoch(t.Context(),
+		0) {
 		if bad := (*SampleError)(nil); errors.As(err, &bad) {
-			equal(t, "the batch and the sample that failed", [2]int{bad.Batch, bad.Index}, [2]int{2, 5})
+			equal(t, "the batch and the sample that failed", [2]int{bad.Batch, bad.Index},
+				[2]int{2, 5})
 		}
 	}
 	opts := Options{Rank: Rank{1, 2}, Tail: UnevenTail, OnError: dropBad}
@@ -6025,9 +6459,11 @@ func TestOwners(t *testing.T) {
 		return newLoader(t, numbers(9), opts)
 	}
 	at := loader(1).At(0, 2)
-	equal(t, "a loader's own rank", fmt.Sprint(collect(t, loader(1).Run(t.Context(), ptr(at)))), "[[5] [7]]")
+	equal(t, "a loader's own rank", fmt.Sprint(collect(t, loader(1).Run(t.Context(), ptr(at)))),
+		"[[5] [7]]")
 	saysAll(t, ending(loader(0).Run(t.Context(), &at)),
-		"made by rank {1 2}, this is rank {0 2}, and OnError under UnevenTail puts the ranks out of step")
+		"made by rank {1 2}, this is rank {0 2}, and OnError under UnevenTail puts the ranks out "+
+			"of step")
 }
 
 // TestRanks: whatever pipeline of at most two stages stands behind a deal, the
@@ -6040,14 +6476,16 @@ func TestRanks(t *testing.T) {
 	defer func() { t.Logf("%d resumes were exact, %d refused", counts[false], counts[true]) }()
 	for _, deal := range rankDeals {
 		for k := range (len(rankStages) + 1) * (len(rankStages) + 1) {
-			first, second := k/(len(rankStages)+1), k%(len(rankStages)+1) // the last number is no stage
+			// the last number is no stage
+			first, second := k/(len(rankStages)+1), k%(len(rankStages)+1)
 			if first == len(rankStages) && second < first {
 				continue
 			}
 			for n := 4; n <= 7; n++ {
 				for tail := range UnevenTail + 1 {
 					tried++
-					if !*everyPipeline && counter(1, uint64(tried))%uint64(unlessShort(400, 3000)) > 0 {
+					if !*everyPipeline && counter(1,
+						uint64(tried))%uint64(unlessShort(400, 3000)) > 0 {
 						continue
 					}
 					p := pipeline{
@@ -6077,23 +6515,29 @@ func TestBatchSizes(t *testing.T) {
 		"alone":    func(part func(int) lists) lists { return part(0) },
 		"Prefetch": func(part func(int) lists) lists { return Map(part(0), 1, quick).Prefetch(2) },
 		"Filter":   func(part func(int) lists) lists { return part(0).Filter(every) },
-		"Unbatch":  func(part func(int) lists) lists { return Batch(Unbatch(part(0)), 1, List[int]) },
-		"Shuffle":  func(part func(int) lists) lists { return part(0).Shuffle(2, 1) },
-		"Repeat":   func(part func(int) lists) lists { return part(0).Repeat(2) },
-		"Chain":    func(part func(int) lists) lists { return Chain(part(0), part(50)) },
-		"Mix":      func(part func(int) lists) lists { return Mix(MixOptions{}, part(0), part(50)) },
-		"mine":     func(part func(int) lists) lists { return counts(part(0)) },
+		"Unbatch": func(part func(int) lists) lists {
+			return Batch(Unbatch(part(0)), 1, List[int])
+		},
+		"Shuffle": func(part func(int) lists) lists { return part(0).Shuffle(2, 1) },
+		"Repeat":  func(part func(int) lists) lists { return part(0).Repeat(2) },
+		"Chain":   func(part func(int) lists) lists { return Chain(part(0), part(50)) },
+		"Mix":     func(part func(int) lists) lists { return Mix(MixOptions{}, part(0), part(50)) },
+		"mine":    func(part func(int) lists) lists { return counts(part(0)) },
 		"Chain, Shuffle": func(part func(int) lists) lists {
 			return Chain(part(0), part(50)).Shuffle(2, 1)
 		},
 	} {
 		runRow(t, name, func(t *testing.T) {
 			for k := range 3 * 3 * 3 * 2 * unlessShort(5, 2) {
-				before, after, size, tail, n := 1+k%3, 1+k/3%3, 1+k/9%3, []Tail{PadTail, UnevenTail}[k/27%2], 4+k/54
+				before, after, size, tail, n := 1+k%3, 1+k/3%3, 1+k/9%3,
+					[]Tail{PadTail, UnevenTail}[k/27%2], 4+k/54
 				stream := func(rank Rank, size int) lists {
 					return of(func(first int) lists {
-						data := Func(n, func(_ context.Context, i int) (int, error) { return first + i, nil })
-						return StreamOf(newLoader(t, data, Options{BatchSize: size, Rank: rank, Tail: tail}))
+						data := Func(n, func(_ context.Context, i int) (int, error) {
+							return first + i, nil
+						})
+						return StreamOf(newLoader(t, data,
+							Options{BatchSize: size, Rank: rank, Tail: tail}))
 					})
 				}
 				var makers []rankRun
@@ -6101,13 +6545,15 @@ func TestBatchSizes(t *testing.T) {
 				for index := range before {
 					run := rankRun{stream: stream(Rank{index, before}, 2)}
 					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
-						run.items, run.next = append(run.items, itemInWords(item, err)), append(run.next, item.Next)
+						run.items, run.next = append(run.items, itemInWords(item, err)),
+							append(run.next, item.Next)
 					}
 					makers, whole = append(makers, run), append(whole, run.items...)
 				}
 				for index, maker := range makers {
 					for step, at := range maker.next {
-						what := fmt.Sprintf("rank %d of %d after %d steps, resumed on %d ranks in batches of %d: %v",
+						what := fmt.Sprintf("rank %d of %d after %d steps, resumed on %d ranks "+
+							"in batches of %d: %v",
 							index, before, step+1, after, size, at)
 						var all []string
 						for _, run := range makers {
@@ -6115,9 +6561,11 @@ func TestBatchSizes(t *testing.T) {
 						}
 						anyRefused := false
 						for other := range after {
-							rest, refused := resumeInWords(t, stream(Rank{other, after}, size), throughJSON(t, at))
+							rest, refused := resumeInWords(t, stream(Rank{other, after}, size),
+								throughJSON(t, at))
 							own := other == index && before == after
-							failIf(t, refused && own && size == 2, "%s: its own cursor is refused", what)
+							failIf(t, refused && own && size == 2, "%s: its own cursor is refused",
+								what)
 							if own && !refused {
 								equal(t, what, numbersIn(rest), numbersIn(maker.rest(step+1)))
 							}
@@ -6171,11 +6619,13 @@ func TestRanksAreKnown(t *testing.T) {
 	t.Run("a source without an end", func(t *testing.T) {
 		counter := NewStream(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
-				for pos := from.Pos; yield(Item[int]{0, nil, Cursor{from.Epoch, pos + 1, 1}}, nil); pos++ {
+				for pos := from.Pos; yield(Item[int]{0, nil, Cursor{from.Epoch, pos + 1, 1}},
+					nil); pos++ {
 				}
 			}
 		})
-		first(t, Map(Zip(counter, Indices(Sequential(9)).Shard(own, UnevenTail).Filter(every)), 0, add), 1)
+		first(t, Map(Zip(counter, Indices(Sequential(9)).Shard(own, UnevenTail).Filter(every)), 0,
+			add), 1)
 	})
 	t.Run("a source that is joined often", func(t *testing.T) {
 		source := &feed{n: 9}
@@ -6193,8 +6643,9 @@ func TestRanksAreKnown(t *testing.T) {
 		order := OrderFunc(9, func(epoch int) []int { made = append(made, epoch); return upTo(9) })
 		s := Indices(order).Shard(own, UnevenTail).Cycle()
 		first(t, s, 1)
-		for range s.Run(t.Context(), ptr(throughJSON(t, Cursor{5, 2, &ownedState{"{1 2}", stageState{
-			By: "Repeat(0)", N: 2, Source: Cursor{Epoch: 7}}}}))) {
+		for range s.Run(t.Context(), ptr(throughJSON(t,
+			Cursor{5, 2, &ownedState{"{1 2}", stageState{
+				By: "Repeat(0)", N: 2, Source: Cursor{Epoch: 7}}}}))) {
 			break
 		}
 		equal(t, "the epochs whose order was made", made, []int{1, 7})
@@ -6212,8 +6663,10 @@ func TestRanksAreKnown(t *testing.T) {
 // not, ends with an error, and has lost nothing until then.
 func TestOneForOne(t *testing.T) {
 	type yielder = func(Item[int], error) bool
-	stage := func(body func(all []Item[int], next Item[int], yield yielder) ([]Item[int], bool)) ints {
-		return NewStage(counting(4), true, func(ctx context.Context, s ints, from Cursor) iter.Seq2[Item[int], error] {
+	stage := func(body func(all []Item[int], next Item[int], yield yielder) ([]Item[int],
+		bool)) ints {
+		return NewStage(counting(4), true, func(ctx context.Context, s ints,
+			from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
 				var all []Item[int]
 				for item, err := range s.Items(ctx, from) {
@@ -6239,19 +6692,24 @@ func TestOneForOne(t *testing.T) {
 		"drops item 2": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
 			return nil, item.Value == 2 || yield(item, nil)
 		}), []string{"0", "1", says}},
-		"drops the last item": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"drops the last item": {stage(func(all []Item[int], item Item[int],
+			yield yielder) ([]Item[int], bool) {
 			return nil, item.Value == 3 || yield(item, nil)
 		}), []string{"0", "1", "2", says}},
-		"yields an item twice": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"yields an item twice": {stage(func(all []Item[int], item Item[int],
+			yield yielder) ([]Item[int], bool) {
 			return nil, yield(item, nil) && (item.Value != 1 || yield(item, nil))
 		}), []string{"0", "1", says}},
-		"yields an item more": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"yields an item more": {stage(func(all []Item[int], item Item[int],
+			yield yielder) ([]Item[int], bool) {
 			return []Item[int]{{Value: 9}}, yield(item, nil)
 		}), []string{"0", "1", "2", "3", says}},
-		"is an item behind": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"is an item behind": {stage(func(all []Item[int], item Item[int],
+			yield yielder) ([]Item[int], bool) {
 			return []Item[int]{item}, len(all) == 0 || yield(all[0], nil)
 		}), []string{says}},
-		"reads all items first": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"reads all items first": {stage(func(all []Item[int], item Item[int],
+			yield yielder) ([]Item[int], bool) {
 			return append(all, item), true
 		}), []string{says}},
 	} {
@@ -6324,7 +6782,8 @@ func (p pipeline) check(t *testing.T) {
 	for count, makers := range runs {
 		for index, maker := range makers {
 			for k, at := range maker.next {
-				what := fmt.Sprintf("%s: rank %d of %d after %d steps, %v", p.name, index, count, k+1, at)
+				what := fmt.Sprintf("%s: rank %d of %d after %d steps, %v", p.name, index, count,
+					k+1, at)
 				p.checkSame(t, what, makers, index, k+1, at)
 				for other := 1; other < len(runs) && p.whole && p.tail != DropTail; other++ {
 					if other != count {
@@ -6347,7 +6806,8 @@ func (p pipeline) checkSame(t *testing.T, what string, runs []rankRun, index, k 
 			want = want[:min(len(want), len(got))]
 		}
 		if refused && (other == index || p.inStep) || !slices.Equal(got, want) {
-			t.Fatalf("%s, at rank %d:\n got %q, refused %t\nwant %q", what, other, got, refused, want)
+			t.Fatalf("%s, at rank %d:\n got %q, refused %t\nwant %q", what, other, got, refused,
+				want)
 		}
 		p.counts[refused]++
 	}
@@ -6384,7 +6844,8 @@ func (p pipeline) checkOther(t *testing.T, what string, before, after []rankRun,
 // one. A source in which an item fails when it is read again is refused, too.
 func resumeInWords(t *testing.T, s lists, from Cursor) (items []string, refused bool) {
 	for item, err := range s.Items(t.Context(), from) {
-		if err != nil && (errors.Is(err, ErrCursor) || strings.Contains(err.Error(), "before the cursor failed")) {
+		if err != nil && (errors.Is(err, ErrCursor) ||
+			strings.Contains(err.Error(), "before the cursor failed")) {
 			return items, true
 		}
 		items = append(items, itemInWords(item, err))
@@ -6416,22 +6877,27 @@ func numbersIn(items []string) []string {
 // reads it again is an error.
 func TestStreamTails(t *testing.T) {
 	for n := range unlessShort(11, 5) {
-		for _, rank := range []Rank{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4}, {2, 4}, {3, 4}} {
+		for _, rank := range []Rank{{0, 0}, {0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}, {0, 4}, {1, 4},
+			{2, 4}, {3, 4}} {
 			for tail := PadTail; tail <= UnevenTail; tail++ {
 				want := slices.Concat(expect(upTo(n), 0, Options{Rank: rank, Tail: tail})...)
 				got := checkStream(t, counting(n).Shard(rank, tail), 0)
-				equal(t, fmt.Sprintf("%d items, %+v, tail %d", n, rank, tail), fmt.Sprint(got), fmt.Sprint(want))
+				equal(t, fmt.Sprintf("%d items, %+v, tail %d", n, rank, tail), fmt.Sprint(got),
+					fmt.Sprint(want))
 			}
 		}
 	}
 	source := &feed{n: 8}
-	source.before = func(_ context.Context, i int) { source.n -= 4 * max(0, 1-i) } // 4 items the first time, then none
+	// 4 items the first time, then none
+	source.before = func(_ context.Context, i int) { source.n -= 4 * max(0, 1-i) }
 	got := readAll(t, source.stream().Shard(Rank{2, 3}, PadTail))
-	equal(t, "shorter", fmt.Sprint(got), "[2 error dataloader: Stream.Shard: epoch 0 has become shorter while it was read]")
+	equal(t, "shorter", fmt.Sprint(got),
+		"[2 error dataloader: Stream.Shard: epoch 0 has become shorter while it was read]")
 	breaks := &feed{n: 4}
 	breaks.before = func(context.Context, int) { panicIf(breaks.left.Load() > 0, "read again") }
 	got = readAll(t, breaks.stream().Prefetch(1).Shard(Rank{2, 3}, PadTail))
-	equal(t, "broken", fmt.Sprint(got), "[2 error dataloader: the stream: panic: dataloader: read again]")
+	equal(t, "broken", fmt.Sprint(got),
+		"[2 error dataloader: the stream: panic: dataloader: read again]")
 }
 
 // ## batch.go: Batch
@@ -6456,8 +6922,10 @@ func TestPipelineIsLoader(t *testing.T) {
 		}
 		loader := first(StreamOf(newLoader(t, slow, Options{BatchSize: 16, Workers: 8})))
 		pipeline := first(Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]))
-		equal(t, "the first batch", []time.Duration{loader, pipeline}, []time.Duration{16 * time.Second, 2 * time.Second})
-		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader, pipeline)
+		equal(t, "the first batch", []time.Duration{loader, pipeline},
+			[]time.Duration{16 * time.Second, 2 * time.Second})
+		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader,
+			pipeline)
 	})
 }
 
@@ -6475,7 +6943,8 @@ func TestRandInMap(t *testing.T) {
 	nothing := Func(n, func(context.Context, int) ([]int, error) { return nil, nil })
 	items, seeded := Map(Indices(Sequential(n)), 0, nothing.Get), WithSeed(t.Context(), 1)
 	drawn := func(ctx context.Context, s Stream[[]int], workers, epoch int) []int {
-		return slices.Concat(collect(t, Map(Map(Map(s, workers, draw), workers, draw), workers, draw).Epoch(ctx, epoch))...)
+		return slices.Concat(collect(t, Map(Map(Map(s, workers, draw), workers, draw), workers,
+			draw).Epoch(ctx, epoch))...)
 	}
 	cached := Transform(Cache(Transform(Cache(Transform(nothing, draw)), draw)), draw)
 	var all []int
@@ -6483,11 +6952,13 @@ func TestRandInMap(t *testing.T) {
 		once := drawn(t.Context(), items, 0, epoch)
 		equal(t, "2 workers", drawn(t.Context(), items, 2, epoch), once)
 		all = append(append(all, once...), drawn(seeded, items, 2, epoch)...)
-		loaded := slices.Concat(samples(t, newLoader(t, cached, Options{Workers: epoch, Seed: uint64(epoch)}), epoch)...)
+		loaded := slices.Concat(samples(t, newLoader(t, cached,
+			Options{Workers: epoch, Seed: uint64(epoch)}), epoch)...)
 		equal(t, "different numbers of a loader", distinct(loaded), 3*n)
 	}
 	equal(t, "different numbers", distinct(all), 3*2*3*n)
-	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw) // the seeds are equal
+	// the seeds are equal
+	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw)
 	both := slices.Concat(collect(t, behind.Epoch(t.Context(), 0))...)
 	equal(t, "different numbers behind a loader", distinct(both), 2*n)
 	opts := Options{Tail: DropTail}
@@ -6503,14 +6974,18 @@ func TestRandInMap(t *testing.T) {
 		"Shard":             deal,
 		"Shard and Take":    func(rank Rank) Stream[[]int] { return deal(rank).Take(5) },
 		"Shard and Shuffle": func(rank Rank) Stream[[]int] { return deal(rank).Shuffle(3, 1) },
-		"Shard and Mix":     func(rank Rank) Stream[[]int] { return Mix(MixOptions{}, deal(rank)).Take(5) },
+		"Shard and Mix": func(rank Rank) Stream[[]int] {
+			return Mix(MixOptions{}, deal(rank)).Take(5)
+		},
 		"Shard in Zip": func(rank Rank) Stream[[]int] {
-			return Map(Zip(items, deal(rank)), 0, func(context.Context, Pair[[]int, []int]) ([]int, error) {
-				return nil, nil
-			})
+			return Map(Zip(items, deal(rank)), 0,
+				func(context.Context, Pair[[]int, []int]) ([]int, error) {
+					return nil, nil
+				})
 		},
 		"Shard of Shard": func(rank Rank) Stream[[]int] {
-			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2}, DropTail).Take(5)
+			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2},
+				DropTail).Take(5)
 		},
 		"a batch of a Mix of dealt and undealt": func(rank Rank) Stream[[]int] {
 			mix := Mix(MixOptions{}, deal(rank), items)
@@ -6526,10 +7001,13 @@ func TestRandInMap(t *testing.T) {
 			return Chain(deal(rank).Take(1), deal(Rank{(rank.Index + 1) % 4, 4}))
 		},
 		"a stage of one's own": func(rank Rank) Stream[[]int] { return counts(deal(rank)) },
-		"StreamOf":             func(rank Rank) Stream[[]int] { return Map(loaded(rank), 0, first) },
+		"StreamOf": func(rank Rank) Stream[[]int] {
+			return Map(loaded(rank), 0, first)
+		},
 		"StreamOf and Unbatch": func(rank Rank) Stream[[]int] { return Unbatch(loaded(rank)) },
 		"Tar": func(rank Rank) Stream[[]int] {
-			return Map(must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)})), 0, empty).Take(5)
+			return Map(must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)})), 0,
+				empty).Take(5)
 		},
 	} {
 		runRow(t, name, func(t *testing.T) {
@@ -6544,14 +7022,19 @@ func TestRandInMap(t *testing.T) {
 	for rank := range 3 {
 		for k, number := range drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0) {
 			if pos := 3*(k/3) + rank; pos < n {
-				equal(t, fmt.Sprint("number of position ", pos, " on three ranks"), number, alone[3*pos+k%3])
+				equal(t, fmt.Sprint("number of position ", pos, " on three ranks"), number,
+					alone[3*pos+k%3])
 			}
 		}
 	}
-	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] { return one(Rand(ctx).Int(), nil) })
+	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int,
+		error] {
+		return one(Rand(ctx).Int(), nil)
+	})
 	random := source.Repeat(n)
 	mix := func(other ints) []int {
-		return collect(t, Mix(MixOptions{Stop: StopAtLast}, random, other).Epoch(WithSeed(t.Context(), 1), 0))
+		return collect(t, Mix(MixOptions{Stop: StopAtLast}, random,
+			other).Epoch(WithSeed(t.Context(), 1), 0))
 	}
 	mixed := mix(random) // each source draws in a goroutine of its own
 	for k, other := range mix(Indices(Sequential(n))) {
@@ -6559,17 +7042,19 @@ func TestRandInMap(t *testing.T) {
 	}
 	equal(t, "different numbers of two sources", distinct(mixed), 2*n)
 	for workers := range 2 {
-		saysAll(t, ending(Map(source, workers, quick).Epoch(seeded, 0)), "Rand: the context is from no loader")
+		saysAll(t, ending(Map(source, workers, quick).Epoch(seeded, 0)),
+			"Rand: the context is from no loader")
 	}
 }
 
 // TestWorkersOfMap: all workers of a Map work, and each knows its number.
 func TestWorkersOfMap(t *testing.T) {
 	eachWorkers(t, []int{0, 1, 2, 3}, func(t *testing.T, workers int) {
-		mapped := Map(Indices(Sequential(12)), workers, func(ctx context.Context, _ int) (int, error) {
-			time.Sleep(time.Second)
-			return Worker(WithSeed(ctx, 1)), nil
-		})
+		mapped := Map(Indices(Sequential(12)), workers,
+			func(ctx context.Context, _ int) (int, error) {
+				time.Sleep(time.Second)
+				return Worker(WithSeed(ctx, 1)), nil
+			})
 		numbers := slices.Compact(sorted(collect(t, mapped.Epoch(t.Context(), 0))))
 		equal(t, "the workers", numbers, [][]int{{-1}, {0}, {0, 1}, {0, 1, 2}}[workers])
 	})
@@ -6588,13 +7073,22 @@ func TestStreamsThatDie(t *testing.T) {
 				return i, nil
 			}
 			source := (&feed{n: 1, before: func(ctx context.Context, i int) { f(ctx, i) }}).stream()
-			failing := Map(source, 0, func(_ context.Context, i int) (int, error) { return i, errBad })
-			atOnce := NewStream(func(context.Context, Cursor) iter.Seq2[Item[int], error] { die(); return nil })
-			alone, failed := "[error dataloader: the stream: "+what+"]", "[300 error Map: "+what+" 302]"
+			failing := Map(source, 0, func(_ context.Context, i int) (int, error) {
+				return i, errBad
+			})
+			atOnce := NewStream(func(context.Context, Cursor) iter.Seq2[Item[int],
+				error] {
+				die()
+				return nil
+			})
+			alone, failed := "[error dataloader: the stream: "+what+"]",
+				"[300 error Map: "+what+" 302]"
 			broken := "[300 " + alone[1:]
 			dies := func(s ints, want string) {
 				t.Helper()
-				inBubble(t, func(t *testing.T) { equal(t, "outcomes", fmt.Sprint(outcomes(s.Epoch(t.Context(), 3))), want) })
+				inBubble(t, func(t *testing.T) {
+					equal(t, "outcomes", fmt.Sprint(outcomes(s.Epoch(t.Context(), 3))), want)
+				})
 			}
 			dies(Unbatch(Batch(source.Prefetch(3), 2, List[int])), alone)  // no short batch
 			dies(Unbatch(Batch(failing.Prefetch(3), 2, List[int])), alone) // not even a failed one
@@ -6609,19 +7103,25 @@ func TestStreamsThatDie(t *testing.T) {
 				dies(Map(atOnce, workers, quick), alone)
 				dies(Map(counting(3), workers, f), failed)
 			}
-			if what != "panic: ouch" { // the caller may end its own goroutine, in which the loop runs
+			// the caller may end its own goroutine, in which the loop runs
+			if what != "panic: ouch" {
 				return
 			}
 			dies(source, "[300 error dataloader: epoch 3: panic: ouch]")
 			dies(atOnce, "[error dataloader: epoch 3: panic: ouch]")
-			dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }), "[300 error Stream.Filter: panic: ouch 302]")
-			dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })), "[error dataloader: Indices: epoch 3: panic: ouch]")
+			dies(counting(3).Filter(func(i int) bool { f(t.Context(), i); return true }),
+				"[300 error Stream.Filter: panic: ouch 302]")
+			dies(Indices(OrderFunc(2, func(int) []int { panic("ouch") })),
+				"[error dataloader: Indices: epoch 3: panic: ouch]")
 			each := func(_ int, samples []int) (int, error) { return f(t.Context(), samples[0]) }
 			dies(Batch(counting(3), 1, each), "[300 error Batch: panic: ouch 302]")
 			dies(Map(counting(3), 0, f), failed)
 		})
 	}
-	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] { panic(&SampleError{Err: errBad}) })
+	bad := FromSeq(func(context.Context, int) iter.Seq2[int,
+		error] {
+		panic(&SampleError{Err: errBad})
+	})
 	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError
 	equal(t, "whether it is a *SampleError", isSampleError(err), false)
 	equal(t, "whether it is a *PanicError", errors.As(err, new(*PanicError)), true)
@@ -6649,7 +7149,8 @@ func TestPanicsOfTheLoop(t *testing.T) {
 		},
 	} {
 		runRowInBubble(t, says, func(t *testing.T) {
-			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }), counting(9).Prefetch(2)
+			s, other := FromSeq(func(context.Context, int) iter.Seq2[int, error] { return seq }),
+				counting(9).Prefetch(2)
 			leave := func(s ints) { readFirst(s.Epoch(t.Context(), 0)) }
 			saysAll(t, panicOf(func() { leave(s) }), says)
 			saysAll(t, panicOf(func() { leave(Map(s, 0, quick)) }), says)
@@ -6671,7 +7172,8 @@ func TestDeafSources(t *testing.T) {
 		return func(yield func(Item[int], error) bool) {
 			reading.Add(1)
 			defer reading.Add(-1)
-			for pos := from.Pos + 1; yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos, "mine"}}, nil); pos++ {
+			for pos := from.Pos + 1; yield(Item[int]{Value: pos,
+				Next: Cursor{from.Epoch, pos, "mine"}}, nil); pos++ {
 				time.Sleep(time.Second)
 			}
 		}
@@ -6698,78 +7200,6 @@ func TestDeafSources(t *testing.T) {
 			failIf(t, time.Since(start) > 2*time.Second, "it took %v", time.Since(start))
 		})
 	}
-}
-
-// ## dataloader.go: where the time goes
-
-// TestProgress: what is shown of a sequence, on a terminal and elsewhere, is
-// what was worked out by hand. Items and errors pass. Item 1 fails. On a
-// terminal each line covers the one before, in less than 80 columns.
-func TestProgress(t *testing.T) {
-	const s, hour = time.Second, time.Hour
-	bar := func(done int) string { return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]" }
-	for _, c := range []struct {
-		name            string
-		terminal        bool
-		total, n, leave int // leave: a break with this many items; 0: none
-		wait, body, end time.Duration
-		lines           int
-		want            string
-	}{
-		{"lines", false, 25, 25, 0, s, 0, 0, 3,
-			"10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%"},
-		{"more than promised", false, 2, 3, 0, s, 0, 0, 1, "3/2 100% 1/s, 3s, waited 100%"},
-		{"nothing", false, 2, 0, 0, s, 0, 0, 1, "0/2   0% 0/s, 0s, waited 0%"},
-		{"slow end", false, 0, 6, 0, 0, 2 * s, 18 * s, 2, "5 0.5/s, 10s, waited 0%\n6 0.2/s, 30s, waited 60%"},
-		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 1, "1000 1000000/s, 0s, waited 0%"},
-		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 1,
-			"1/2147483647   0% 0.000139/s, 2h0m0s, 1281023h53m38.4s left, waited 100%"},
-		{"a bar", true, 2, 2, 0, s / 4, 3 * s / 4, 0, 3, "1/2  50% " + bar(6) + " 1/s, 1s, 1s left, waited 25%\n" +
-			"2/2 100% " + bar(12) + " 1/s, 2s, waited 25%\n2/2 100% " + bar(12) + " 1/s, 2s, waited 25%"},
-		{"a break", true, 100, 100, 2, s / 4, s / 4, 0, 2, "1/100   1% " + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\n" +
-			"2/100   2% " + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
-		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
-		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
-	} {
-		runRowInBubble(t, c.name, func(t *testing.T) {
-			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
-				time.Sleep(map[bool]time.Duration{true: c.wait, false: c.end}[i < c.n])
-			}}
-			var out strings.Builder
-			k := 0
-			for i, err := range progress(&out, c.total, c.terminal, source.stream().Epoch(t.Context(), 0)) {
-				failed := isSampleError(err)
-				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
-				if k++; k == c.leave {
-					break
-				}
-				time.Sleep(c.body)
-			}
-			time.Sleep(time.Hour)
-			got, ended := strings.CutSuffix(out.String(), "\n")
-			equal(t, "a newline at the end", ended, true)
-			lines, last := strings.Split(got, "\n"), 0
-			if c.terminal {
-				lines = strings.Split(got, "\r")[1:]
-				for i, line := range lines {
-					lines[i] = strings.TrimRight(line, " ")
-					failIf(t, len(line) < last || len(line) > 79, "%q has %d columns, after %d", line, len(line), last)
-					last = len(lines[i])
-				}
-			}
-			equal(t, "lines", len(lines), c.lines)
-			if c.want != "" {
-				equal(t, "text", strings.Join(lines, "\n"), c.want)
-			}
-		})
-	}
-	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
-	defer file.Close()
-	defer null.Close()
-	// A file is no terminal. A device that is written to character by character
-	// counts as one.
-	failIf(t, isTerminal(io.Discard) || isTerminal(file) || runtime.GOOS == "linux" && !isTerminal(null),
-		"a terminal is not known from other files")
 }
 
 // ## How streams mix, and their cursors
@@ -6815,7 +7245,8 @@ func TestMixIsEven(t *testing.T) {
 			}
 		}
 		sources := make([]ints, len(weights))
-		m := &mixer[int]{opts: &MixOptions{Weights: weights}, srcs: sources, seed: seed, ended: ended}
+		m := &mixer[int]{opts: &MixOptions{Weights: weights}, srcs: sources, seed: seed,
+			ended: ended}
 		m.noteEnds()
 		for m.draws < 100_000 {
 			counts[m.chooseSource()]++
@@ -6842,13 +7273,16 @@ func TestMixIsEven(t *testing.T) {
 	far := distance([]float64{.2763905365, .5527907177, .1708187458}, make([]bool, 3), 0)
 	failIf(t, far < 5.6 || far >= 6, "the worst source is %.2f off its share", far)
 	const most, least = 0x1p1023, math.SmallestNonzeroFloat64
-	three, want := slices.Repeat([]ints{Indices(Sequential(4))}, 3), slices.Repeat([]int{0, 1, 2, 3}, 3)
+	three, want := slices.Repeat([]ints{Indices(Sequential(4))}, 3),
+		slices.Repeat([]int{0, 1, 2, 3}, 3)
 	by := func(weights ...float64) []int {
-		return collect(t, Mix(MixOptions{Weights: weights}, three...).Take(99).Epoch(t.Context(), 0))
+		return collect(t, Mix(MixOptions{Weights: weights}, three...).Take(99).Epoch(t.Context(),
+			0))
 	}
 	equal(t, "by large weights", by(most, most, most), by(1, 1, 1))
 	equal(t, "by small weights", by(least, least, least), by(1, 1, 1))
-	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300}, {least, most, most}, {most, least, 1}} {
+	for _, weights := range [][]float64{{1e-300, 1e-300, 1e300}, {1e300, 1e-300, 1e-300},
+		{least, most, most}, {most, least, 1}} {
 		equal(t, fmt.Sprint("each item once, by ", weights), sorted(by(weights...)), sorted(want))
 	}
 }
@@ -6897,55 +7331,75 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	names, shards := tenShards()
 	nested := Map(Zip(Chain(other, ten).Repeat(2).Take(30), ten.Cycle()), 2, add)
 	tar := func(rank Rank) Stream[Record] {
-		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Rank: rank, Open: inMemory(shards)}))
+		return must(Tar(names, TarOptions{Shuffle: true, Seed: 1, Rank: rank,
+			Open: inMemory(shards)}))
 	}
 	tars := Mix(MixOptions{Stop: StopAtLast}, tar(Rank{0, 2}), tar(Rank{1, 2}))
-	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Rank: Rank{1, 2}})
-	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7, Unordered: true})
+	loader := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7,
+		Rank: Rank{1, 2}})
+	unordered := newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 7,
+		Unordered: true})
 	streamed := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 3, Sampler: sampler}))
-	ofRank := StreamOf(newLoader(t, numbers(23), Options{BatchSize: 2, Shuffle: true, Seed: 1<<63 + 1, Rank: Rank{1, 2}}))
+	ofRank := StreamOf(newLoader(t, numbers(23),
+		Options{BatchSize: 2, Shuffle: true, Seed: 1<<63 + 1, Rank: Rank{1, 2}}))
 	ofNested := counting(30).Shard(Rank{0, 1}, UnevenTail).Shard(Rank{1, 2}, UnevenTail)
 	return map[string]func(*Cursor) []string{
-		"FromSeq":                        shown(ten.Run),
-		"Indices":                        shown(Indices(sampler).Run),
-		"Filter":                         shown(ten.Filter(func(i int) bool { return i%4 > 0 }).Run),
-		"OnError":                        shown(ten.OnError(dropBad).Run),
-		"Map":                            shown(Map(ten, 2, quick).Run),
-		"Prefetch":                       shown(ten.Prefetch(3).Run),
-		"Batch":                          shown(batched.Run),
-		"Take":                           shown(ten.Take(8).Run),
-		"Repeat":                         shown(ten.Repeat(2).Run),
-		"Chain":                          shown(Chain(other, ten).Run),
-		"Zip":                            shown(Zip(ten, other).Run),
-		"Unbatch":                        shown(Unbatch(batched).Run),
-		"Shuffle":                        shown(ten.Shuffle(4, 1).Run),
-		"Mix in turn":                    shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Run),
-		"Mix in turn, cycle":             shown(Mix(MixOptions{Stop: CycleUntilLast}, other.Take(2), ten, other).Run),
-		"Mix by weight":                  shown(weighted(StopAtLast, ten, other).Run),
-		"Mix by weight, cycle":           shown(weighted(CycleUntilLast, ten, other).Run),
-		"Mix in turn, first":             shown(Mix(MixOptions{Stop: StopAtFirst}, ten, other).Run),
-		"Mix by weight, first":           shown(weighted(StopAtFirst, ten, other).Run),
-		"Mix in turn, forever":           shown(Mix(MixOptions{Stop: CycleForever}, other, ten).Take(25).Run),
-		"Shard":                          shown(ten.Shard(Rank{1, 3}, PadTail).Run),
-		"Tar":                            shown(briefly(tar(Rank{})).Run),
-		"Tar, a shard":                   shown(briefly(tar(Rank{1, 2})).Run),
-		"loader":                         shown(loader.Run),
-		"loader, unordered":              shown(unordered.Run),
-		"loader as a stream":             shown(streamed.Run),
-		"of a rank, filtered":            shown(ofRank.Filter(func(b []int) bool { return b[0]%4 > 0 }).Run),
-		"of nested ranks, filtered":      shown(ofNested.Filter(func(i int) bool { return i%4 > 0 }).Run),
-		"of a rank, in turn":             shown(Mix(MixOptions{}, Unbatch(ofRank), other).Take(9).Run),
-		"nested, no Shuffle":             shown(Batch(nested, 3, List[int]).Prefetch(2).Run),
-		"Unbatch of a loader":            shown(Unbatch(streamed).Run),
-		"Unbatch of Unbatch":             shown(Unbatch(Batch(Unbatch(batched), 3, List[int])).Run),
-		"Unbatch of Shuffle":             shown(Unbatch(Batch(ten.Shuffle(4, 1), 4, List[int])).Run),
-		"Unbatch of Mix by weight":       shown(Unbatch(Batch(weighted(StopAtLast, ten, other), 4, List[int])).Run),
-		"Unbatch of nested Shuffles":     shown(Unbatch(Batch(ten.Shuffle(3, 1).Shuffle(2, 5), 3, List[int])).Shuffle(2, 3).Run),
-		"Shuffle of Chain":               shown(Chain(other, ten).Shuffle(5, 2).Run),
-		"Shuffle of Mix":                 shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Shuffle(5, 2).Run),
-		"Mix of Shuffles":                shown(Mix(MixOptions{Stop: StopAtLast}, other.Shuffle(3, 1), ten.Shuffle(4, 1)).Run),
-		"Shard of Shuffle":               shown(ten.Shuffle(4, 1).Shard(Rank{1, 2}, UnevenTail).Run),
-		"Tar, shuffled, batched, ahead":  shown(Batch(briefly(tar(Rank{}).Shuffle(6, 2)), 2, List[string]).Prefetch(2).Run),
+		"FromSeq": shown(ten.Run),
+		"Indices": shown(Indices(sampler).Run),
+		"Filter": shown(ten.Filter(func(i int) bool {
+			return i%4 > 0
+		}).Run),
+		"OnError":     shown(ten.OnError(dropBad).Run),
+		"Map":         shown(Map(ten, 2, quick).Run),
+		"Prefetch":    shown(ten.Prefetch(3).Run),
+		"Batch":       shown(batched.Run),
+		"Take":        shown(ten.Take(8).Run),
+		"Repeat":      shown(ten.Repeat(2).Run),
+		"Chain":       shown(Chain(other, ten).Run),
+		"Zip":         shown(Zip(ten, other).Run),
+		"Unbatch":     shown(Unbatch(batched).Run),
+		"Shuffle":     shown(ten.Shuffle(4, 1).Run),
+		"Mix in turn": shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Run),
+		"Mix in turn, cycle": shown(Mix(MixOptions{Stop: CycleUntilLast},
+			other.Take(2), ten, other).Run),
+		"Mix by weight":        shown(weighted(StopAtLast, ten, other).Run),
+		"Mix by weight, cycle": shown(weighted(CycleUntilLast, ten, other).Run),
+		"Mix in turn, first":   shown(Mix(MixOptions{Stop: StopAtFirst}, ten, other).Run),
+		"Mix by weight, first": shown(weighted(StopAtFirst, ten, other).Run),
+		"Mix in turn, forever": shown(Mix(MixOptions{Stop: CycleForever}, other,
+			ten).Take(25).Run),
+		"Shard":              shown(ten.Shard(Rank{1, 3}, PadTail).Run),
+		"Tar":                shown(briefly(tar(Rank{})).Run),
+		"Tar, a shard":       shown(briefly(tar(Rank{1, 2})).Run),
+		"loader":             shown(loader.Run),
+		"loader, unordered":  shown(unordered.Run),
+		"loader as a stream": shown(streamed.Run),
+		"of a rank, filtered": shown(ofRank.Filter(func(b []int) bool {
+			return b[0]%4 > 0
+		}).Run),
+		"of nested ranks, filtered": shown(ofNested.Filter(func(i int) bool {
+			return i%4 > 0
+		}).Run),
+		"of a rank, in turn": shown(Mix(MixOptions{}, Unbatch(ofRank),
+			other).Take(9).Run),
+		"nested, no Shuffle":  shown(Batch(nested, 3, List[int]).Prefetch(2).Run),
+		"Unbatch of a loader": shown(Unbatch(streamed).Run),
+		"Unbatch of Unbatch":  shown(Unbatch(Batch(Unbatch(batched), 3, List[int])).Run),
+		"Unbatch of Shuffle": shown(Unbatch(Batch(ten.Shuffle(4, 1), 4,
+			List[int])).Run),
+		"Unbatch of Mix by weight": shown(Unbatch(Batch(weighted(StopAtLast, ten, other), 4,
+			List[int])).Run),
+		"Unbatch of nested Shuffles": shown(Unbatch(Batch(ten.Shuffle(3, 1).Shuffle(2, 5), 3,
+			List[int])).Shuffle(2, 3).Run),
+		"Shuffle of Chain": shown(Chain(other, ten).Shuffle(5, 2).Run),
+		"Shuffle of Mix": shown(Mix(MixOptions{Stop: StopAtLast}, other,
+			ten).Shuffle(5, 2).Run),
+		"Mix of Shuffles": shown(Mix(MixOptions{Stop: StopAtLast},
+			other.Shuffle(3, 1), ten.Shuffle(4, 1)).Run),
+		"Shard of Shuffle": shown(ten.Shuffle(4, 1).Shard(Rank{1, 2},
+			UnevenTail).Run),
+		"Tar, shuffled, batched, ahead": shown(Batch(briefly(tar(Rank{}).Shuffle(6, 2)), 2,
+			List[string]).Prefetch(2).Run),
 		"Tar in turn, batched, unpacked": shown(Unbatch(Batch(briefly(tars), 3, List[string])).Run),
 	}
 }
@@ -6976,18 +7430,23 @@ func TestTarGolden(t *testing.T) {
 			if !slices.Equal(streamed, byIndex) {
 				outcomes = slices.Concat(streamed, []string{"and OpenTar:"}, byIndex)
 			}
-			block := strings.ToValidUTF8("\t"+strings.Join(append(outcomes, "the end"), "\n\t")+"\n", "?")
+			block := strings.ToValidUTF8("\t"+strings.Join(append(outcomes, "the end"), "\n\t")+
+				"\n", "?")
 			block = strings.ReplaceAll(block, tar.ErrHeader.Error(), "tar.ErrHeader")
 			text.WriteString(block)
-			failIf(t, !*update && !strings.Contains(old, line+block), "this shard yields\n%s", block)
+			failIf(t, !*update && !strings.Contains(old, line+block), "this shard yields\n%s",
+				block)
 			if strings.Contains(line, "|") {
 				return
 			}
 			for _, other := range otherHeaders(data) {
-				got := append(readAll(t, tarOf(opts, other)), indexed(t, onDisk(t, "x.tar", other))...)
+				got := append(readAll(t, tarOf(opts, other)),
+					indexed(t, onDisk(t, "x.tar", other))...)
 				want := slices.Concat(streamed, byIndex)
 				place := regexp.MustCompile(`shard "[^"]*"|offset \d+`)
-				all := func(outcomes []string) string { return place.ReplaceAllString(strings.Join(outcomes, "\n"), "") }
+				all := func(outcomes []string) string {
+					return place.ReplaceAllString(strings.Join(outcomes, "\n"), "")
+				}
 				equal(t, "other headers", all(got), all(want))
 			}
 		})
@@ -7022,8 +7481,10 @@ func TestTarCompressed(t *testing.T) {
 		{"two members", append(gzipped(data[:3000]), gzipped(data[3000:])...), whole},
 		{"half", packed[:len(packed)/2], `error unexpected EOF … record "a"`},
 		{"no length", packed[:len(packed)-4], whole + "; error unexpected EOF"},
-		{"checksum", withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)), whole + "; error " + gzip.ErrChecksum.Error()},
-		{"text behind", slices.Concat(packed, []byte("and something more")), whole + "; error what follows the compressed"},
+		{"checksum", withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)),
+			whole + "; error " + gzip.ErrChecksum.Error()},
+		{"text behind", slices.Concat(packed, []byte("and something more")),
+			whole + "; error what follows the compressed"},
 		{"zeros behind", slices.Concat(packed, make([]byte, 512)),
 			whole + "; error what follows the compressed … " + gzip.ErrHeader.Error()},
 		{"magic alone", []byte("\x1f\x8b"), "error unexpected EOF"},
@@ -7039,25 +7500,32 @@ func TestTarCompressed(t *testing.T) {
 // are skipped without being read. An empty file is a field and a missing file
 // is not.
 func TestTarFields(t *testing.T) {
-	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4", "c.big="+strings.Repeat("x", 1000), "c.\xe9=5")
+	data := tarEntries("a.png=1", "a.cls=2", "b.png=3", "c.cls=4",
+		"c.big="+strings.Repeat("x", 1000), "c.\xe9=5")
 	for _, c := range []struct {
 		opts TarOptions
 		want string
 	}{
 		{TarOptions{Fields: []string{"png"}}, "a{png:1}; b{png:3}; c{}"},
-		{TarOptions{Fields: []string{"CLS", "png"}, MaxRecord: 520}, "a{png:1 cls:2}; b{png:3}; c{cls:4}"}, // big is not read
-		{TarOptions{Fields: []string{}}, "a{}; b{}; c{}"}, {TarOptions{Fields: []string{"\xe9"}}, "a{}; b{}; c{\xe9:5}"},
+		// big is not read
+		{TarOptions{Fields: []string{"CLS", "png"}, MaxRecord: 520},
+			"a{png:1 cls:2}; b{png:3}; c{cls:4}"},
+		{TarOptions{Fields: []string{}}, "a{}; b{}; c{}"},
+		{TarOptions{Fields: []string{"\xe9"}}, "a{}; b{}; c{\xe9:5}"},
 	} {
 		runRow(t, fmt.Sprint(c.opts.Fields), func(t *testing.T) {
 			same(t, "records", checkStream(t, tarOf(c.opts, data), 0), c.want)
 		})
 	}
 	stream := tarFrom(opening(bytes.NewReader(tarEntries("a.txt="))), "x")
-	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil || r.Get("cls") != nil || r.Shard != "x" {
+	if r := collect(t, stream.Epoch(t.Context(), 0))[0]; r.Get("txt") == nil ||
+		r.Get("cls") != nil || r.Shard != "x" {
 		t.Errorf("txt %v, cls %v, shard %q", r.Get("txt"), r.Get("cls"), r.Shard)
 	}
-	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1", "b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
-	for _, shard := range [][]byte{large, gzipped(large)} { // only the first can be skipped with a seek
+	large := tarEntries("a.big="+strings.Repeat("x", 5<<20), "a.cls=1",
+		"b.big="+strings.Repeat("x", 5<<20), "b.cls=2")
+	// only the first can be skipped with a seek
+	for _, shard := range [][]byte{large, gzipped(large)} {
 		file := &countingFile{Reader: bytes.NewReader(shard)}
 		stream := must(Tar([]string{"x"}, TarOptions{Fields: []string{"cls"}, Open: opening(file)}))
 		same(t, "seeking", readAll(t, briefly(stream)), "a{cls:1}; b{cls:2}")
@@ -7074,7 +7542,8 @@ func TestTarOptions(t *testing.T) {
 		{fails(TarOptions{}), "Tar: there are no shards"},
 		{fails(TarOptions{}, "a", ""), "Tar: shard 1 has an empty name"},
 		{fails(TarOptions{Rank: Rank{0, 3}}, "a", "b"),
-			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Rank out and deal records with Stream.Shard"},
+			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Rank out and deal records " +
+				"with Stream.Shard"},
 		{fails(TarOptions{Rank: Rank{2, 2}}, "a", "b"), "Tar: Rank is {Index: 2, Count: 2}"},
 		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
 	})
@@ -7084,7 +7553,8 @@ func TestTarOptions(t *testing.T) {
 // in each epoch, in that of Random with the seed; then every Count-th.
 func TestTarShards(t *testing.T) {
 	names, shards := tenShards()
-	for _, opts := range []TarOptions{{}, {Shuffle: true}, {Shuffle: true, Seed: 1}, {Shuffle: true, Seed: 2}} {
+	for _, opts := range []TarOptions{{}, {Shuffle: true}, {Shuffle: true, Seed: 1},
+		{Shuffle: true, Seed: 2}} {
 		order := Sequential(10)
 		if opts.Shuffle {
 			order = Random(10, opts.Seed)
@@ -7097,9 +7567,11 @@ func TestTarShards(t *testing.T) {
 					var want []string
 					for pos := opts.Rank.Index; pos < 10; pos += max(opts.Rank.Count, 1) {
 						i := order.Order(epoch)(pos)
-						want = append(want, fmt.Sprintf("%da{txt:}", i), fmt.Sprintf("%db{txt:}", i))
+						want = append(want, fmt.Sprintf("%da{txt:}", i),
+							fmt.Sprintf("%db{txt:}", i))
 					}
-					equal(t, fmt.Sprint("epoch ", epoch), collect(t, stream.Epoch(t.Context(), epoch)), want)
+					equal(t, fmt.Sprint("epoch ", epoch),
+						collect(t, stream.Epoch(t.Context(), epoch)), want)
 				}
 			})
 		}
@@ -7126,9 +7598,11 @@ func TestTarShards(t *testing.T) {
 	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
 	two := briefly(tarFrom(inMemory(shards), "c", "ab"))
 	at = cursors(t, two)[2]
-	for _, again := range [][]byte{tarEntries("1.txt="+strings.Repeat("x", 999), "2.txt="), tarEntries("1.txt=")[:512]} {
+	for _, again := range [][]byte{tarEntries("1.txt="+strings.Repeat("x", 999), "2.txt="),
+		tarEntries("1.txt=")[:512]} {
 		shards["ab"] = again
-		same(t, "written again", resume(t, two, at), "error or the cursor was saved with another version")
+		same(t, "written again", resume(t, two, at),
+			"error or the cursor was saved with another version")
 	}
 }
 
@@ -7143,7 +7617,8 @@ func TestTarOpeners(t *testing.T) {
 	}
 	fails := func() error { return errBad }
 	panics := func() error { panic("broken") }
-	stands := func() error { return nil } // neither bytes nor an error, between small reads and large ones
+	// neither bytes nor an error, between small reads and large ones
+	stands := func() error { return nil }
 	calls := 0
 	deniesOnce := func() error {
 		calls++
@@ -7155,10 +7630,13 @@ func TestTarOpeners(t *testing.T) {
 		open Opener
 		want string
 	}{
-		{"fails in c", reads(data[:2048+600], fails), `a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
+		{"fails in c", reads(data[:2048+600], fails),
+			`a{txt:1}; b{txt:2}; error entry "c.txt", offset 2048 … bad sample … record "c"`},
 		{"denies once", reads(nil, deniesOnce), "error denied … offset 0"},
-		{"fails in b", reads(otherHeaders(data)[0][:4096+700], fails), `a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
-		{"panics in c", reads(data[:2048+600], panics), `a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
+		{"fails in b", reads(otherHeaders(data)[0][:4096+700], fails),
+			`a{txt:1}; error entry "b.txt", offset 4096 … bad sample`},
+		{"panics in c", reads(data[:2048+600], panics),
+			`a{txt:1}; b{txt:2}; error entry "c.txt" … panic: broken`},
 		{"panics", reads(nil, panics), "error panic: broken … offset 0"},
 		{"Opener panics", opens(panics), "error panic: broken"},
 		{"no reader", opens(stands), "error the Opener returned neither a reader nor an error"},
@@ -7169,7 +7647,8 @@ func TestTarOpeners(t *testing.T) {
 		{"stands before the end", reads(large[:len(large)-100], stands), stood},
 	} {
 		runRow(t, c.name, func(t *testing.T) {
-			got := tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+			got := tarOutcomes(t, func(ctx context.Context, name string,
+				offset int64) (io.ReadCloser, error) {
 				if name == "x" {
 					return c.open(ctx, name, offset)
 				}
@@ -7178,7 +7657,8 @@ func TestTarOpeners(t *testing.T) {
 			same(t, "records", got, c.want+` … shard "x"; a{txt:1}; b{txt:2}; c{txt:3}`)
 		})
 	}
-	for _, shard := range [][]byte{data, nil} { // closed after a break, and when the archive cannot be read
+	// closed after a break, and when the archive cannot be read
+	for _, shard := range [][]byte{data, nil} {
 		file := &countingFile{Reader: bytes.NewReader(shard)}
 		readFirst(tarFrom(opening(file), "x").Epoch(t.Context(), 0))
 		equal(t, "closed", file.closed, true)
@@ -7192,16 +7672,19 @@ func TestTarFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "in")
 	in := func(name string) string { return filepath.Join(dir, name) }
 	name, pattern := in("x.tar"), in("{0..3}.tar")
-	shard := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd", "d/../../evil.cls=3")
+	shard := tarEntries("../../evil.txt=1", "/etc/evil.txt=2", "../evil.txt@/etc/passwd",
+		"d/../../evil.cls=3")
 	must(0, os.CopyFS(dir, fstest.MapFS{"x.tar": {Data: shard}}))
 	const records = "../../evil{txt:1}; /etc/evil{txt:2}; d/../../evil{cls:3}"
 	all := []string{in("missing.tar"), dir, pattern, in("x*"), in("[x]"), in("?"), name}
 	got := checkStream(t, briefly(must(Tar(all, TarOptions{}))), 0)
 	because(t, fs.ErrNotExist, failure(t, must(Tar(all, TarOptions{}))))
-	same(t, "streamed", got, fmt.Sprintf("error shard %q; error shard %q, entry \"\", offset 0: ", all[0], dir)+
+	same(t, "streamed", got, fmt.Sprintf("error shard %q; error shard %q, entry \"\", offset 0: ",
+		all[0], dir)+
 		strings.Repeat("; error Expand lists its names, or filepath.Glob", 4)+"; "+records)
 	same(t, "indexed", indexed(t, name), records)
-	found := slices.Concat(must(filepath.Glob(filepath.Dir(dir)+"/*")), must(filepath.Glob(dir+"/*")))
+	found := slices.Concat(must(filepath.Glob(filepath.Dir(dir)+"/*")),
+		must(filepath.Glob(dir+"/*")))
 	equal(t, "files", found, []string{dir, name})
 
 	_, err := OpenTar(pattern)
@@ -7209,8 +7692,10 @@ func TestTarFiles(t *testing.T) {
 	equal(t, "a shard that was opened", tarOutcomes(t, opening(strings.NewReader("")), "{a}"),
 		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated: ""; ` +
 			`the shard is not read further`})
-	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"), `error shard "https://x/": `+fs.ErrNotExist.Error())
-	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 || strings.Contains(got[0]+got[2]+err.Error(), "offset") {
+	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"),
+		`error shard "https://x/": `+fs.ErrNotExist.Error())
+	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 ||
+		strings.Contains(got[0]+got[2]+err.Error(), "offset") {
 		t.Errorf("%#v: %v, %q", e, err, got)
 	}
 }
@@ -7228,11 +7713,13 @@ func TestTarPipe(t *testing.T) {
 	must(0, exec.Command(mkfifo, name).Run())
 	writer := make(chan *os.File, 1)
 	go func() { writer <- must(os.OpenFile(name, os.O_WRONLY, 0)) }()
-	equal(t, "whether it can be read from the middle", errorOf(OpenShard(t.Context(), name, 512)) == nil, false)
+	equal(t, "whether it can be read from the middle",
+		errorOf(OpenShard(t.Context(), name, 512)) == nil, false)
 	w := <-writer
 	defer w.Close()
 	equal(t, "whether the pipe is still open", errorOf(w.WriteString("x")) == nil, false)
-	pipe := must(os.OpenFile(name, os.O_RDWR, 0)) // also for reading, so that the open does not wait
+	// also for reading, so that the open does not wait
+	pipe := must(os.OpenFile(name, os.O_RDWR, 0))
 	defer pipe.Close()
 	must(pipe.Write(tarEntries("a.txt=1", "b.txt=2")[:1536]))
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -7240,7 +7727,8 @@ func TestTarPipe(t *testing.T) {
 	var got []string
 	for v, err := range briefly(must(Tar([]string{name}, TarOptions{}))).Epoch(ctx, 0) {
 		got = append(got, outcomes(one(v, err))...)
-		time.AfterFunc(time.Millisecond, func() { cancel(errBad) }) // while the loop waits for the rest of b
+		// while the loop waits for the rest of b
+		time.AfterFunc(time.Millisecond, func() { cancel(errBad) })
 	}
 	equal(t, "outcomes", got, []string{"a{txt:1}", "error " + errBad.Error()})
 }
@@ -7250,7 +7738,8 @@ func TestTarPipe(t *testing.T) {
 // when the last record has been handed over.
 func TestTarContext(t *testing.T) {
 	for _, cause := range []error{errBad, io.EOF} {
-		for _, block := range [][]byte{tarEntries("README=")[:512], gzipped(bytes.Repeat(tarEntries("README=")[:512], 2048))} {
+		for _, block := range [][]byte{tarEntries("README=")[:512],
+			gzipped(bytes.Repeat(tarEntries("README=")[:512], 2048))} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			blocks := 0
@@ -7261,12 +7750,14 @@ func TestTarContext(t *testing.T) {
 				return copy(p, block), nil
 			})
 			stream := tarFrom(opening(endless), "x")
-			equal(t, "an endless shard", outcomes(stream.Epoch(ctx, 0)), []string{"error " + cause.Error()})
+			equal(t, "an endless shard", outcomes(stream.Epoch(ctx, 0)),
+				[]string{"error " + cause.Error()})
 		}
 	}
 	data := tarEntries("a.txt=1", "b.txt=2")
 	packed := gzipped(data)
-	for _, shard := range [][]byte{data, packed, withBytes(packed, len(packed)-6, "xxxx")} { // the last has an error to come
+	// the last has an error to come
+	for _, shard := range [][]byte{data, packed, withBytes(packed, len(packed)-6, "xxxx")} {
 		stream := tarOf(TarOptions{}, shard)
 		want := readAll(t, stream)
 		inBubble(t, func(t *testing.T) {
@@ -7287,8 +7778,10 @@ func TestTarContext(t *testing.T) {
 func compareReaders(t testing.TB, data []byte) {
 	t.Helper()
 readers:
-	for _, buffer := range []int{1 << 10, min(len(data)+16<<10, tarBuffer)} { // in which headers fit, or do not
-		ours, theirs := &tarReader{archive: bufio.NewReaderSize(bytes.NewReader(data), buffer)}, tar.NewReader(bytes.NewReader(data))
+	// in which headers fit, or do not
+	for _, buffer := range []int{1 << 10, min(len(data)+16<<10, tarBuffer)} {
+		ours, theirs := &tarReader{archive: bufio.NewReaderSize(bytes.NewReader(data), buffer)},
+			tar.NewReader(bytes.NewReader(data))
 		var late error // of archive/tar, about the entry before
 		for n := 0; ; n++ {
 			h, want := theirs.Next()
@@ -7299,10 +7792,14 @@ readers:
 			if got == io.EOF {
 				got = ours.drainShard()
 			}
-			says := func(part string) bool { return got != nil && strings.Contains(got.Error(), part) }
+			says := func(part string) bool {
+				return got != nil && strings.Contains(got.Error(), part)
+			}
 			switch {
-			case got == io.EOF && want == io.EOF || got != nil && got != io.EOF && want != nil && want != io.EOF,
-				says("end marker") || says("begins with zeros") || says("only 0 bytes") || says("unexpected EOF"),
+			case got == io.EOF && want == io.EOF || got != nil && got != io.EOF && want != nil &&
+				want != io.EOF,
+				says("end marker") || says("begins with zeros") || says("only 0 bytes") ||
+					says("unexpected EOF"),
 				says("its type is") || want == nil && says("sparse"):
 				continue readers
 			}
@@ -7324,15 +7821,18 @@ func compareEntries(t testing.TB, theirs *tar.Reader, h *tar.Header, ours *tarRe
 	}
 	got.begin, got.dataBegin = 0, 0
 	if got != want {
-		t.Fatalf("entry %.200q, want %.200q; archive/tar has %.200q", fmt.Sprint(got), fmt.Sprint(want), fmt.Sprint(*h))
+		t.Fatalf("entry %.200q, want %.200q; archive/tar has %.200q", fmt.Sprint(got),
+			fmt.Sprint(want), fmt.Sprint(*h))
 	}
 	if want.kind != tar.TypeReg || h.Size > 1<<21 {
 		return nil
 	}
 	data, wantErr := io.ReadAll(theirs)
 	gotData, err := ours.readData()
-	if wantErr == nil && err != nil || err == nil && !bytes.HasPrefix(data, gotData) || wantErr == nil && len(gotData) != len(data) {
-		t.Fatalf("entry %q has %d bytes and %v, archive/tar has %d and %v", got.name, len(gotData), err, len(data), wantErr)
+	if wantErr == nil && err != nil || err == nil && !bytes.HasPrefix(data, gotData) ||
+		wantErr == nil && len(gotData) != len(data) {
+		t.Fatalf("entry %q has %d bytes and %v, archive/tar has %d and %v", got.name, len(gotData),
+			err, len(data), wantErr)
 	}
 	return wantErr
 }
@@ -7368,12 +7868,16 @@ func TestTarArchives(t *testing.T) {
 		"bb-folder-number-0005/bb-folder-number-0006/bb-folder-number-0007/"
 	wanted := map[string]string{}
 	for names, want := range map[string]string{
-		"v7 oldgnu gnu ustar posix posix-global gzip bzip2 members": a + b + c, "xz zstd": "error compressed with xz or zstd … gzip",
-		"dumpdir": "dump/" + a + "dump/" + b + "dump/" + c, "gnu-utf8 posix-utf8": a + "größe/日本{cls:6 txt:größe\n}",
+		"v7 oldgnu gnu ustar posix posix-global gzip bzip2 members": a + b + c,
+		"xz zstd":                           "error compressed with xz or zstd … gzip",
+		"dumpdir":                           "dump/" + a + "dump/" + b + "dump/" + c,
+		"gnu-utf8 posix-utf8":               a + "größe/日本{cls:6 txt:größe\n}",
 		"gnu-long oldgnu-long ustar-prefix": a + b + long + "long-name{cls:4 txt:long\n}; " + c,
-		"posix-long":                        a + b + long + long + "long-name{cls:5 txt:longer\n}; " + c,
+		"posix-long": a + b + long + long +
+			"long-name{cls:5 txt:longer\n}; " + c,
 		"gnu-sparse posix-sparse-0.0 posix-sparse-0.1 posix-sparse-1.0": `error entry "s.bin" … tar --sparse … record "a" is left out`,
-		"gnu-links posix-links": a + `error entry "b.txt" … it is a hard link to "a.txt"` + "; c{cls:3}; d/x{cls:7 txt:x\n}",
+		"gnu-links posix-links": a + `error entry "b.txt" … it is a hard link to "a.txt"` +
+			"; c{cls:3}; d/x{cls:7 txt:x\n}",
 	} {
 		for _, name := range strings.Fields(names) {
 			wanted[name+".tar"] = want
@@ -7415,18 +7919,23 @@ func headerCases() (cases []headerCase) {
 		cases = append(cases, headerCase{slices.Concat(headers...), fast})
 	}
 	text := func(records string) []byte { return h("x", "x", records) }
-	mtime, path, long := x("mtime=1700000000.1234567"), x("path=b.txt"), h("L", "././@LongLink", name+"\x00")
+	mtime, path, long := x("mtime=1700000000.1234567"), x("path=b.txt"),
+		h("L", "././@LongLink", name+"\x00")
 	n := strings.Repeat("n", tarBuffer)
-	for _, headers := range [][]byte{nil, mtime, slices.Concat(path, mtime), text(""), text("6 a=b\n"), text("07 a=b\n"),
+	for _, headers := range [][]byte{nil, mtime, slices.Concat(path, mtime), text(""),
+		text("6 a=b\n"), text("07 a=b\n"),
 		h("K", "", name), h("L", "", ""), h("L", "", "\x00b"), slices.Concat(long, h("L", "", "")),
-		x("atime=1", "ctime=1.", "mtime=1.5", "uid=4000000", "gid=0", "uname=ä", "gname=b", "linkpath=c", "comment= d\n=e",
+		x("atime=1", "ctime=1.", "mtime=1.5", "uid=4000000", "gid=0", "uname=ä", "gname=b",
+			"linkpath=c", "comment= d\n=e",
 			"SCHILY.xattr.user.f=g", "LIBARCHIVE.creationtime=1"),
-		withHeader(h("K", "", ""), 0, 108, "\x80\xff\xff\xff\xff\xff\xff\xff\x80\x00\x00\x00\x01\x00\x00\x00"),
+		withHeader(h("K", "", ""), 0, 108,
+			"\x80\xff\xff\xff\xff\xff\xff\xff\x80\x00\x00\x00\x01\x00\x00\x00"),
 	} {
 		add("a.txt 600", headers)
 	}
 	file := h("0", "b.txt", "")
-	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "8", 124: "\x80", 136: "-1", 156: "5", 329: "x", 337: "x",
+	for at, bytes := range map[int]string{100: "0000644x", 108: "x", 116: "8", 124: "\x80",
+		136: "-1", 156: "5", 329: "x", 337: "x",
 		508: "tar\x00"} {
 		add("", withHeader(file, 0, at, bytes))
 	}
@@ -7438,31 +7947,45 @@ func headerCases() (cases []headerCase) {
 	add("c.txt 600", long, h("L", "", "c.txt"))
 	add("d/ 0", x("path=d/"), h("0", "a.txt", ""))
 	add(n+" 600", h("L", "", n))
-	for _, headers := range [][]byte{long, h("L", "", name), slices.Concat(h("K", "", "k"), long), slices.Concat(path, long),
-		slices.Concat(long, path), withHeader(long, 0, 257, "ustar  \x00"), withHeader(long, 0, 257, "\x00")} {
+	for _, headers := range [][]byte{long, h("L", "", name), slices.Concat(h("K", "", "k"), long),
+		slices.Concat(path, long),
+		slices.Concat(long, path), withHeader(long, 0, 257, "ustar  \x00"),
+		withHeader(long, 0, 257, "\x00")} {
 		add(name+" 600", headers)
 	}
 	// These are left to archive/tar, which reads some of them: PAX records,
 	// here without spaces; texts that are none; others.
-	for _, records := range strings.Fields("path=b.txt|path= mtime= path=b\x00.txt uname=b\x00 xattr=b\x00 xattr\x00=b " +
-		"mtime=-1.5 mtime=.5 mtime=1.x mtime=1.: mtime=1a.5 mtime=1:.5 mtime=x atime=1.2.3 ctime=1e9 mtime=12345678901234567890 " +
-		"mtime=36893488147419103233 uid=18446744073709551617 uid=-1 uid=: mtime=: gid=1.5 uid=x|uid=1 size=-1 " +
+	for _, records := range strings.Fields("path=b.txt|path= mtime= path=b\x00.txt uname=b\x00 " +
+		"xattr=b\x00 xattr\x00=b " +
+		"mtime=-1.5 mtime=.5 mtime=1.x mtime=1.: mtime=1a.5 mtime=1:.5 mtime=x atime=1.2.3 " +
+		"ctime=1e9 mtime=12345678901234567890 " +
+		"mtime=36893488147419103233 uid=18446744073709551617 uid=-1 uid=: mtime=: gid=1.5 " +
+		"uid=x|uid=1 size=-1 " +
 		"size=0x10 size=100 size=7|size=0 size=9223372036854775808 size=9223372036854775807 =b a " +
-		"GNU.sparse.major=1|GNU.sparse.minor=0 GNU.sparse.name=b.txt GNU.sparse.map=0,1|GNU.sparse.size=100 " +
+		"GNU.sparse.major=1|GNU.sparse.minor=0 GNU.sparse.name=b.txt " +
+		"GNU.sparse.map=0,1|GNU.sparse.size=100 " +
 		"GNU.sparse.offset=0|GNU.sparse.numbytes=1") {
 		add("", x(strings.Split(records, "|")...))
 	}
-	for _, records := range []string{"5 a=\n", "4 a=\n", "7 a=b\n", "5 a=b\n", "99 a=b\n", "+6 a=b\n", " 6 a=b\n", "6 a=b\x00",
-		"6 a=b ", "6 a=b\n\x00", "6", "2 \n", "3 =\n", "1 \n", "0 a=b\n", "99999999999999999999 a=b\n", "-6 a=b\n", "\n",
+	for _, records := range []string{"5 a=\n", "4 a=\n", "7 a=b\n", "5 a=b\n", "99 a=b\n",
+		"+6 a=b\n", " 6 a=b\n", "6 a=b\x00",
+		"6 a=b ", "6 a=b\n\x00", "6", "2 \n", "3 =\n", "1 \n", "0 a=b\n",
+		"99999999999999999999 a=b\n", "-6 a=b\n", "\n",
 		"9 size= 1\n"} {
 		add("", text(records))
 	}
-	for _, headers := range [][]byte{withHeader(long, 0, 108, "\xff"), withHeader(long, 0, 136, "\x80\xff\xff\xff\xff"),
-		withHeader(long, 0, 108, "x"), withHeader(long, 0, 124, "\x80"), withBytes(path, 0, "other"),
-		h("g", "", "6 a=b\n"), h("X", "", "6 a=b\n"), h("L", "", n+"n"), h("L", "", n+n+n+n+"n"), x("comment=" + n + n + n + n),
-		slices.Concat(x("size=100"), mtime), slices.Concat(path, h("g", "", "6 a=b\n")), slices.Concat(path, h("5", "d/", "")),
-		slices.Concat(x("linkpath=c"), h("2", "b.txt", "")), slices.Concat(h("K", "", name), long, h("1", "b.txt", "")),
-		slices.Concat(long, make([]byte, 1024)), slices.Concat(x("path=d/"), h("\x00", "a.txt", "")),
+	for _, headers := range [][]byte{withHeader(long, 0, 108, "\xff"),
+		withHeader(long, 0, 136, "\x80\xff\xff\xff\xff"),
+		withHeader(long, 0, 108, "x"), withHeader(long, 0, 124, "\x80"),
+		withBytes(path, 0, "other"),
+		h("g", "", "6 a=b\n"), h("X", "", "6 a=b\n"), h("L", "", n+"n"), h("L", "", n+n+n+n+"n"),
+		x("comment=" + n + n + n + n),
+		slices.Concat(x("size=100"), mtime), slices.Concat(path, h("g", "", "6 a=b\n")),
+		slices.Concat(path, h("5", "d/", "")),
+		slices.Concat(x("linkpath=c"), h("2", "b.txt", "")),
+		slices.Concat(h("K", "", name), long, h("1", "b.txt", "")),
+		slices.Concat(long, make([]byte, 1024)),
+		slices.Concat(x("path=d/"), h("\x00", "a.txt", "")),
 		slices.Concat(path, h("\x00", "d/", "")),
 	} {
 		add("", headers)
@@ -7473,11 +7996,13 @@ func headerCases() (cases []headerCase) {
 // TestTarHeaders reads odd headers, whole and truncated: the reader agrees with
 // archive/tar, and asks for more bytes as long as it may need them.
 func TestTarHeaders(t *testing.T) {
-	for format, at := range map[string]int{"oldgnu": 0, "gnu": 0, "ustar": 0, "posix": 0, "posix-global": 1024, "ustar-prefix": 0} {
+	for format, at := range map[string]int{"oldgnu": 0, "gnu": 0, "ustar": 0, "posix": 0,
+		"posix-global": 1024, "ustar-prefix": 0} {
 		name, size, n := parseHeaders(archives()[format+".tar"][at:])
 		equal(t, format, fmt.Sprintf("%s %d %t", name, size, n > 0), "a.cls 1 true")
 	}
-	for text, want := range map[string]int64{"": 0, "0": 0, "07": 7, "8": -1, "/": -1, "1 ": -1, "1a": -1, "-1": -1,
+	for text, want := range map[string]int64{"": 0, "0": 0, "07": 7, "8": -1, "/": -1, "1 ": -1,
+		"1a": -1, "-1": -1,
 		strings.Repeat("7", 18): 1<<54 - 1, strings.Repeat("0", 19): -1} {
 		equal(t, text, parseDigits([]byte(text), 8), want)
 	}
@@ -7488,9 +8013,11 @@ func TestTarHeaders(t *testing.T) {
 			if 0 < n && n <= len(c.headers) {
 				got = fmt.Sprintf("%s %d", name, size)
 			}
-			failIf(t, got != c.fast, "%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:], got, c.fast)
+			failIf(t, got != c.fast, "%.100q: parsed as %.100q, want %.100q", c.headers[tarBlock:],
+				got, c.fast)
 			for end := range min(n, 4*tarBlock) {
-				if _, _, more := parseHeaders(c.headers[:end]); got != "" && (more <= end || more > n) {
+				if _, _, more := parseHeaders(c.headers[:end]); got != "" &&
+					(more <= end || more > n) {
 					t.Fatalf("%.100q: %d bytes of %d need %d", c.headers[tarBlock:], end, n, more)
 				}
 			}
@@ -7538,14 +8065,16 @@ func FuzzTar(f *testing.F) {
 		}
 		stream := briefly(must(Tar([]string{"x"}, TarOptions{MaxRecord: maxRecord, Open: open})))
 		var want []string
-		allocates(t, "a stream", 16<<20+(len(data)/tarBlock+1)*2*maxRecord, func() { want = readAll(t, stream) })
+		allocates(t, "a stream", 16<<20+(len(data)/tarBlock+1)*2*maxRecord,
+			func() { want = readAll(t, stream) })
 		k := 0
 		for item := range stream.Items(t.Context(), Cursor{}) {
 			if k++; k <= 8 || k > len(want)-8 {
 				equal(t, "resumed", resume(t, stream, item.Next), want[k:])
 			}
 		}
-		checkIndexed(t, data, readAll(t, tarOf(TarOptions{}, data)), indexed(t, onDisk(t, "x.tar", data)))
+		checkIndexed(t, data, readAll(t, tarOf(TarOptions{}, data)),
+			indexed(t, onDisk(t, "x.tar", data)))
 	})
 }
 
@@ -7569,14 +8098,18 @@ func serveTar(t *testing.T, answer answer) *tarServer {
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		weak := strings.HasPrefix(r.Header.Get("If-Range"), "W")
 		if !r.Close || r.Header.Get("Accept-Encoding") != "identity" || weak || r.Referer() != "" {
-			t.Errorf("asked to keep the connection, %t, for another encoding, with a weak tag or a referer: %v", !r.Close, r.Header)
+			t.Errorf("asked to keep the connection, %t, for another encoding, with a weak tag or "+
+				"a referer: %v", !r.Close, r.Header)
 		}
 		s.asked <- strings.TrimSpace(r.Header.Get("Range") + " " + r.Header.Get("If-Range"))
 		answer(len(s.asked), w, r)
 	}))
 	t.Cleanup(s.Close)
 	s.web = webSettings{client: s.Client(), attempts: 6, stall: time.Minute}
-	s.web.wait = func(_ context.Context, d time.Duration) error { s.waits = append(s.waits, d); return nil }
+	s.web.wait = func(_ context.Context, d time.Duration) error {
+		s.waits = append(s.waits, d)
+		return nil
+	}
 	return s
 }
 
@@ -7705,9 +8238,11 @@ func TestWeb(t *testing.T) {
 	date := time.Unix(1e9, 0).UTC().Format(http.TimeFormat)
 	longer := anew(func(n int) answer { return sends(data, tag, 30000*n) })
 	busy := func(code int) answer { return status(code, "Retry-After", "100") }
-	forgets := inTurn(breaks, asking("If-Range", "", sends(data, "", 40000)), asking("If-Range", "", sends(data, `"two"`, -1)))
+	forgets := inTurn(breaks, asking("If-Range", "", sends(data, "", 40000)),
+		asking("If-Range", "", sends(data, `"two"`, -1)))
 	target := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Referer() != "" || !r.Close { // the referer would hold the signature of the first request
+		// the referer would hold the signature of the first request
+		if r.Referer() != "" || !r.Close {
 			t.Errorf("referer %q, close %t", r.Referer(), r.Close)
 		}
 		w.Write(data)
@@ -7724,14 +8259,21 @@ func TestWeb(t *testing.T) {
 		{"breaks all the time", sends(data, tag, 16000), parts(16000), ""},
 		{"breaks, and has no ranges", asking("Range", "", longer), parts(30000), ""},
 		{"breaks without a length", flows(data, 60000), parts(60000), ""},
-		{"breaks, and never gets further", asking("Range", "", breaks), 6, "attempt 6: unexpected EOF"},
+		{"breaks, and never gets further", asking("Range", "", breaks), 6,
+			"attempt 6: unexpected EOF"},
 		{"breaks before the first byte", sends(data, tag, 0), 6, "attempt 6: unexpected EOF"},
 		{"not yet", inTurn(busy(503), busy(408), busy(429), busy(500), busy(504), good), 6, ""},
-		{"no connection", func(int, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 6, "attempt 6: EOF"},
-		{"not found", status(404), 1, "404 "}, {"forbidden later", inTurn(breaks, status(403)), 2, "403 "},
+		{"no connection", func(int, http.ResponseWriter,
+			*http.Request) {
+			panic(http.ErrAbortHandler)
+		}, 6, "attempt 6: EOF"},
+		{"not found", status(404), 1, "404 "},
+		{"forbidden later", inTurn(breaks, status(403)), 2, "403 "},
 		{"nothing", status(204), 1, "204 "}, {"a range, unasked", status(206), 1, "206 "},
-		{"not modified", status(304), 1, "304 "}, {"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
-		{"changes its tag, and does not look", asking("If-Range", "", tagged(`"%d"`, 30000)), 2, "has changed"},
+		{"not modified", status(304), 1, "304 "},
+		{"changes its tag", tagged(`"%d"`, 30000), 2, "has changed"},
+		{"changes its tag, and does not look", asking("If-Range", "", tagged(`"%d"`, 30000)), 2,
+			"has changed"},
 		{"changes its date", anew(func(n int) answer { return dated(int64(n)) }), 2, "has changed"},
 		{"has only a date", inTurn(dated(1e9), func(n int, w http.ResponseWriter, r *http.Request) {
 			if got := r.Header.Get("If-Range"); got != date {
@@ -7739,9 +8281,12 @@ func TestWeb(t *testing.T) {
 			}
 			dated(1e9)(n, w, r)
 		}), parts(30000), ""},
-		{"forgets its tag", inTurn(breaks, asking("If-Range", "", sends(data, "", 40000)), good), 3, ""},
+		{"forgets its tag", inTurn(breaks, asking("If-Range", "", sends(data, "", 40000)), good),
+			3, ""},
 		{"forgets its tag, and changes it", forgets, 3, "has changed"},
-		{"changes its length", anew(func(n int) answer { return sends(data[:len(data)-n], "", 30000) }), 2, "has changed"},
+		{"changes its length", anew(func(n int) answer {
+			return sends(data[:len(data)-n], "", 30000)
+		}), 2, "has changed"},
 		{"changes its weak tag", tagged(`W/"%d"`, 30000), 2, "has changed"},
 		{"changes before the first byte", tagged(`"%d"`, 0), 2, "has changed"},
 		{"has a weak tag", sends(data, `W/"one"`, 40000), parts(40000), ""},
@@ -7750,10 +8295,14 @@ func TestWeb(t *testing.T) {
 			w.Write(data)
 		}, status(416)), 2, "416"},
 		{"has a truncated shard", sends(data[:20480], tag, -1), 1, "unexpected EOF"},
-		{"sends another range", inTurn(breaks, asking("Range", "bytes=5-", breaks)), 2, `answers with the range "bytes 5-`},
-		{"sends a later range", inTurn(breaks, asking("Range", "bytes=40000-", breaks)), 2, `answers with the range "bytes 40000-`},
-		{"is empty in the end", inTurn(breaks, asking("Range", "", sends(nil, "", -1))), 2, "has changed"},
-		{"sends more than it has promised", inTurn(breaks, flows(append(data, data...), 1<<20)), 2, "has changed"},
+		{"sends another range", inTurn(breaks, asking("Range", "bytes=5-", breaks)), 2,
+			`answers with the range "bytes 5-`},
+		{"sends a later range", inTurn(breaks, asking("Range", "bytes=40000-", breaks)), 2,
+			`answers with the range "bytes 40000-`},
+		{"is empty in the end", inTurn(breaks, asking("Range", "", sends(nil, "", -1))), 2,
+			"has changed"},
+		{"sends more than it has promised", inTurn(breaks, flows(append(data, data...), 1<<20)), 2,
+			"has changed"},
 		{"sends short ranges", inTurn(breaks, anew(func(n int) answer {
 			return asking("Range", fmt.Sprintf("bytes=%d-%d", 30000*(n-1), 30000*n-1), good)
 		})), parts(30000), ""},
@@ -7767,10 +8316,14 @@ func TestWeb(t *testing.T) {
 		{"redirects to no port", redirects("http://user:secret@host:bad/x?sig=secret"), 1, refuses},
 		{"redirects to no host", redirects("http:///x?sig=secret"), 1, refuses},
 		{"redirects to no path", redirects("/a%zz?sig=secret"), 1, refuses},
-		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6, "attempt 6: the request has failed"},
-		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1, "404 " + http.StatusText(404)},
+		{"redirects to no text", says("HTTP/1.1 302 Found\r\nLocation: /\x01?sig=secret"), 6,
+			"attempt 6: the request has failed"},
+		{"answers in words of its own", says("HTTP/1.1 404 No /x?sig=secret"), 1,
+			"404 " + http.StatusText(404)},
 		{"does not speak HTTP", says("no /x?sig=secret"), 6, "attempt 6: the request has failed"},
-		{"ends badly", says("HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \x01?sig=secret"), 6, "request has failed"},
+		{"ends badly",
+			says("HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \x01?sig=secret"), 6,
+			"request has failed"},
 	} {
 		runRow(t, c.name, func(t *testing.T) {
 			s := serveTar(t, c.answer)
@@ -7791,14 +8344,16 @@ func TestWeb(t *testing.T) {
 // says.
 func TestWebWaits(t *testing.T) {
 	const s = time.Second
-	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
+	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000),
+		"b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
 	for _, c := range []struct {
 		answer   answer
 		requests []string
 		waits    []time.Duration
 	}{
 		{inTurn(breaks, status(429, "Retry-After", "100"), breaks),
-			[]string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`, `bytes=12000- "tag"`},
+			[]string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`,
+				`bytes=12000- "tag"`},
 			[]time.Duration{s, 100 * s, s, s}},
 		{status(500), make([]string, 6), []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s}},
 	} {
@@ -7809,7 +8364,8 @@ func TestWebWaits(t *testing.T) {
 			equal(t, "waits", len(server.waits), len(c.waits))
 			for i, d := range server.waits {
 				if want := c.waits[i]; d > want || d < want/2 || want > 30*s && d != want {
-					t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less", i, d, want)
+					t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less",
+						i, d, want)
 				}
 			}
 		})
@@ -7819,12 +8375,15 @@ func TestWebWaits(t *testing.T) {
 		header   string
 		min, max time.Duration // in seconds
 	}{
-		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119}, {"121", 120, 120},
-		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0}, {in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
+		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119},
+		{"121", 120, 120},
+		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0},
+		{in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
 	} {
 		runRow(t, fmt.Sprintf("%d to %d", c.min, c.max), func(t *testing.T) {
 			d := parseRetryAfter(c.header)
-			failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds", c.header, d, c.min, c.max)
+			failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds",
+				c.header, d, c.min, c.max)
 		})
 	}
 }
@@ -7846,7 +8405,8 @@ func TestWebStream(t *testing.T) {
 		rest := resume(t, stream, throughJSON(t, at))
 		same(t, "the rest", rest, briefRecord("b", "txt", strings.Repeat("y", 5000)))
 		shorter := resume(t, stream, throughJSON(t, at))
-		same(t, "of a shorter object", shorter, "error unexpected EOF … or the cursor was saved with another version")
+		same(t, "of a shorter object", shorter,
+			"error unexpected EOF … or the cursor was saved with another version")
 		equal(t, "requests", s.requests(), c.asked)
 	}
 
@@ -7881,12 +8441,14 @@ func (f foreign) Done() <-chan struct{} { return f.done }
 // that stops in the middle is asked again after a minute, and that a loop that
 // takes its time is no such server.
 func TestWebStall(t *testing.T) {
-	data, large := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2"), strings.Repeat("x", 3*tarBuffer)
+	data, large := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2"),
+		strings.Repeat("x", 3*tarBuffer)
 	slow := tarEntries("a.bin="+large, "b.bin="+large)
 	whole := func(promised int, sent []byte) string {
 		return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", promised, sent)
 	}
-	rest := fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 3000-%d/*\r\nContent-Length: %d\r\n\r\n%s",
+	rest := fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes "+
+		"3000-%d/*\r\nContent-Length: %d\r\n\r\n%s",
 		len(data)-1, len(data)-3000, data[3000:])
 	for _, c := range []struct {
 		name    string
@@ -7896,16 +8458,20 @@ func TestWebStall(t *testing.T) {
 		stalls  int
 		want    string
 	}{
-		{"stalls", []string{whole(len(data), data[:3000]), "", rest}, []string{"", "bytes=3000-", "bytes=3000-"}, 0, 2,
+		{"stalls", []string{whole(len(data), data[:3000]), "", rest},
+			[]string{"", "bytes=3000-", "bytes=3000-"}, 0, 2,
 			briefRecord("a", "txt", strings.Repeat("x", 5000)) + "; b{txt:2}"},
 		{"slow loop", []string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
 			briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
-		{"no answer", make([]string, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
-		{"no data", slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6, "error attempt 6: the server has stalled"},
+		{"no answer", make([]string, 6), make([]string, 6), 0, 6,
+			"error attempt 6: the server has stalled"},
+		{"no data", slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6,
+			"error attempt 6: the server has stalled"},
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			s := tarServer{asked: make(chan string, 10)}
-			transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			transport := &http.Transport{DialContext: func(context.Context, string,
+				string) (net.Conn, error) {
 				client, server := net.Pipe()
 				go func() {
 					defer server.Close()
@@ -7918,7 +8484,8 @@ func TestWebStall(t *testing.T) {
 				return client, nil
 			}}
 			defer transport.CloseIdleConnections()
-			w := webSettings{client: &http.Client{Transport: transport}, attempts: 6, stall: time.Minute, wait: pause}
+			w := webSettings{client: &http.Client{Transport: transport}, attempts: 6,
+				stall: time.Minute, wait: pause}
 			var got []string
 			start := time.Now()
 			ctx := foreign{context.Background(), make(chan struct{})}
@@ -7929,13 +8496,16 @@ func TestWebStall(t *testing.T) {
 			took := time.Since(start) - time.Duration(len(got))*c.pause
 			same(t, "records", got, c.want)
 			equal(t, "requests", s.requests(), c.asked)
-			if least := time.Duration(c.stalls) * time.Minute; took < least || took > least+time.Second<<c.stalls-time.Second {
-				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took, c.stalls)
+			if least := time.Duration(c.stalls) * time.Minute; took < least ||
+				took > least+time.Second<<c.stalls-time.Second {
+				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took,
+					c.stalls)
 			}
 			start = time.Now()
 			wait, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
 			defer cancel()
-			equal(t, "a wait whose context ends", fmt.Sprint(pause(wait, time.Hour), time.Since(start)), "bad sample 1m0s")
+			equal(t, "a wait whose context ends",
+				fmt.Sprint(pause(wait, time.Hour), time.Since(start)), "bad sample 1m0s")
 		})
 	}
 }
@@ -7947,7 +8517,9 @@ func TestWebNever(t *testing.T) {
 	busy := redactError(errors.New(http.StatusText(http.StatusBadGateway)))
 	saysAll(t, busy, "502 ")
 	equal(t, "whether it is for ever", errors.As(busy, new(permanentError)), false)
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(407) }))
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(407)
+	}))
 	defer proxy.Close()
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -7961,7 +8533,8 @@ func TestWebNever(t *testing.T) {
 		{secure.URL + "/x.tar", new(*tls.CertificateVerificationError), nil},
 		{s.URL + "/x.tar", "bad sample", errBad},
 		{"http://127.0.0.1:99999/x.tar", new(*net.AddrError), nil},
-		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", http.ErrSchemeMismatch.Error(), nil},
+		{strings.Replace(s.URL, "http:", "https:", 1) + "/x.tar", http.ErrSchemeMismatch.Error(),
+			nil},
 		{"https://behind.a.proxy/x.tar", "407 ", nil},
 	} {
 		runRow(t, fmt.Sprintf("%T", c.as), func(t *testing.T) {
@@ -7970,8 +8543,12 @@ func TestWebNever(t *testing.T) {
 			if strings.Contains(c.name, "proxy") {
 				transport.Proxy = http.ProxyURL(must(url.Parse(proxy.URL)))
 			}
-			w.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
-			w.wait = func(context.Context, time.Duration) error { t.Errorf("%s is asked for again", c.name); return errBad }
+			w.client = &http.Client{Transport: transport,
+				CheckRedirect: func(*http.Request, []*http.Request) error { return c.redirect }}
+			w.wait = func(context.Context, time.Duration) error {
+				t.Errorf("%s is asked for again", c.name)
+				return errBad
+			}
 			_, err := w.open(t.Context(), c.name, 0)
 			if says, ok := c.as.(string); ok {
 				saysAll(t, err, "attempt 1: ", says)
@@ -7986,7 +8563,8 @@ func TestWebNever(t *testing.T) {
 // also in names that are not quite URLs.
 func TestSecrets(t *testing.T) {
 	s := serveTar(t, func(n int, w http.ResponseWriter, r *http.Request) {
-		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" || r.URL.RawQuery != "sig=secret" {
+		if user, password, _ := r.BasicAuth(); user != "user" || password != "secret" ||
+			r.URL.RawQuery != "sig=secret" {
 			t.Errorf("asked as %q with %q and %q", user, password, r.URL.RawQuery)
 		}
 		w.WriteHeader(404)
@@ -7996,11 +8574,15 @@ func TestSecrets(t *testing.T) {
 		open             Opener
 		name, safe, says string
 	}{
-		{s.web.open, strings.Replace(s.URL, "http://", "http://user:secret@", 1) + "/x.tar?sig=secret#secret", s.URL + "/x.tar", "404"},
-		{s.web.open, "http://user:secret@127.0.0.1:1/x%2fy.tar?sig=secret", "http://127.0.0.1:1/x%2fy.tar", ""},
-		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "http:(not a URL)", "attempt 1: this is not a URL"},
+		{s.web.open, strings.Replace(s.URL, "http://", "http://user:secret@", 1) +
+			"/x.tar?sig=secret#secret", s.URL + "/x.tar", "404"},
+		{s.web.open, "http://user:secret@127.0.0.1:1/x%2fy.tar?sig=secret",
+			"http://127.0.0.1:1/x%2fy.tar", ""},
+		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "http:(not a URL)",
+			"attempt 1: this is not a URL"},
 		{s.web.open, "http://user:sec%ret@x/", "http:(not a URL)", "attempt 1: this is not a URL"},
-		{nil, "s3://user:secret@bucket/x.tar?sig=secret#secret", "s3://bucket/x.tar", "http and https … Opener"},
+		{nil, "s3://user:secret@bucket/x.tar?sig=secret#secret", "s3://bucket/x.tar",
+			"http and https … Opener"},
 		{nil, "pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)", "http and https"},
 		{nil, "foo:bar://user:secret@host/x.tar", "foo:(not a URL)", "http and https"},
 		{nil, "| curl -u user:secret https://host/x.tar", "|:(not a URL)", "http and https"},
@@ -8008,7 +8590,8 @@ func TestSecrets(t *testing.T) {
 	} {
 		runRow(t, strings.TrimPrefix(c.safe, s.URL), func(t *testing.T) {
 			equal(t, c.name, redactURL(c.name), c.safe)
-			same(t, c.name, tarOutcomes(t, c.open, c.name), fmt.Sprintf("error shard %q … %s", c.safe, c.says))
+			same(t, c.name, tarOutcomes(t, c.open, c.name),
+				fmt.Sprintf("error shard %q … %s", c.safe, c.says))
 		})
 	}
 	for _, scheme := range []string{"https", "HTTPS", "s3"} {
@@ -8016,8 +8599,11 @@ func TestSecrets(t *testing.T) {
 		same(t, scheme, got, "error "+strings.ToLower(scheme)+"://host/x.tar … Tar reads URLs")
 	}
 	// Cursors still tell shards apart whose names are not shown.
-	equal(t, "digests differ", hashNames([]string{"pipe:curl https://h/1.tar"}) != hashNames([]string{"pipe:curl https://h/2.tar"}), true)
-	equal(t, "signatures do not count", hashNames([]string{"https://h/1.tar?sig=1"}), hashNames([]string{"https://i/1.tar?sig=2"}))
+	equal(t, "digests differ",
+		hashNames([]string{"pipe:curl https://h/1.tar"}) != hashNames([]string{"pipe:curl " +
+			"https://h/2.tar"}), true)
+	equal(t, "signatures do not count", hashNames([]string{"https://h/1.tar?sig=1"}),
+		hashNames([]string{"https://i/1.tar?sig=2"}))
 }
 
 // TestOpenShard shows which names OpenShard reads, from an offset: files, the
@@ -8025,20 +8611,24 @@ func TestSecrets(t *testing.T) {
 func TestOpenShard(t *testing.T) {
 	s := serveTar(t, sends([]byte("data"), "", -1))
 	name := onDisk(t, "a b.tar", []byte("data"))
-	escaped := "/" + strings.TrimPrefix(strings.ReplaceAll(filepath.ToSlash(name), " ", "%20"), "/") // on Windows /C:/…
+	// on Windows /C:/…
+	escaped := "/" + strings.TrimPrefix(strings.ReplaceAll(filepath.ToSlash(name), " ", "%20"), "/")
 	capitals := strings.Replace(s.URL, "http", "HTTP", 1)
-	for _, name := range []string{capitals, "file://" + escaped, "FILE://localhost" + escaped, name} {
+	for _, name := range []string{capitals, "file://" + escaped, "FILE://localhost" + escaped,
+		name} {
 		r := must(OpenShard(t.Context(), name, 1))
 		equal(t, name, string(must(io.ReadAll(r))), "ata")
 		r.Close()
 	}
 	evil := filepath.Join(filepath.Dir(name), "evil")
 	for _, name := range []string{"file://host/x.tar", "gs://host/x.tar", "http:///x.tar"} {
-		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)), "OpenShard reads files and http and https URLs")
+		saysAll(t, errorOf(OpenShard(t.Context(), name, 0)),
+			"OpenShard reads files and http and https URLs")
 	}
 	for _, name := range []string{"-", name + "x", "pipe:touch " + evil, "|touch " + evil} {
 		err := errorOf(OpenShard(t.Context(), name, 0))
-		failIf(t, !errors.As(err, new(*fs.PathError)), "%s: %v, want that there is no such file", name, err)
+		failIf(t, !errors.As(err, new(*fs.PathError)), "%s: %v, want that there is no such file",
+			name, err)
 	}
 	saysAll(t, errorOf(OpenShard(t.Context(), name, -1)), "a b.tar")
 	equal(t, "files", len(must(os.ReadDir(filepath.Dir(name)))), 1)
@@ -8052,7 +8642,8 @@ func TestOpenShard(t *testing.T) {
 // TestTarDataset shows records by their index, also from several goroutines at
 // once, and the errors of the data set.
 func TestTarDataset(t *testing.T) {
-	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3", "b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
+	one := onDisk(t, "one.tar", tarEntries("d/a.txt=1", "d/a.CLS=2", "README=3",
+		"b.bin="+strings.Repeat("x", 3000), "b.txt=4"))
 	y, z := strings.Repeat("y", 1<<20), strings.Repeat("z", 5<<20)
 	two := onDisk(t, "two.tar", tarEntries("c.txt=5", "c.bin="+y, "z="+z, "c.cls=6"))
 	data := must(OpenTar(one, two, one))
@@ -8076,11 +8667,13 @@ func TestTarDataset(t *testing.T) {
 		saysAll(t, errorOf(data.Get(t.Context(), i)), fmt.Sprintf("index %d", i), "5 samples")
 	}
 	equal(t, "the shard of record 3", must(data.Get(t.Context(), 3)).Shard, one)
-	allocates(t, "a record of 1 MiB, with 5 MiB between its files", 2<<20, func() { must(data.Get(t.Context(), 2)) })
+	allocates(t, "a record of 1 MiB, with 5 MiB between its files", 2<<20,
+		func() { must(data.Get(t.Context(), 2)) })
 	data.Close()
 	for i, offset := range map[int]int64{1: 3072, 2: 0} { // read at once, and file by file
 		_, err := data.Get(t.Context(), i)
-		if e := (*TarError)(nil); !errors.As(err, &e) || errors.Unwrap(e.Err) != os.ErrClosed || e.Offset != offset {
+		if e := (*TarError)(nil); !errors.As(err, &e) || errors.Unwrap(e.Err) != os.ErrClosed ||
+			e.Offset != offset {
 			t.Errorf("after Close: %v", err)
 		}
 	}
@@ -8092,8 +8685,10 @@ func TestTarDataset(t *testing.T) {
 	before := free()
 	refused(t, []refusal{
 		{errorOf(OpenTar()), "OpenTar: there are no shards"},
-		{because(t, fs.ErrNotExist, errorOf(OpenTar(one, one+"missing"))), "OpenTar: shard … one.tarmissing"},
-		{errorOf(OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))), "x.tar … compressed … use Tar"},
+		{because(t, fs.ErrNotExist, errorOf(OpenTar(one, one+"missing"))),
+			"OpenTar: shard … one.tarmissing"},
+		{errorOf(OpenTar(onDisk(t, "x.tar", gzipped(tarEntries("a.txt=1"))))),
+			"x.tar … compressed … use Tar"},
 	})
 	if after := free(); after > before && runtime.GOOS != "windows" {
 		t.Errorf("an error of OpenTar leaves files open: the next is %d, was %d", after, before)
@@ -8106,7 +8701,8 @@ func TestTarDataset(t *testing.T) {
 // shard has changed.
 func TestTarChanged(t *testing.T) {
 	plain := tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6")
-	far := tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls=2") // which is not read at once
+	// which is not read at once
+	far := tarEntries("a.txt=1", "z="+strings.Repeat("z", 1<<20), "a.cls=2")
 	check := func(shard []byte, others ...[]byte) (noticed int) {
 		name := onDisk(t, "x.tar", shard)
 		d := must(OpenTar(name))
@@ -8133,18 +8729,25 @@ func TestTarChanged(t *testing.T) {
 			}
 		}
 		noticed := check(shard, others...)
-		failIf(t, noticed < 100/step, "of %d bytes that were changed, %d were noticed", len(others), noticed)
+		failIf(t, noticed < 100/step, "of %d bytes that were changed, %d were noticed",
+			len(others), noticed)
 	}
 	for _, c := range []struct {
 		name    string
 		was, is []byte
 		want    int
 	}{
-		{"a gains a file, b loses one", plain, tarEntries("a.txt=1", "a.cls=2", "a.json=3", "README=4", "b.cls=5", "c.txt=6"), 2},
-		{"size", plain, tarEntries("a.txt=1", "a.cls=22", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
-		{"name", plain, tarEntries("a.txt=1", "a.clz=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6"), 1},
-		{"c gains a file", plain, tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4", "b.cls=5", "c.txt=6", "c.cls=7"), 1},
-		{"key", plain, tarEntries("a.txt=1", "a.cls=2", "B.txt=3", "README=4", "B.cls=5", "c.txt=6"), 1}, // a is as it was
+		{"a gains a file, b loses one", plain,
+			tarEntries("a.txt=1", "a.cls=2", "a.json=3", "README=4", "b.cls=5", "c.txt=6"), 2},
+		{"size", plain, tarEntries("a.txt=1", "a.cls=22", "b.txt=3", "README=4", "b.cls=5",
+			"c.txt=6"), 1},
+		{"name", plain, tarEntries("a.txt=1", "a.clz=2", "b.txt=3", "README=4", "b.cls=5",
+			"c.txt=6"), 1},
+		{"c gains a file", plain, tarEntries("a.txt=1", "a.cls=2", "b.txt=3", "README=4",
+			"b.cls=5", "c.txt=6", "c.cls=7"), 1},
+		// a is as it was
+		{"key", plain, tarEntries("a.txt=1", "a.cls=2", "B.txt=3", "README=4", "B.cls=5",
+			"c.txt=6"), 1},
 		{"512 bytes", plain, plain[:512], 3},
 		{"nothing", plain, nil, 3},
 		{"1536 bytes", plain, plain[:1536], 3},
@@ -8166,10 +8769,12 @@ func TestTarChanged(t *testing.T) {
 // TestTarWriter shows that records are read back as they were written, and that
 // the same records make the same bytes.
 func TestTarWriter(t *testing.T) {
-	long, image, name := strings.Repeat("long/", 60)+"ü", strings.Repeat("x", 1000), strings.Repeat("x", 999_000)
+	long, image, name := strings.Repeat("long/", 60)+"ü", strings.Repeat("x", 1000),
+		strings.Repeat("x", 999_000)
 	records := []Record{
 		{Key: "b", Files: []File{{"txt", []byte("1")}, {"cls", []byte("2")}}},
-		{Key: "./d/a", Shard: "another", Files: []File{{"seg.png", []byte(image)}, {"__key__", nil}}},
+		{Key: "./d/a", Shard: "another", Files: []File{{"seg.png", []byte(image)},
+			{"__key__", nil}}},
 		{Key: long, Files: []File{{"txt", nil}}},
 		{Key: "__m__x", Files: []File{{"json", []byte("{}")}}},
 		{Key: "y", Files: []File{{"a", []byte("1")}, {name, []byte("2")}}},
@@ -8182,16 +8787,19 @@ func TestTarWriter(t *testing.T) {
 			slices.Reverse(r.Files)
 		}
 		must(0, w.Close())
-		saysAll(t, w.Write(Record{Key: "e", Files: []File{{"txt", nil}}}), "TarWriter", "after close")
+		saysAll(t, w.Write(Record{Key: "e", Files: []File{{"txt", nil}}}), "TarWriter",
+			"after close")
 	}
 	equal(t, "the same bytes", bytes.Equal(shards[0].Bytes(), shards[1].Bytes()), true)
-	want := "b{cls:2 txt:1}; " + briefRecord("./d/a", "__key__", "", "seg.png", image) + "; " + long + "{txt:}; __m__x{json:{}}; " +
+	want := "b{cls:2 txt:1}; " + briefRecord("./d/a", "__key__", "", "seg.png", image) + "; " +
+		long + "{txt:}; __m__x{json:{}}; " +
 		briefRecord("y", "a", "1", name, "2")
 	streamed, byIndex := checkShard(t, TarOptions{}, shards[0].Bytes())
 	same(t, "streamed", streamed, want)
 	same(t, "by index", byIndex, want)
 	h := must(tar.NewReader(&shards[0]).Next())
-	header := fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(), h.Format)
+	header := fmt.Sprintf("%s %o %d %q %d %s", h.Name, h.Mode, h.Uid, h.Uname, h.ModTime.Unix(),
+		h.Format)
 	equal(t, "a header", header, `b.cls 444 0 "" 0 USTAR`)
 }
 
@@ -8202,20 +8810,29 @@ func TestTarWriterErrors(t *testing.T) {
 	w := NewTarWriter(&b)
 	must(0, w.Write(Record{Key: "b", Files: []File{{"txt", nil}}}))
 	before, long := b.Len(), strings.Repeat("x", 1<<20)
-	const skipped = "would be skipped when it is read, as are hidden files, files without a dot, and names like __meta__"
+	const skipped = "would be skipped when it is read, as are hidden files, files without a dot, " +
+		"and names like __meta__"
 	for _, c := range []struct{ record, says string }{ // the key, a blank, the fields
-		{"c", `record "c": it has no files`}, {"b txt", `record "b": the shard has a record with this key already`},
-		{" txt", `record "": file ".txt" would be skipped`}, {"d/ txt", `file "d/.txt" would be skipped`},
+		{"c", `record "c": it has no files`},
+		{"b txt", `record "b": the shard has a record with this key already`},
+		{" txt", `record "": file ".txt" would be skipped`},
+		{"d/ txt", `file "d/.txt" would be skipped`},
 		{"c.x txt", `file "c.x.txt" would be read as field "x.txt" of record "c"`},
-		{"d/.c txt", `file "d/.c.txt" ` + skipped}, {"__c__/d txt", `file "__c__/d.txt" ` + skipped},
+		{"d/.c txt", `file "d/.c.txt" ` + skipped},
+		{"__c__/d txt", `file "__c__/d.txt" ` + skipped},
 		{"/c txt", `record "/c": the key must be a relative path`},
 		{"d/../../c txt", `record "d/../../c": the key must be a relative path without ".."`},
-		{"c\x00 txt", `file "c\x00.txt" must not have a NUL`}, {"c t\x00t", `file "c.t\x00t" must not have a NUL`},
-		{"c ", `field "" must not be empty`}, {"c txt TXT", `file "c.TXT" would be read as field "txt"`},
-		{"c a/b", `file "c.a/b" would be skipped`}, {"c txt cls txt", `record "c": field "txt" comes twice`},
-		{"y a " + long, "has 1048578 bytes, must have at most 1000000"}, {long + " a txt", "must have at most 1000000"},
+		{"c\x00 txt", `file "c\x00.txt" must not have a NUL`},
+		{"c t\x00t", `file "c.t\x00t" must not have a NUL`},
+		{"c ", `field "" must not be empty`},
+		{"c txt TXT", `file "c.TXT" would be read as field "txt"`},
+		{"c a/b", `file "c.a/b" would be skipped`},
+		{"c txt cls txt", `record "c": field "txt" comes twice`},
+		{"y a " + long, "has 1048578 bytes, must have at most 1000000"},
+		{long + " a txt", "must have at most 1000000"},
 		{"y a .jpg", `field ".jpg" must be "jpg"`}, {"y a y.jpg", `field "y.jpg" must be "jpg"`},
-		{"d/y a y.seg.png", `field "y.seg.png" must be "seg.png"`}, {"d/y a d/y.jpg", `field "d/y.jpg" must be "jpg"`},
+		{"d/y a y.seg.png", `field "y.seg.png" must be "seg.png"`},
+		{"d/y a d/y.jpg", `field "d/y.jpg" must be "jpg"`},
 	} {
 		runRow(t, c.says, func(t *testing.T) {
 			words := strings.Split(c.record, " ")
@@ -8233,7 +8850,8 @@ func TestTarWriterErrors(t *testing.T) {
 	out, in := io.Pipe()
 	out.CloseWithError(errBad)
 	w = NewTarWriter(in)
-	saysAll(t, w.Write(Record{Key: "c", Files: []File{{"txt", nil}}}), "TarWriter", `record "c"`, "bad sample")
+	saysAll(t, w.Write(Record{Key: "c", Files: []File{{"txt", nil}}}), "TarWriter", `record "c"`,
+		"bad sample")
 	saysAll(t, w.Close(), "TarWriter", "bad sample")
 }
 
@@ -8245,27 +8863,41 @@ func TestExpand(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"train.tar": "train.tar", "": "", `a\b`: `a\b`,
 		"train-{000..003}.tar": "train-000.tar train-001.tar train-002.tar train-003.tar",
-		"{8..11}":              "8 9 10 11", "{08..11}": "08 09 10 11", "{001..3}": "001 002 003", "{1..03}": "01 02 03",
-		"{0..2}": "0 1 2", "{5..5}": "5", "{3..0}": "3 2 1 0", "{11..08}": "11 10 09 08", "{-1..1}": "-1 0 1",
+		"{8..11}":              "8 9 10 11", "{08..11}": "08 09 10 11", "{001..3}": "001 002 003",
+		"{1..03}": "01 02 03",
+		"{0..2}":  "0 1 2", "{5..5}": "5", "{3..0}": "3 2 1 0", "{11..08}": "11 10 09 08",
+		"{-1..1}":  "-1 0 1",
 		"{-01..1}": "-01 000 001", "{1..-1}": "1 0 -1",
-		"{a,b}{1,2}": "a1 a2 b1 b2", "{a,b}-{1..2}{x,y}.tar": "a-1x.tar a-1y.tar a-2x.tar a-2y.tar b-1x.tar b-1y.tar b-2x.tar b-2y.tar",
+		"{a,b}{1,2}": "a1 a2 b1 b2",
+		"{a,b}-{1..2}{x,y}.tar": "a-1x.tar a-1y.tar a-2x.tar a-2y.tar b-1x.tar b-1y.tar b-2x.tar " +
+			"b-2y.tar",
 		"{,x}": " x", "{1,2,}": "1 2 ", "{1..3,7}": "1..3 7",
 		"{9223372036854775806..9223372036854775807}":   "9223372036854775806 9223372036854775807",
 		"{-9223372036854775807..-9223372036854775808}": "-9223372036854775807 -9223372036854775808",
 	} {
-		runRow(t, pattern, func(t *testing.T) { equal(t, "names", strings.Join(must(Expand(pattern)), " "), want) })
+		runRow(t, pattern, func(t *testing.T) {
+			equal(t, "names", strings.Join(must(Expand(pattern)), " "), want)
+		})
 	}
-	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}", "more than 1048576 names"
+	const allowed, many = "must be a list such as {a,b}, or numbers such as {000..146}",
+		"more than 1048576 names"
 	const pairs = "braces must come in pairs, and must not be nested"
 	for pattern, says := range map[string]string{
-		"a{b": pairs, "a}b": pairs, "{a,b}}": pairs, "{{a,b}": pairs, "x{a,b}{": pairs, "{a,b}{1,2": pairs, "p{a,{b,c}d,}s": pairs,
-		"x{{a,b}}y": pairs, "{1..{2,3}}": pairs, "}": pairs, "{": pairs, "{a}": `"{a}" ` + allowed, "{}": `"{}" ` + allowed,
-		"{000...146}": `"{000...146}" ` + allowed, "{000-146}": allowed, "{a..c}": allowed, "{a..3}": allowed, "{1..3..x}": allowed,
-		"{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": `"{a}" ` + allowed, "{1..99999999999999999999}": allowed,
-		"{1..9223372036854775807}": many, "{0..1048576}": many, "{-9223372036854775808..0}": many,
-		"{1..2}{1..1024}{1..513}{1..2}": many, "{" + strings.Repeat(",", 1<<20) + "}": many, "{1..1025}{1..1024}": many,
+		"a{b": pairs, "a}b": pairs, "{a,b}}": pairs, "{{a,b}": pairs, "x{a,b}{": pairs,
+		"{a,b}{1,2": pairs, "p{a,{b,c}d,}s": pairs,
+		"x{{a,b}}y": pairs, "{1..{2,3}}": pairs, "}": pairs, "{": pairs, "{a}": `"{a}" ` + allowed,
+		"{}":          `"{}" ` + allowed,
+		"{000...146}": `"{000...146}" ` + allowed, "{000-146}": allowed, "{a..c}": allowed,
+		"{a..3}": allowed, "{1..3..x}": allowed,
+		"{0..10..5}": allowed, "{1..}": allowed, "{1..2}{a}": `"{a}" ` + allowed,
+		"{1..99999999999999999999}": allowed,
+		"{1..9223372036854775807}":  many, "{0..1048576}": many, "{-9223372036854775808..0}": many,
+		"{1..2}{1..1024}{1..513}{1..2}": many, "{" + strings.Repeat(",", 1<<20) + "}": many,
+		"{1..1025}{1..1024}": many,
 	} {
-		runRow(t, pattern, func(t *testing.T) { saysAll(t, errorOf(Expand(pattern)), "dataloader: Expand", says) })
+		runRow(t, pattern, func(t *testing.T) {
+			saysAll(t, errorOf(Expand(pattern)), "dataloader: Expand", says)
+		})
 	}
 	equal(t, "as many as there may be", len(must(Expand("{1..1024}{1..1024}"))), 1<<20)
 }
@@ -8294,7 +8926,8 @@ func checkDecoded(t *testing.T, name, data, want string) {
 			want = "<nil> <nil>"
 		}
 		got = strings.TrimPrefix(got, "dataloader.")
-		failIf(t, got != want || !fails && err != nil, "%s %.100q: %s and %v, want %s", name, data, got, err, want)
+		failIf(t, got != want || !fails && err != nil, "%s %.100q: %s and %v, want %s", name, data,
+			got, err, want)
 	})
 }
 
@@ -8319,19 +8952,27 @@ func TestDecode(t *testing.T) {
 	const gray = "*image.Gray (0,0)-(3,2)"
 	many := strings.Repeat("x", 1000)
 	for _, c := range []struct{ names, data, want string }{
-		{"png d.x/a.seg.PNG jpg", pngs, gray}, {"jpg JPEG", jpegs, gray}, {"gif", gifs, "*image.Paletted (0,0)-(3,2)"},
+		{"png d.x/a.seg.PNG jpg", pngs, gray}, {"jpg JPEG", jpegs, gray},
+		{"gif", gifs, "*image.Paletted (0,0)-(3,2)"},
 		{"json", `{"a":[1,null]}`, "map[string]interface {} map[a:[1 <nil>]]"},
 		{"jsn", " 12345678901234567890.10\n", "json.Number 12345678901234567890.10"},
-		{"jsonl", "{\"a\":1}\n\n[2]\r\n9007199254740993", "[]interface {} [map[a:1] [2] 9007199254740993]"},
+		{"jsonl", "{\"a\":1}\n\n[2]\r\n9007199254740993",
+			"[]interface {} [map[a:1] [2] 9007199254740993]"},
 		{"jsonl", "", "[]interface {} []"}, {"txt text a.transcript", "text", "string text"},
 		{"cls cls2 class index inx id", " 12\n", "int 12"}, {"count", "-1", "int -1"},
-		{"bin README", "12", "[]uint8 [49 50]"}, {"TXT.GZ", gz("text"), "string text"}, {"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
-		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"}, {"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
-		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"}, {"png.gz", gz(pngs), gray},
+		{"bin README", "12", "[]uint8 [49 50]"}, {"TXT.GZ", gz("text"), "string text"},
+		{"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
+		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"},
+		{"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
+		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"},
+		{"png.gz", gz(pngs), gray},
 		{"gif", gifOf(65535), "error 65535 × 65535 pixels, must have 1 to 134217728"},
-		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error unexpected EOF"}, {"gif", gifOf(1), "error unexpected EOF"},
-		{"jpg", jpegOf("\xc0", 11586), "error pixels"}, {"jpg", jpegOf("\xc0", 11585), "error unexpected EOF"},
-		{"jpg", jpegOf("\xc2", 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"}, // progressive
+		{"gif", gifOf(11586), "error pixels"}, {"gif", gifOf(11585), "error unexpected EOF"},
+		{"gif", gifOf(1), "error unexpected EOF"},
+		{"jpg", jpegOf("\xc0", 11586), "error pixels"},
+		{"jpg", jpegOf("\xc0", 11585), "error unexpected EOF"},
+		// progressive
+		{"jpg", jpegOf("\xc2", 6689), "error 6689 × 6689 pixels, must have 1 to 44739242"},
 		{"jpg", jpegOf("\xc2", 6688), "error unexpected EOF"},
 		// A comment with the bytes of a marker, and bytes between the segments.
 		{"jpg", jpegOf("\xfe\x00\x04\xff\xc2\xff\xc0", 11585), "error unexpected EOF"},
@@ -8339,16 +8980,22 @@ func TestDecode(t *testing.T) {
 		{"jpg", jpegOf("\xfe\x00\x04\xff\xc0\xff\xc2", 6689), "error 6689 × 6689 pixels"},
 		{"jpg", jpegOf("\x00\x07\xc0\xff\xd0\xff\xd7\xff\xff\xc2", 6689),
 			"error 6689 × 6689 pixels"},
-		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1), "error 3 × 0 pixels, must have 1"},
-		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1), "error 0 × 2 pixels, must have 1"},
-		{"a.png", "no image", "error " + image.ErrFormat.Error()}, {"gif", "", "error " + image.ErrFormat.Error()},
-		{"cls", "one", "error " + strconv.ErrSyntax.Error()}, {"cls.gz", gz("one"), "error " + strconv.ErrSyntax.Error()},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x00\x00\x03", 1),
+			"error 3 × 0 pixels, must have 1"},
+		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1),
+			"error 0 × 2 pixels, must have 1"},
+		{"a.png", "no image", "error " + image.ErrFormat.Error()},
+		{"gif", "", "error " + image.ErrFormat.Error()},
+		{"cls", "one", "error " + strconv.ErrSyntax.Error()},
+		{"cls.gz", gz("one"), "error " + strconv.ErrSyntax.Error()},
 		{"json", "{", "error unexpected EOF"}, {"json", "", "error there are 0 JSON values"},
 		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: "},
-		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"}, {"txt.gz", "not compressed", "error " + gzip.ErrHeader.Error()},
+		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"},
+		{"txt.gz", "not compressed", "error " + gzip.ErrHeader.Error()},
 		{"gz", "", "error unexpected EOF"}, {"txt.gz", gz("text")[:20], "error unexpected EOF"},
 		{"txt.gz", gz("text") + "x", "error EOF"},
-		{"faiss.index x" + many + ".class", " \xca\xfe" + many, `error it must be an integer, is " \xca\xfexxx`},
+		{"faiss.index x" + many + ".class", " \xca\xfe" + many,
+			`error it must be an integer, is " \xca\xfexxx`},
 	} {
 		for _, name := range strings.Fields(c.names) {
 			checkDecoded(t, name, c.data, c.want)
@@ -8370,13 +9017,16 @@ func TestDecode(t *testing.T) {
 		{"gz.gz", gz(string(bomb)), "more than 8388608 bytes", 8<<20 + int64(len(bomb))},
 		{"gz", lies[:len(lies)-4] + "\xff\xff\xff\x0f", gzip.ErrChecksum.Error(), 1 << 30},
 	} {
-		allocates(t, "a bomb", 1<<20, func() { saysAll(t, errorOf(decode(c.name, []byte(c.data), c.limit)), c.says) })
+		allocates(t, "a bomb", 1<<20, func() {
+			saysAll(t, errorOf(decode(c.name, []byte(c.data), c.limit)), c.says)
+		})
 	}
 }
 
 // npy is an array file as NumPy writes it.
 func npy(version byte, descr, fortran, shape, data string) string {
-	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
+	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran,
+		shape)
 	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
 	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
 	if version > 1 {
@@ -8393,30 +9043,41 @@ func TestDecodeNumpy(t *testing.T) {
 	}
 	sound := plain(1, "<f4", "(2,)", "12345678")
 	for _, c := range []struct{ data, want string }{
-		{plain(1, "<f4", "(2, 1)", "\x00\x00\x80\x3f\x00\x00\x00\x40"), "Tensor[float32] {[1 2] [2 1]}"},
+		{plain(1, "<f4", "(2, 1)", "\x00\x00\x80\x3f\x00\x00\x00\x40"),
+			"Tensor[float32] {[1 2] [2 1]}"},
 		{plain(2, ">f8", "(1,)", "\xbf\xf0\x00\x00\x00\x00\x00\x00"), "Tensor[float64] {[-1] [1]}"},
 		{plain(3, "|b1", "(3,)", "\x00\x01\x01"), "Tensor[bool] {[false true true] [3]}"},
 		{plain(1, "|u1", "(1, 2, 1)", "\x01\xff"), "Tensor[uint8] {[1 255] [1 2 1]}"},
-		{plain(1, "|i1", "()", "\xff"), "Tensor[int8] {[-1] []}"}, {plain(1, "<i2", "(1,)", "\x01\xff"), "Tensor[int16] {[-255] [1]}"},
+		{plain(1, "|i1", "()", "\xff"), "Tensor[int8] {[-1] []}"},
+		{plain(1, "<i2", "(1,)", "\x01\xff"), "Tensor[int16] {[-255] [1]}"},
 		{plain(1, ">u2", "(1,)", "\x01\xff"), "Tensor[uint16] {[511] [1]}"},
-		{plain(1, ">f2", "(3,)", "\x3c\x01\xfb\xff\x80\x00"), "Tensor[float32] {[1.0009766 -65504 -0] [3]}"},
-		{plain(1, "<f2", "(3,)", "\x01\x80\xff\x03\x00\x04"), "Tensor[float32] {[-5.9604645e-08 6.097555e-05 6.1035156e-05] [3]}"},
-		{plain(1, "<f2", "(3,)", "\x00\x7c\x00\xfc\x01\x7e"), "Tensor[float32] {[+Inf -Inf NaN] [3]}"},
+		{plain(1, ">f2", "(3,)", "\x3c\x01\xfb\xff\x80\x00"),
+			"Tensor[float32] {[1.0009766 -65504 -0] [3]}"},
+		{plain(1, "<f2", "(3,)", "\x01\x80\xff\x03\x00\x04"),
+			"Tensor[float32] {[-5.9604645e-08 6.097555e-05 6.1035156e-05] [3]}"},
+		{plain(1, "<f2", "(3,)", "\x00\x7c\x00\xfc\x01\x7e"),
+			"Tensor[float32] {[+Inf -Inf NaN] [3]}"},
 		{plain(1, ">i4", "(1,)", "\xff\xff\xff\xfe"), "Tensor[int32] {[-2] [1]}"},
 		{plain(1, "<u4", "(1,)", "\xff\xff\xff\xff"), "Tensor[uint32] {[4294967295] [1]}"},
 		{plain(1, "<i8", "(1,)", "\xfe\xff\xff\xff\xff\xff\xff\xff"), "Tensor[int64] {[-2] [1]}"},
 		{plain(1, ">u8", "(1,)", "\x00\x00\x00\x00\x00\x00\x00\x07"), "Tensor[uint64] {[7] [1]}"},
 		{plain(1, "<f4", "(0, 5)", ""), "Tensor[float32] {[] [0 5]}"},
-		{"", "error no npy file"}, {sound[:9], "error no npy file"}, {"x" + sound[1:], "error no npy file"},
+		{"", "error no npy file"}, {sound[:9], "error no npy file"},
+		{"x" + sound[1:], "error no npy file"},
 		{plain(4, "<f4", "(2,)", "12345678"), "error no npy file of version 1 to 3"},
-		{sound[:50], "error is truncated"}, {plain(2, "<f4", "(2,)", "")[:12], "error is truncated"},
-		{sound[:len(sound)-1], "error 7 bytes"}, {sound + "x", "error 9 bytes"}, {sound[:len(sound)-8], "error 0 bytes"},
+		{sound[:50], "error is truncated"}, {plain(2, "<f4", "(2,)", "")[:12],
+			"error is truncated"},
+		{sound[:len(sound)-1], "error 7 bytes"}, {sound + "x", "error 9 bytes"},
+		{sound[:len(sound)-8], "error 0 bytes"},
 		{npy(1, "'<f4'", "True", "(2,)", "12345678"), "error fortran_order"},
 		{npy(1, "[('a', '<f4')]", "False", "(1,)", "xxxx"), "error f4, f8"},
-		{plain(1, "|O", "(2,)", "x"), "error f4, f8"}, {plain(1, "<f2", "(2,)", "xxx"), "error 3 bytes"},
-		{plain(1, "<f4", "(1000000000000,)", "1234"), "error 4 bytes"}, {plain(1, "<f4", "(x,)", "1234"), "error not supported"},
+		{plain(1, "|O", "(2,)", "x"), "error f4, f8"},
+		{plain(1, "<f2", "(2,)", "xxx"), "error 3 bytes"},
+		{plain(1, "<f4", "(1000000000000,)", "1234"), "error 4 bytes"},
+		{plain(1, "<f4", "(x,)", "1234"), "error not supported"},
 		{plain(1, "<f4", "(4294967296, 4294967296)", ""), "error does not fit"},
-		{plain(1, "<f8", "(2305843009213693952,)", ""), "error 0 bytes"}, {plain(1, "<f4", "(-1, -1)", "1234"), "error not supported"},
+		{plain(1, "<f8", "(2305843009213693952,)", ""), "error 0 bytes"},
+		{plain(1, "<f4", "(-1, -1)", "1234"), "error not supported"},
 		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error does not fit"},
 		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "9,9,`},
 	} {
@@ -8433,17 +9094,20 @@ func testImages(r image.Rectangle) (images []image.Image) {
 	random := rand.NewChaCha8([32]byte{1})
 	paletted := image.NewPaletted(r, nil)
 	for i := range 256 {
-		paletted.Palette = append(paletted.Palette, color.NRGBA{uint8(i), uint8(255 - i), uint8(i / 2), uint8(i * i)})
+		paletted.Palette = append(paletted.Palette,
+			color.NRGBA{uint8(i), uint8(255 - i), uint8(i / 2), uint8(i * i)})
 	}
 	for _, img := range []interface {
 		image.Image
 		Set(x, y int, c color.Color)
-	}{image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r), image.NewGray16(r), image.NewCMYK(r), paletted} {
+	}{image.NewGray(r), image.NewRGBA(r), image.NewNRGBA(r), image.NewGray16(r), image.NewCMYK(r),
+		paletted} {
 		for i := range r.Dx() * r.Dy() { // with less alpha At loses the color
 			var b [4]byte
 			random.Read(b[:])
 			c := color.NRGBA{b[0], b[1], b[2], 128 | b[3]}
-			img.Set(r.Min.X+i%r.Dx(), r.Min.Y+i/r.Dx(), []color.Color{c, color.Transparent, color.Gray{c.R}}[i%3])
+			img.Set(r.Min.X+i%r.Dx(), r.Min.Y+i/r.Dx(),
+				[]color.Color{c, color.Transparent, color.Gray{c.R}}[i%3])
 		}
 		images = append(images, img)
 	}
@@ -8466,12 +9130,14 @@ func testImages(r image.Rectangle) (images []image.Image) {
 func TestImageTensor(t *testing.T) {
 	var fast, slow Tensor[float32]
 	rect := image.Rect
-	for _, r := range []image.Rectangle{rect(0, 0, 7, 5), rect(-2, 1, 11, 10), rect(5, 9, 6, 10), rect(0, 0, 0, 3), {}} {
+	for _, r := range []image.Rectangle{rect(0, 0, 7, 5), rect(-2, 1, 11, 10), rect(5, 9, 6, 10),
+		rect(0, 0, 0, 3), {}} {
 		for _, img := range testImages(r) {
 			crop := img.(interface {
 				SubImage(image.Rectangle) image.Image
 			}).SubImage
-			for _, img := range []image.Image{img, crop(r.Inset(1)), crop(rect(1, 3, 4, 5)), crop(rect(3, 2, 6, 5))} {
+			for _, img := range []image.Image{img, crop(r.Inset(1)), crop(rect(1, 3, 4, 5)),
+				crop(rect(3, 2, 6, 5))} {
 				fast, slow = ImageTensor(fast, img), ImageTensor(slow, slowly{img})
 				what, rounds := fmt.Sprintf("%T %v", img, img.Bounds()), 0.0
 				switch img.(type) {
@@ -8489,12 +9155,16 @@ func TestImageTensor(t *testing.T) {
 			}
 		}
 	}
-	two := &image.NRGBA{Pix: []byte{0, 255, 0, 255, 255, 0, 255, 255}, Stride: 4, Rect: rect(0, 0, 1, 2)} // green over purple
+	// green over purple
+	two := &image.NRGBA{Pix: []byte{0, 255, 0, 255, 255, 0, 255, 255}, Stride: 4,
+		Rect: rect(0, 0, 1, 2)}
 	equal(t, "planes", ImageTensor(slow, two).Data, []float32{0, 1, 1, 0, 0, 1})
 	first := ImageTensor(Tensor[float32]{}, testImages(image.Rect(0, 0, 4, 4))[0])
-	equal(t, "in the memory of dst", &ImageTensor(first, image.NewGray(image.Rect(0, 0, 4, 4))).Data[0] == &first.Data[0], true)
+	equal(t, "in the memory of dst", &ImageTensor(first,
+		image.NewGray(image.Rect(0, 0, 4, 4))).Data[0] == &first.Data[0], true)
 	for _, img := range testImages(image.Rect(0, 0, 9, 9)) {
-		equal(t, fmt.Sprintf("allocations for %T", img), testing.AllocsPerRun(10, func() { fast = ImageTensor(fast, img) }), 0)
+		equal(t, fmt.Sprintf("allocations for %T", img),
+			testing.AllocsPerRun(10, func() { fast = ImageTensor(fast, img) }), 0)
 	}
 }
 
@@ -8505,21 +9175,27 @@ func TestImageTensorColors(t *testing.T) {
 	type rgb [3]float32
 	one := image.Rect(0, 0, 1, 1)
 	pixel := func(c color.Color) image.Image { // somewhere else, and with At only
-		return slowly{&image.Paletted{Pix: []byte{0}, Rect: image.Rect(6, 7, 7, 8), Palette: color.Palette{c}}}
+		return slowly{&image.Paletted{Pix: []byte{0}, Rect: image.Rect(6, 7, 7, 8),
+			Palette: color.Palette{c}}}
 	}
 	for _, c := range []struct {
 		img  image.Image
 		want rgb
 	}{
 		{pixel(color.White), rgb{1, 1, 1}}, {pixel(color.RGBA{}), rgb{0, 0, 0}},
-		{pixel(color.RGBA{255, 51, 0, 255}), rgb{1, 0.2, 0}}, {pixel(color.RGBA{51, 102, 0, 102}), rgb{0.5, 1, 0}},
+		{pixel(color.RGBA{255, 51, 0, 255}), rgb{1, 0.2, 0}},
+		{pixel(color.RGBA{51, 102, 0, 102}), rgb{0.5, 1, 0}},
 		// Images that are not valid, as if alpha had been left out; red that is
 		// transparent; white; gray of 16 bits.
-		{pixel(color.RGBA{200, 0, 0, 0}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
-		{pixel(color.RGBA{200, 0, 0, 1}), rgb{1, 0, 0}}, {&image.RGBA{Pix: []byte{200, 0, 0, 1}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
+		{pixel(color.RGBA{200, 0, 0, 0}), rgb{1, 0, 0}},
+		{&image.RGBA{Pix: []byte{200, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
+		{pixel(color.RGBA{200, 0, 0, 1}), rgb{1, 0, 0}},
+		{&image.RGBA{Pix: []byte{200, 0, 0, 1}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
 		{&image.NRGBA{Pix: []byte{255, 0, 0, 0}, Stride: 4, Rect: one}, rgb{1, 0, 0}},
-		{&image.YCbCr{Y: []byte{255}, Cb: []byte{128}, Cr: []byte{128}, YStride: 1, CStride: 1, Rect: one}, rgb{1, 1, 1}},
-		{&image.Gray16{Pix: []byte{0x33, 0x34}, Stride: 2, Rect: one}, rgb{13108.0 / 65535, 13108.0 / 65535, 13108.0 / 65535}},
+		{&image.YCbCr{Y: []byte{255}, Cb: []byte{128}, Cr: []byte{128}, YStride: 1, CStride: 1,
+			Rect: one}, rgb{1, 1, 1}},
+		{&image.Gray16{Pix: []byte{0x33, 0x34}, Stride: 2, Rect: one},
+			rgb{13108.0 / 65535, 13108.0 / 65535, 13108.0 / 65535}},
 	} {
 		got := ImageTensor(Tensor[float32]{}, c.img)
 		equal(t, fmt.Sprintf("shape of %T", c.img), got.Shape, []int{3, 1, 1})

@@ -101,7 +101,8 @@ func (s *scenario) form(run *played) string {
 	for _, sl := range s.sliders() {
 		if sl.most == 1 {
 			checked := map[int]string{1: " checked"}[*sl.value]
-			fmt.Fprintf(text, `<label><input type="checkbox" name="%s" value="1"%s> %s</label>`+"\n",
+			fmt.Fprintf(text, `<label><input type="checkbox" name="%s" value="1"%s> %s</label>`+
+				"\n",
 				sl.name, checked, sl.label)
 			continue
 		}
@@ -139,14 +140,17 @@ func (p *played) figure() string {
 		fmt.Fprintf(text, "<pre>%s</pre>", html.EscapeString(p.err.Error()))
 		return text.String()
 	}
-	how := fmt.Sprintf("window %d, %s", p.window(), []string{"in order", "out of order"}[p.unordered])
+	how := fmt.Sprintf("window %d, %s", p.window(),
+		[]string{"in order", "out of order"}[p.unordered])
 	if p.workers == 0 {
 		how = "load and train in turn"
 	}
 	fmt.Fprintf(text, "<figcaption>Workers: %d, %s: %s</figcaption>\n<div class=\"lanes\">\n",
 		p.workers, how, p.took())
 	place := func(from, to time.Duration) string {
-		percent := func(d time.Duration) float64 { return 100 * float64(d) / float64(max(p.end, 1)) }
+		percent := func(d time.Duration) float64 {
+			return 100 * float64(d) / float64(max(p.end, 1))
+		}
 		return fmt.Sprintf(`style="left: %.2f%%; width: %.2f%%"`, percent(from), percent(to-from))
 	}
 	for _, l := range p.lanes(0) {
@@ -278,7 +282,8 @@ func TestPlay(t *testing.T) {
 		"load=1&longer=0&train=0&slow=-1",
 	}
 	lesson := must(os.ReadFile("../lesson.md"))
-	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson, -1) {
+	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson,
+		-1) {
 		queries = append(queries, string(url[1]))
 	}
 	for _, query := range queries {
@@ -287,7 +292,8 @@ func TestPlay(t *testing.T) {
 			text := page.ask(query)
 			s := scenarioOf(form)
 			for name := range form {
-				kept := fmt.Sprintf(`name="%s" [^>]*value="%[2]s"|selected>%[2]s`, name, form.Get(name))
+				kept := fmt.Sprintf(`name="%s" [^>]*value="%[2]s"|selected>%[2]s`, name,
+					form.Get(name))
 				shown := regexp.MustCompile(kept).MatchString(text)
 				failIf(t, !shown, "%s is not on the page", name)
 			}
@@ -327,7 +333,8 @@ func checkPage(t *testing.T, s *scenario, page string) {
 		})
 		opts := dataloader.Options{Workers: s.workers, Unordered: s.unordered == 1}
 		opts.Prefetch = min(s.workers, 1) * s.prefetch
-		for batch, err := range must(dataloader.New(data, dataloader.List[int], opts)).Epoch(t.Context(), 0) {
+		for batch, err := range must(dataloader.New(data, dataloader.List[int],
+			opts)).Epoch(t.Context(), 0) {
 			k := s.fails
 			if len(batch) == 1 {
 				k = batch[0]
@@ -361,7 +368,8 @@ func checkPage(t *testing.T, s *scenario, page string) {
 				near(fmt.Sprint("loading of ", k), seen[k].start, seen[k].done, bar[1], bar[2])
 			case "train":
 				trains++
-				near(fmt.Sprint("training on ", k), seen[k].received, seen[k].returned, bar[1], bar[2])
+				near(fmt.Sprint("training on ", k), seen[k].received, seen[k].returned, bar[1],
+					bar[2])
 			}
 		}
 	}

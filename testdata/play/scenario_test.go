@@ -24,13 +24,14 @@ import (
 type scenario struct {
 	workers, prefetch, unordered int
 	batches                      int
-	load, longer                 int    // loading a batch, and how much longer an odd one takes
-	slow, takes                  int    // the batch that is slow, or -1, and its time
-	train                        int    // in the body
-	fails, leaves                int    // the batch that fails, that after which the loop breaks, or -1
-	deaf                         int    // whether Get does not look at its context
-	at                           int    // where the line stands
-	unit                         string // ms, s, m or h
+	load, longer                 int // loading a batch, and how much longer an odd one takes
+	slow, takes                  int // the batch that is slow, or -1, and its time
+	train                        int // in the body
+	// the batch that fails, that after which the loop breaks, or -1
+	fails, leaves int
+	deaf          int    // whether Get does not look at its context
+	at            int    // where the line stands
+	unit          string // ms, s, m or h
 }
 
 // newScenario is that of timeline.svg: loading a batch takes 40 or 50 ms, but

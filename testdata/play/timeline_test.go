@@ -21,7 +21,8 @@ func TestTimeline(t *testing.T) {
 	const column = 10 * time.Millisecond // of the text
 	times := "Loading a batch takes 40 or 50 ms, but batch 2 takes 190 ms. Training takes 10 ms."
 	names := " Batches 10 and 11 are a and b."
-	text := times + "\nA column is 10 ms." + names + " Dashes: no task, because the window is full.\n"
+	text := times + "\nA column is 10 ms." + names +
+		" Dashes: no task, because the window is full.\n"
 	pic := new(svg)
 	pic.legend(times + names)
 	larger := newScenario()
@@ -75,7 +76,8 @@ func TestTimeline(t *testing.T) {
 					columns[i] = b.sign()[0]
 				}
 			}
-			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, columns, lanes[i].note), " ") + "\n"
+			text += strings.TrimRight(fmt.Sprintf("%-9s %s  %s", l.name, columns, lanes[i].note),
+				" ") + "\n"
 		}
 		axis := ""
 		for x := 0; x <= int(run.end/column); x += 10 {
@@ -120,7 +122,8 @@ func (p *svg) add(format string, args ...any) {
 // legend says what the bars of a timeline mean.
 func (p *svg) legend(text string) {
 	p.add(`<text x="8" y="20">%s</text>`, text)
-	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "slow: batch 2", "dashed: window full"}
+	kinds := []string{"load: loading", "wait: ready, waiting", "train: training", "slow: batch 2",
+		"dashed: window full"}
 	for i, kind := range kinds {
 		class, name, _ := strings.Cut(kind, ": ")
 		p.add(`<rect class="%s" x="%d" y="30" width="24" height="14" rx="2"/>`, class, 8+140*i)
@@ -142,7 +145,8 @@ func (p *svg) panel(title string, run *played, lanes []lane, moments []moment) {
 	}
 	bottom := top + row*len(lanes)
 	for _, tick := range run.ticks() {
-		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, x(tick), top, x(tick), bottom+2)
+		p.add(`<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, x(tick), top, x(tick),
+			bottom+2)
 		p.add(`<text class="tick" x="%d" y="%d">%d</text>`, x(tick), bottom+14, tick/run.units(1))
 	}
 	p.add(`<text x="8" y="%d">%s</text>`, bottom+13, run.unit)
@@ -161,7 +165,8 @@ func (p *svg) panel(title string, run *played, lanes []lane, moments []moment) {
 			}
 			p.add(`<rect class="%s" x="%d" y="%d" width="%d" height="14" rx="2"/>`,
 				b.class, from, y+2, width)
-			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, b.class, from+width/2, y+13, b.sign())
+			p.add(`<text class="on-%s" x="%d.5" y="%d">%s</text>`, b.class, from+width/2, y+13,
+				b.sign())
 		}
 	}
 	p.moments(moments, x, p.height, bottom)
@@ -189,7 +194,8 @@ func (p *svg) moments(moments []moment, x func(time.Duration) int, top, bottom i
 		p.add(`<g class="frame" visibility="%s" pointer-events="none">`, visibility)
 		p.add(`<text class="note" font-size="11" x="%d" y="%d">%s</text>`, x(0), top+13, m.note)
 		middle := (from + to) / 2
-		p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/></g>`, middle, top+18, middle, bottom)
+		p.add(`<line class="mark" x1="%d.5" y1="%d" x2="%d.5" y2="%d"/></g>`, middle, top+18,
+			middle, bottom)
 	}
 	p.add("</g>")
 }
@@ -203,7 +209,8 @@ func palette() []paint {
 	const small = ` font-size="11" text-anchor="middle"`
 	return []paint{
 		{"page", "fill", "#ffffff", "#0d1117", ""},
-		{"text", "fill", "#1f2328", "#e6edf3", ` font-family="ui-sans-serif, system-ui, sans-serif" font-size="12"`},
+		{"text", "fill", "#1f2328", "#e6edf3",
+			` font-family="ui-sans-serif, system-ui, sans-serif" font-size="12"`},
 		{"note", "fill", "#59636e", "#9198a1", ""},
 		{"tick", "fill", "#59636e", "#9198a1", small},
 		{"grid", "stroke", "#d1d9e0", "#30363d", ""},
@@ -256,7 +263,8 @@ func paletteCSS() string {
 		fmt.Fprintf(&light, " --%s: %s;", c.class, c.light)
 		fmt.Fprintf(&dark, " --%s: %s;", c.class, c.dark)
 		if on, isText := strings.CutPrefix(c.class, "on-"); isText {
-			fmt.Fprintf(&classes, ".%s { background: var(--%s); color: var(--%s); }\n", on, on, c.class)
+			fmt.Fprintf(&classes, ".%s { background: var(--%s); color: var(--%s); }\n", on, on,
+				c.class)
 		}
 	}
 	return fmt.Sprintf(":root { color-scheme: light dark;%s }\n"+

@@ -87,12 +87,17 @@ func BenchmarkImages(b *testing.B) {
 		both.Go(func() { byHand(n/2, n) })
 		both.Wait()
 	})
-	encoded := dataloader.Func(n, func(_ context.Context, i int) ([]byte, error) { return file(i), nil })
-	decoded := dataloader.Transform(encoded, func(_ context.Context, file []byte) (dataloader.Tensor[float32], error) {
-		t := dataloader.Tensor[float32]{Data: make([]float32, pixels), Shape: []int{3, imageSide, imageSide}}
+	encoded := dataloader.Func(n, func(_ context.Context, i int) ([]byte, error) {
+		return file(i), nil
+	})
+	decoded := dataloader.Transform(encoded, func(_ context.Context,
+		file []byte) (dataloader.Tensor[float32], error) {
+		t := dataloader.Tensor[float32]{Data: make([]float32, pixels),
+			Shape: []int{3, imageSide, imageSide}}
 		return t, decodeTo(t.Data, file)
 	})
-	fill := func(_ context.Context, dst dataloader.Tensor[float32], indices []int) (dataloader.Tensor[float32], error) {
+	fill := func(_ context.Context, dst dataloader.Tensor[float32],
+		indices []int) (dataloader.Tensor[float32], error) {
 		dst.Data = slices.Grow(dst.Data[:0], len(indices)*pixels)[:len(indices)*pixels]
 		dst.Shape = append(dst.Shape[:0], len(indices), 3, imageSide, imageSide)
 		for k, i := range indices {
@@ -105,7 +110,8 @@ func BenchmarkImages(b *testing.B) {
 	line := func(name string, run func()) { against(b, name, "ms/image", n, "loop", loop, run) }
 	for _, workers := range []int{0, 2} {
 		opts := dataloader.Options{BatchSize: size, Shuffle: true, Workers: workers}
-		line(fmt.Sprint("New/workers=", workers), epochOf(b, decoded, dataloader.Stack[float32], opts))
+		line(fmt.Sprint("New/workers=", workers),
+			epochOf(b, decoded, dataloader.Stack[float32], opts))
 		run := epochOfLoader(b, must(dataloader.NewBatchFunc(n, fill, opts)))
 		line(fmt.Sprint("NewBatchFunc/workers=", workers), run)
 	}
@@ -130,7 +136,8 @@ func BenchmarkImages(b *testing.B) {
 			dst = slices.Grow(dst[:0], len(indices)*pixels)[:len(indices)*pixels]
 			for k, i := range indices {
 				p := photo(i)
-				augment(dataloader.Rand(ctx), dst[k*pixels:][:pixels], p, randomPart(dataloader.Rand(ctx), p.Bounds()))
+				augment(dataloader.Rand(ctx), dst[k*pixels:][:pixels], p,
+					randomPart(dataloader.Rand(ctx), p.Bounds()))
 			}
 			return dst, nil
 		}
@@ -165,15 +172,17 @@ func BenchmarkDecodedBatches(b *testing.B) {
 		}
 	}
 	for _, workers := range []int{1, 2} {
-		images := dataloader.Map(records, workers, func(_ context.Context, r dataloader.Record) (dataloader.Tensor[float32], error) {
-			t := dataloader.Tensor[float32]{
-				Data: make([]float32, pixels), Shape: []int{3, imageSide, imageSide},
-			}
-			convert(t.Data, r)
-			return t, nil
-		})
+		images := dataloader.Map(records, workers,
+			func(_ context.Context, r dataloader.Record) (dataloader.Tensor[float32], error) {
+				t := dataloader.Tensor[float32]{
+					Data: make([]float32, pixels), Shape: []int{3, imageSide, imageSide},
+				}
+				convert(t.Data, r)
+				return t, nil
+			})
 		free := make(chan dataloader.Tensor[float32], 8*workers+1)
-		decode := func(_ context.Context, records []dataloader.Record) (batch dataloader.Tensor[float32], err error) {
+		decode := func(_ context.Context,
+			records []dataloader.Record) (batch dataloader.Tensor[float32], err error) {
 			select {
 			case batch = <-free:
 			default:
@@ -186,7 +195,8 @@ func BenchmarkDecodedBatches(b *testing.B) {
 			return batch, nil
 		}
 		oneByOne := dataloader.Batch(images, size, dataloader.Stack[float32])
-		whole := dataloader.Map(dataloader.Batch(records, size, dataloader.List[dataloader.Record]), workers, decode)
+		whole := dataloader.Map(dataloader.Batch(records, size,
+			dataloader.List[dataloader.Record]), workers, decode)
 		against(b, fmt.Sprint("workers=", workers), "µs/image", n, "one-by-one", func() {
 			for _, err := range oneByOne.Epoch(b.Context(), 0) {
 				must(0, err)
@@ -262,7 +272,8 @@ func scale(dst []float32, src []uint8, stride, right, bottom int) {
 	}
 	for y := range imageSide {
 		at, next, weight := place(y, bottom)
-		above, below, out := src[at*stride:][:right+1], src[next*stride:][:right+1], dst[y*imageSide:][:imageSide]
+		above, below, out := src[at*stride:][:right+1], src[next*stride:][:right+1],
+			dst[y*imageSide:][:imageSide]
 		for x := range columns {
 			c := &columns[x]
 			top := int(above[c.at])*(256-c.weight) + int(above[c.next])*c.weight
@@ -393,7 +404,8 @@ func median(x []float64) float64 {
 
 // epochOf returns a function that goes through one epoch of a loader and gives
 // each batch back.
-func epochOf[T, B any](b *testing.B, data dataloader.Dataset[T], collate dataloader.Collate[T, B], opts dataloader.Options) func() {
+func epochOf[T, B any](b *testing.B, data dataloader.Dataset[T], collate dataloader.Collate[T, B],
+	opts dataloader.Options) func() {
 	return epochOfLoader(b, must(dataloader.New(data, collate, opts)))
 }
 

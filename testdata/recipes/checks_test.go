@@ -40,7 +40,8 @@ func TestIndex(t *testing.T) {
 	}
 	examples := regexp.MustCompile(`(?m)^func (Example\w*)\(`)
 	for _, file := range must(filepath.Glob("*_test.go")) {
-		for _, example := range examples.FindAllStringSubmatch(string(must(os.ReadFile(file))), -1) {
+		for _, example := range examples.FindAllStringSubmatch(string(must(os.ReadFile(file))),
+			-1) {
 			equal(t, "the link of "+example[1], linked[example[1]], file)
 		}
 	}
@@ -60,7 +61,8 @@ func TestPasted(t *testing.T) {
 	fset := token.NewFileSet()
 	parse := func(pattern string) (files []*ast.File) {
 		for _, name := range must(filepath.Glob(pattern)) {
-			files = append(files, must(parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)))
+			files = append(files, must(parser.ParseFile(fset, name, nil,
+				parser.SkipObjectResolution)))
 		}
 		return files
 	}
@@ -88,7 +90,8 @@ func TestPasted(t *testing.T) {
 			pasted := paste(file, info.Defs[example.Name], all.Scope(), info)
 			_, err := compile("pasted", []*ast.File{pasted}, nil)
 			where := fset.Position(example.Pos()).Filename
-			failIf(t, err != nil, "%s of %s needs what does not stand there: %v", example.Name, where, err)
+			failIf(t, err != nil, "%s of %s needs what does not stand there: %v", example.Name,
+				where, err)
 		}
 	}
 }
@@ -135,7 +138,8 @@ func paste(file *ast.File, root types.Object, scope *types.Scope, info *types.In
 	}
 	for _, spec := range file.Imports {
 		if imported[must(strconv.Unquote(spec.Path.Value))] {
-			part.Decls = append(part.Decls, &ast.GenDecl{Tok: token.IMPORT, Specs: []ast.Spec{spec}})
+			part.Decls = append(part.Decls, &ast.GenDecl{Tok: token.IMPORT,
+				Specs: []ast.Spec{spec}})
 		}
 	}
 	for _, decl := range file.Decls {
@@ -176,7 +180,8 @@ func declaresAny(decl ast.Decl, needed map[types.Object]bool, info *types.Info) 
 // at the end of an epoch which do not fill a row are left out.
 func TestPackTexts(t *testing.T) {
 	rows := func(texts, length int) (n int, err error) {
-		one := dataloader.Batch(dataloader.Indices(dataloader.Sequential(texts)), 1, dataloader.List[int])
+		one := dataloader.Batch(dataloader.Indices(dataloader.Sequential(texts)), 1,
+			dataloader.List[int])
 		for _, err = range packTexts(one, length).Epoch(t.Context(), 5) {
 			if err != nil {
 				return n, err
@@ -191,7 +196,8 @@ func TestPackTexts(t *testing.T) {
 	equal(t, "whether no texts are an error", err != nil, true)
 	equal(t, "rows of 8 tokens", must(rows(8, 8)), 1)
 	equal(t, "rows of 1007 tokens", must(rows(1007, 8)), 125)
-	texts := dataloader.Batch(dataloader.Indices(dataloader.Sequential(16)), 1, dataloader.List[int])
+	texts := dataloader.Batch(dataloader.Indices(dataloader.Sequential(16)), 1,
+		dataloader.List[int])
 	at := dataloader.Cursor{Epoch: 5}
 	for range packTexts(texts, 8).Run(t.Context(), &at) {
 		if at.Pos == 2 { // after the last row
@@ -213,17 +219,26 @@ func TestCheckDataset(t *testing.T) {
 	}
 	var fetched atomic.Int64
 	pointer := func(v int64) *int64 { return &v }
-	at := func(bad, i int) int64 { return map[bool]int64{true: fetched.Add(1)}[i == bad] } // differs for sample bad
+	// differs for sample bad
+	at := func(bad, i int) int64 { return map[bool]int64{true: fetched.Add(1)}[i == bad] }
 	buffer := make([]int, 1)
 	for want, get := range map[string]func(i int) (any, error){
 		"nothing differs": func(i int) (any, error) {
-			return record{i, map[string]*int{"a": &i, "b": new(int)}, math.NaN()}, map[int]error{4: errBad}[i]
+			return record{i, map[string]*int{"a": &i, "b": new(int)}, math.NaN()},
+				map[int]error{4: errBad}[i]
 		},
-		"sample 0 has changed … reuses memory": func(i int) (any, error) { buffer[0] = i; return &buffer, nil },
-		"sample 5 differs":                     func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
-		"sample 6 differs":                     func(i int) (any, error) { return map[int]*int64{1: pointer(at(6, i))}, nil },
-		"sample 7 differs":                     func(i int) (any, error) { return []any{pointer(at(7, i))}, nil },
-		"sample 8 differs":                     func(i int) (any, error) { return nil, fmt.Errorf("fetch %d", at(8, i)) },
+		"sample 0 has changed … reuses memory": func(i int) (any, error) {
+			buffer[0] = i
+			return &buffer, nil
+		},
+		"sample 5 differs": func(i int) (any, error) { return record{label: int(at(5, i))}, nil },
+		"sample 6 differs": func(i int) (any, error) {
+			return map[int]*int64{1: pointer(at(6, i))}, nil
+		},
+		"sample 7 differs": func(i int) (any, error) { return []any{pointer(at(7, i))}, nil },
+		"sample 8 differs": func(i int) (any, error) {
+			return nil, fmt.Errorf("fetch %d", at(8, i))
+		},
 	} {
 		t.Run(want, func(t *testing.T) {
 			get := func(_ context.Context, i int) (any, error) { return get(i) }
@@ -306,6 +321,7 @@ func must[T any](v T, err error) T {
 func saysAll(t testing.TB, err error, says string) {
 	t.Helper()
 	for _, part := range strings.Split(says, " … ") {
-		failIf(t, err == nil || !strings.Contains(err.Error(), part), "error %v does not say %q", err, part)
+		failIf(t, err == nil || !strings.Contains(err.Error(), part), "error %v does not say %q",
+			err, part)
 	}
 }

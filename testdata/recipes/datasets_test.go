@@ -60,7 +60,8 @@ func (s squares) Get(ctx context.Context, i int) (dataloader.Tensor[float32], er
 //	}
 func Example_datasetOfYourOwn() {
 	var data dataloader.Dataset[dataloader.Tensor[float32]] = squares{n: 5}
-	loader, err := dataloader.New(data, dataloader.Stack[float32], dataloader.Options{BatchSize: 2, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.Stack[float32],
+		dataloader.Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -91,7 +92,8 @@ func checkDataset[T any](data dataloader.Dataset[T]) error {
 	n := data.Len()
 	all := make([]fetched, 2*n)
 	for pass := range 2 {
-		order, goroutines := []dataloader.Sampler{dataloader.Sequential(n), dataloader.Random(n, 1)}[pass].Order(0), 1+3*pass
+		order, goroutines := []dataloader.Sampler{dataloader.Sequential(n),
+			dataloader.Random(n, 1)}[pass].Order(0), 1+3*pass
 		var running sync.WaitGroup
 		for g := range goroutines {
 			running.Go(func() {
@@ -105,13 +107,15 @@ func checkDataset[T any](data dataloader.Dataset[T]) error {
 		running.Wait()
 		for k, f := range all { // also before several goroutines would race for that memory
 			if f.was != "" && contents(f.sample, f.err) != f.was {
-				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses memory", k%n)
+				return fmt.Errorf("sample %d has changed while others were fetched: Get reuses "+
+					"memory", k%n)
 			}
 		}
 	}
 	for i := range n {
 		if all[i].was != all[n+i].was {
-			return fmt.Errorf("sample %d differs when it is fetched again, in another order, or from several goroutines", i)
+			return fmt.Errorf("sample %d differs when it is fetched again, in another order, or "+
+				"from several goroutines", i)
 		}
 	}
 	return nil
@@ -155,7 +159,9 @@ func writeContents(w io.Writer, v reflect.Value) {
 		}
 	case reflect.Map:
 		keys := v.MapKeys()
-		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		slices.SortFunc(keys, func(a, b reflect.Value) int {
+			return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b))
+		})
 		for _, key := range keys {
 			fmt.Fprintln(w, key)
 			writeContents(w, v.MapIndex(key))
@@ -282,7 +288,8 @@ func Example_splitByKey() {
 	}
 
 	read := func(part dataloader.Dataset[int]) (images []int) {
-		loader, err := dataloader.New(part, dataloader.List[int], dataloader.Options{BatchSize: 100})
+		loader, err := dataloader.New(part, dataloader.List[int],
+			dataloader.Options{BatchSize: 100})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -364,8 +371,10 @@ func Example_splitByClass() {
 	balanced, err1 := dataloader.Weighted(weights, len(train), true, 1)
 	trainSet, err2 := dataloader.Subset(samples, train)
 	testSet, err3 := dataloader.Subset(samples, test)
-	trainLoader, err4 := dataloader.New(trainSet, dataloader.List[string], dataloader.Options{BatchSize: 40, Sampler: balanced})
-	testLoader, err5 := dataloader.New(testSet, dataloader.List[string], dataloader.Options{BatchSize: 40})
+	trainLoader, err4 := dataloader.New(trainSet, dataloader.List[string],
+		dataloader.Options{BatchSize: 40, Sampler: balanced})
+	testLoader, err5 := dataloader.New(testSet, dataloader.List[string],
+		dataloader.Options{BatchSize: 40})
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		log.Fatal(err)
 	}
@@ -422,7 +431,8 @@ func Example_crossValidation() {
 		train := dataloader.Concat(slices.Concat(parts[:fold], parts[fold+1:])...)
 		name := fmt.Sprint("fold ", fold)
 		fmt.Println(name)
-		fmt.Println("  train", read(train, dataloader.Options{BatchSize: 4, Shuffle: true, DataVersion: name}))
+		fmt.Println("  train", read(train, dataloader.Options{BatchSize: 4, Shuffle: true,
+			DataVersion: name}))
 		fmt.Println("  test ", read(test, dataloader.Options{BatchSize: 4}))
 	}
 	// Output:
@@ -452,9 +462,10 @@ func Example_growingData() {
 		if c.At.State == nil { // it has not begun
 			c.N = data.Len()
 		}
-		loader, err := dataloader.New(dataloader.Func(c.N, data.Get), dataloader.List[string], dataloader.Options{
-			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
-		})
+		loader, err := dataloader.New(dataloader.Func(c.N, data.Get), dataloader.List[string],
+			dataloader.Options{
+				BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
+			})
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -36,7 +36,8 @@ func Example_skippedBatches() {
 		}
 		return i, nil
 	})
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 4, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 4, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -87,7 +88,8 @@ func Example_droppedSamples() {
 		fmt.Println("dropped sample", bad.Index)
 		return nil
 	}
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 4, Workers: 2, OnError: drop})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 4, Workers: 2, OnError: drop})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -115,13 +117,14 @@ func Example_droppedSamples() {
 // before.
 func Example_droppedItems() {
 	words := []string{"1", "2", "three", "4", "five", "6", "7"}
-	numbers := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2, func(_ context.Context, i int) (int, error) {
-		n, err := strconv.Atoi(words[i])
-		if err != nil {
-			return 0, fmt.Errorf("word %d, %q, is not a number", i, words[i])
-		}
-		return n, nil
-	})
+	numbers := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2,
+		func(_ context.Context, i int) (int, error) {
+			n, err := strconv.Atoi(words[i])
+			if err != nil {
+				return 0, fmt.Errorf("word %d, %q, is not a number", i, words[i])
+			}
+			return n, nil
+		})
 	dropped := 0
 	sound := numbers.OnError(func(bad *dataloader.SampleError) error {
 		if dropped++; dropped > 2 {
@@ -130,7 +133,8 @@ func Example_droppedItems() {
 		fmt.Println("dropped:", bad.Err)
 		return nil
 	})
-	for batch, err := range dataloader.Batch(sound, 2, dataloader.List[int]).Epoch(context.Background(), 0) {
+	for batch, err := range dataloader.Batch(sound, 2,
+		dataloader.List[int]).Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -198,7 +202,8 @@ func Example_retry() {
 		}
 		return fmt.Sprint("sample ", i, ", drawn as in the attempt before: ", number == before), nil
 	})
-	retried := dataloader.Func(remote.Len(), func(ctx context.Context, i int) (sample string, err error) {
+	retried := dataloader.Func(remote.Len(), func(ctx context.Context, i int) (sample string,
+		err error) {
 		for attempt := range attempts {
 			select { // no pause before the first attempt
 			case <-time.After(pause * time.Duration(attempt)):
@@ -254,7 +259,8 @@ func Example_timeLimit() {
 		}
 		return bad
 	}
-	loader, err := dataloader.New(limited, dataloader.List[string], dataloader.Options{BatchSize: 3, Workers: 2, OnError: drop})
+	loader, err := dataloader.New(limited, dataloader.List[string],
+		dataloader.Options{BatchSize: 3, Workers: 2, OnError: drop})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -298,7 +304,8 @@ func Example_hangingSample() {
 		}()
 		return data.Get(ctx, i)
 	})
-	loader, err := dataloader.New(watched, dataloader.List[string], dataloader.Options{BatchSize: 2, Workers: 2})
+	loader, err := dataloader.New(watched, dataloader.List[string],
+		dataloader.Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -96,7 +96,8 @@ func Example_mnist() {
 		log.Fatal(err)
 	}
 	type sample = dataloader.Tensor[float32]
-	images := dataloader.Transform(rows, func(_ context.Context, image dataloader.Tensor[uint8]) (sample, error) {
+	images := dataloader.Transform(rows, func(_ context.Context,
+		image dataloader.Tensor[uint8]) (sample, error) {
 		x := sample{Data: make([]float32, len(image.Data)), Shape: image.Shape}
 		for j, p := range image.Data {
 			x.Data[j] = float32(p) / 255
@@ -107,7 +108,8 @@ func Example_mnist() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	loader, err := dataloader.New(data, dataloader.CollatePair(dataloader.Stack[float32], dataloader.Stack[uint8]), dataloader.Options{
+	loader, err := dataloader.New(data, dataloader.CollatePair(dataloader.Stack[float32],
+		dataloader.Stack[uint8]), dataloader.Options{
 		BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2,
 	})
 	if err != nil {
@@ -282,7 +284,8 @@ func Example_tfrecord() {
 
 // npy is an array file as NumPy writes it.
 func npy(version byte, descr, fortran, shape, data string) string {
-	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran, shape)
+	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran,
+		shape)
 	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
 	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
 	if version > 1 {

@@ -92,7 +92,8 @@ func Example_batchOfStructs() {
 // goroutines live until then, and after an error, because next would then
 // report the end of the epoch.
 func Example_nextBatch() {
-	type sample = dataloader.Pair[dataloader.Tensor[float32], dataloader.Tensor[int32]] // features, and a label of the shape [1]
+	// features, and a label of the shape [1]
+	type sample = dataloader.Pair[dataloader.Tensor[float32], dataloader.Tensor[int32]]
 	data := dataloader.Func(5, func(ctx context.Context, i int) (sample, error) {
 		x := float32(i)
 		return sample{
@@ -100,7 +101,8 @@ func Example_nextBatch() {
 			Second: dataloader.Tensor[int32]{Data: []int32{int32(i % 2)}, Shape: []int{1}},
 		}, nil
 	})
-	loader, err := dataloader.New(data, dataloader.CollatePair(dataloader.Stack[float32], dataloader.Stack[int32]), dataloader.Options{
+	loader, err := dataloader.New(data, dataloader.CollatePair(dataloader.Stack[float32],
+		dataloader.Stack[int32]), dataloader.Options{
 		BatchSize: 2, DropLast: true, Workers: 2,
 	})
 	if err != nil {
@@ -157,7 +159,8 @@ func Example_pinnedMemory() {
 	// In a program: cudaMallocHost, C.malloc with unsafe.Slice, syscall.Mmap, …
 	memory := make([]float32, pieces*batchSize*width)
 
-	load := func(ctx context.Context, dst dataloader.Tensor[float32], indices []int) (dataloader.Tensor[float32], error) {
+	load := func(ctx context.Context, dst dataloader.Tensor[float32],
+		indices []int) (dataloader.Tensor[float32], error) {
 		size := len(indices) * width
 		if cap(dst.Data) < size {
 			return dst, errors.New("no memory was given back for this batch")

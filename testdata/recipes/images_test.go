@@ -39,7 +39,8 @@ func Example_imageFolder() {
 		log.Fatal(err)
 	}
 	type labelled = dataloader.Pair[dataloader.Tensor[float32], int]
-	images := dataloader.Transform(files, func(ctx context.Context, f dataloader.Pair[string, int]) (labelled, error) {
+	images := dataloader.Transform(files, func(ctx context.Context,
+		f dataloader.Pair[string, int]) (labelled, error) {
 		file, err := fsys.Open(f.First)
 		if err != nil {
 			return labelled{}, err
@@ -49,9 +50,11 @@ func Example_imageFolder() {
 		if err != nil {
 			return labelled{}, fmt.Errorf("%s: %w", f.First, err)
 		}
-		return labelled{First: dataloader.ImageTensor(dataloader.Tensor[float32]{}, img), Second: f.Second}, nil
+		return labelled{First: dataloader.ImageTensor(dataloader.Tensor[float32]{}, img),
+			Second: f.Second}, nil
 	})
-	loader, err := dataloader.New(images, dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int]), dataloader.Options{
+	loader, err := dataloader.New(images, dataloader.CollatePair(dataloader.Stack[float32],
+		dataloader.List[int]), dataloader.Options{
 		BatchSize: 64, Shuffle: true, Workers: runtime.NumCPU(),
 	})
 	if err != nil {
@@ -75,7 +78,8 @@ func Example_imageSizes() {
 		return image.NewGray(image.Rect(0, 0, 20+i, 40-2*i)), nil // open and decode
 	})
 	const size = 16
-	squares := dataloader.Transform(photos, func(_ context.Context, img image.Image) (dataloader.Tensor[float32], error) {
+	squares := dataloader.Transform(photos, func(_ context.Context,
+		img image.Image) (dataloader.Tensor[float32], error) {
 		b := img.Bounds()
 		side := min(b.Dx(), b.Dy())
 		left := b.Min.X + (b.Dx()-side)/2
@@ -89,7 +93,8 @@ func Example_imageSizes() {
 		}
 		return dataloader.ImageTensor(dataloader.Tensor[float32]{}, scaled), nil
 	})
-	loader, err := dataloader.New(squares, dataloader.Stack[float32], dataloader.Options{BatchSize: 4, Shuffle: true, Workers: 2})
+	loader, err := dataloader.New(squares, dataloader.Stack[float32],
+		dataloader.Options{BatchSize: 4, Shuffle: true, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -202,7 +207,8 @@ func randomPart(rng *rand.Rand, r image.Rectangle) image.Rectangle {
 		ratio := math.Pow(4.0/3, 2*rng.Float64()-1) // as often wide as high
 		w, h := int(math.Round(math.Sqrt(area*ratio))), int(math.Round(math.Sqrt(area/ratio)))
 		if 0 < w && w <= r.Dx() && 0 < h && h <= r.Dy() {
-			return image.Rect(0, 0, w, h).Add(r.Min).Add(image.Pt(rng.IntN(r.Dx()-w+1), rng.IntN(r.Dy()-h+1)))
+			return image.Rect(0, 0, w, h).Add(r.Min).Add(image.Pt(rng.IntN(r.Dx()-w+1),
+				rng.IntN(r.Dy()-h+1)))
 		}
 	}
 	w, h := min(r.Dx(), r.Dy()*4/3), min(r.Dy(), r.Dx()*4/3)

@@ -65,7 +65,8 @@ func Example_mixtureOfMany() {
 	end := 0
 	for s := range sets {
 		size := 5 + s%7
-		parts = append(parts, dataloader.Func(size, func(context.Context, int) (int, error) { return s, nil }))
+		parts = append(parts, dataloader.Func(size,
+			func(context.Context, int) (int, error) { return s, nil }))
 		weights[s] = 1 + float64(s%2)
 		m.samplers = append(m.samplers, dataloader.RandomWithReplacement(size, n, seed+1))
 		m.begins = append(m.begins, end)
@@ -81,7 +82,8 @@ func Example_mixtureOfMany() {
 		set := choose.Order(epoch)
 		return func(pos int) (int, int) { return set(pos), pos }
 	}
-	loader, err := dataloader.New(dataloader.Concat(parts...), dataloader.List[int], dataloader.Options{BatchSize: 50, Sampler: m, Workers: 2})
+	loader, err := dataloader.New(dataloader.Concat(parts...), dataloader.List[int],
+		dataloader.Options{BatchSize: 50, Sampler: m, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -118,7 +120,8 @@ func Example_quota() {
 		for j := range perBatch[s] {
 			places = append(places, [2]int{s, j})
 		}
-		shuffled := dataloader.Resize(dataloader.Random(part.Len(), seed+uint64(s)), steps*perBatch[s])
+		shuffled := dataloader.Resize(dataloader.Random(part.Len(), seed+uint64(s)),
+			steps*perBatch[s])
 		m.samplers = append(m.samplers, shuffled)
 		m.begins = append(m.begins, end)
 		end += part.Len()
@@ -131,9 +134,10 @@ func Example_quota() {
 			return place[0], pos/len(places)*perBatch[place[0]] + place[1]
 		}
 	}
-	loader, err := dataloader.New(dataloader.Concat(parts...), dataloader.List[string], dataloader.Options{
-		BatchSampler: dataloader.Batches(m, len(places), false), Workers: 2,
-	})
+	loader, err := dataloader.New(dataloader.Concat(parts...), dataloader.List[string],
+		dataloader.Options{
+			BatchSampler: dataloader.Batches(m, len(places), false), Workers: 2,
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -158,12 +162,14 @@ func Example_quota() {
 // Options.Seed together with the weights, and the loader refuses the cursors of
 // the old weights.
 func Example_changingMixture() {
-	easy, hard := slices.Repeat(dataloader.Slice[string]{"e"}, 30), slices.Repeat(dataloader.Slice[string]{"H"}, 20)
+	easy, hard := slices.Repeat(dataloader.Slice[string]{"e"}, 30),
+		slices.Repeat(dataloader.Slice[string]{"H"}, 20)
 	const n = 40 // samples in an epoch
 	order := dataloader.OrderFunc(n, func(epoch int) (indices []int) {
 		var draw [2]func(k int) int
 		for d, size := range []int{len(easy), len(hard)} {
-			draw[d] = dataloader.Resize(dataloader.Random(size, uint64(d)), (n/size+1)*size).Order(epoch)
+			draw[d] = dataloader.Resize(dataloader.Random(size, uint64(d)),
+				(n/size+1)*size).Order(epoch)
 		}
 		rng := rand.New(rand.NewPCG(1, uint64(epoch)))
 		var drawn [2]int
@@ -177,9 +183,10 @@ func Example_changingMixture() {
 		}
 		return indices
 	})
-	loader, err := dataloader.New(dataloader.Concat[string](easy, hard), dataloader.List[string], dataloader.Options{
-		BatchSize: 10, Sampler: order, Workers: 2,
-	})
+	loader, err := dataloader.New(dataloader.Concat[string](easy, hard), dataloader.List[string],
+		dataloader.Options{
+			BatchSize: 10, Sampler: order, Workers: 2,
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -210,8 +217,10 @@ func Example_mixtureOfTokens() {
 		return dataloader.Map(dataloader.Indices(dataloader.Sequential(len(text))), 0, letter)
 	}
 	a, b := letters("abcdef"), letters("XYZ")
-	for _, stop := range []dataloader.Stop{dataloader.StopAtLast, dataloader.StopAtFirst, dataloader.CycleUntilLast, dataloader.CycleForever} {
-		mix := dataloader.Mix(dataloader.MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop}, a, b).Take(24)
+	for _, stop := range []dataloader.Stop{dataloader.StopAtLast, dataloader.StopAtFirst,
+		dataloader.CycleUntilLast, dataloader.CycleForever} {
+		mix := dataloader.Mix(dataloader.MixOptions{Weights: []float64{3, 1}, Seed: 4, Stop: stop},
+			a, b).Take(24)
 		for letter, err := range mix.Epoch(context.Background(), 0) {
 			if err != nil {
 				log.Fatal(err)
@@ -227,7 +236,8 @@ func Example_mixtureOfTokens() {
 		return dataloader.Map(dataloader.Indices(dataloader.Sequential(1)).Cycle(), 0, always)
 	}
 	for _, weights := range [][]float64{{1, 1}, {1. / short, 1. / long}} {
-		mix := dataloader.Mix(dataloader.MixOptions{Weights: weights}, documents(short), documents(long)).Take(1100)
+		mix := dataloader.Mix(dataloader.MixOptions{Weights: weights}, documents(short),
+			documents(long)).Take(1100)
 		tokens := map[int]int{}
 		for length, err := range mix.Epoch(context.Background(), 0) {
 			if err != nil {

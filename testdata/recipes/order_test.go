@@ -32,13 +32,15 @@ import (
 // epoch then repeats samples of rare classes and leaves out samples of frequent
 // ones, so augment when you train, and evaluate without a sampler.
 func Example_rareClasses() {
-	var samples dataloader.Slice[dataloader.Pair[string, int]] // names and labels: 90 cats and 10 dogs
+	// names and labels: 90 cats and 10 dogs
+	var samples dataloader.Slice[dataloader.Pair[string, int]]
 	for i := range 100 {
 		label := 0
 		if i%10 == 9 {
 			label = 1
 		}
-		samples = append(samples, dataloader.Pair[string, int]{First: fmt.Sprintf("%d.png", i), Second: label})
+		samples = append(samples, dataloader.Pair[string, int]{First: fmt.Sprintf("%d.png", i),
+			Second: label})
 	}
 	sizes := map[int]int{}
 	for _, s := range samples {
@@ -53,7 +55,8 @@ func Example_rareClasses() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	loader, err := dataloader.New(samples, dataloader.List[dataloader.Pair[string, int]], dataloader.Options{BatchSize: 25, Sampler: balanced})
+	loader, err := dataloader.New(samples, dataloader.List[dataloader.Pair[string, int]],
+		dataloader.Options{BatchSize: 25, Sampler: balanced})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -103,7 +106,8 @@ func Example_weightsByLoss() {
 			if err != nil {
 				log.Fatal(err)
 			}
-			loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 4, Sampler: sampler, Workers: 2})
+			loader, err := dataloader.New(data, dataloader.List[int],
+				dataloader.Options{BatchSize: 4, Sampler: sampler, Workers: 2})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -186,7 +190,8 @@ func Example_fewClasses() {
 	cats, dogs, cows := []int{0, 2, 5, 8}, []int{1, 3, 7, 9}, []int{4, 6}
 	sampler := fewClasses{classes: [][]int{cats, dogs, cows}, perBatch: 2, passes: 4}
 	for c, class := range sampler.classes {
-		group := dataloader.Batches(dataloader.Random(len(class), uint64(c)), 2, true) // two samples each
+		// two samples each
+		group := dataloader.Batches(dataloader.Random(len(class), uint64(c)), 2, true)
 		sampler.groups = append(sampler.groups, group)
 	}
 	for rank := range 2 {
@@ -218,7 +223,8 @@ type oneKind struct {
 }
 
 func (o oneKind) batches(kind int) dataloader.BatchSampler {
-	return dataloader.Batches(dataloader.Random(len(o.kinds[kind]), o.seed+1+uint64(kind)), o.size, false)
+	return dataloader.Batches(dataloader.Random(len(o.kinds[kind]), o.seed+1+uint64(kind)), o.size,
+		false)
 }
 
 func (o oneKind) Len() (n int) {
@@ -271,7 +277,8 @@ func Example_oneKind() {
 		{BatchSize: 2, Shuffle: true},
 		{BatchSampler: sampler},
 	} {
-		loader, err := dataloader.New(dataloader.Slice[string](images), dataloader.List[string], opts)
+		loader, err := dataloader.New(dataloader.Slice[string](images), dataloader.List[string],
+			opts)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -317,7 +324,8 @@ func Example_repeatedSamples() {
 	sampler := repeated{dataloader.Random(data.Len(), 1), times}
 	for rank := range 2 {
 		loader, err := dataloader.New(data, dataloader.List[string], dataloader.Options{
-			BatchSampler: dataloader.Batches(sampler, times*groups, false), Rank: dataloader.Rank{Index: rank, Count: 2},
+			BatchSampler: dataloader.Batches(sampler, times*groups, false),
+			Rank:         dataloader.Rank{Index: rank, Count: 2},
 		})
 		if err != nil {
 			log.Fatal(err)
@@ -351,7 +359,8 @@ func Example_stepsPerEpoch() {
 		return i, nil
 	})
 	sampler := dataloader.Resize(dataloader.Random(data.Len(), 1), passes*data.Len())
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 2, Sampler: sampler, Workers: 1})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 2, Sampler: sampler, Workers: 1})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -100,9 +100,10 @@ func timed[T any](source dataloader.Stream[T], watch *stopwatch) dataloader.Stre
 // Copy stopwatch and timed, too.
 func Example_slowStage() {
 	var watches [3]stopwatch
-	names := timed(dataloader.Map(dataloader.Indices(dataloader.Sequential(200)), 0, func(_ context.Context, i int) (string, error) {
-		return fmt.Sprintf("%d.png", i), nil
-	}), &watches[0])
+	names := timed(dataloader.Map(dataloader.Indices(dataloader.Sequential(200)), 0,
+		func(_ context.Context, i int) (string, error) {
+			return fmt.Sprintf("%d.png", i), nil
+		}), &watches[0])
 	decoded := timed(dataloader.Map(names, 0, func(_ context.Context, name string) (string, error) {
 		time.Sleep(100 * time.Microsecond)
 		return "pixels of " + name, nil
@@ -151,7 +152,8 @@ func Example_pictureOfTimes() {
 		add(t.Worker+2, "load", t.Batch, t.Start, t.Done.Sub(t.Start))
 	}
 	data := dataloader.Slice[int]{0, 1, 2}
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 2, Workers: 1, Trace: trace})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 2, Workers: 1, Trace: trace})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -179,7 +181,8 @@ func Example_pictureOfTimes() {
 func Example_progressBar() {
 	const perStep = 2 // BatchSize × ranks
 	data := dataloader.Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}
-	loader, err := dataloader.New(data, dataloader.List[float64], dataloader.Options{BatchSize: perStep})
+	loader, err := dataloader.New(data, dataloader.List[float64],
+		dataloader.Options{BatchSize: perStep})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -54,7 +54,8 @@ func Example_rankFromEnv() {
 		fmt.Print("process ", rank.Index)
 		rank = dataloader.Rank{Index: rank.Index / perReplica, Count: processes / perReplica}
 		fmt.Print(" is rank ", rank.Index, " of ", rank.Count, ":")
-		loader, err := dataloader.New(data, dataloader.List[string], dataloader.Options{BatchSize: global / rank.Count, Rank: rank})
+		loader, err := dataloader.New(data, dataloader.List[string],
+			dataloader.Options{BatchSize: global / rank.Count, Rank: rank})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -84,8 +85,10 @@ func Example_rankFromEnv() {
 // once: evaluate with it.
 func Example_lastSamples() {
 	data := dataloader.Slice[int]{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
-	names := map[dataloader.Tail]string{dataloader.PadTail: "pad", dataloader.DropTail: "drop", dataloader.UnevenTail: "uneven"}
-	for _, tail := range []dataloader.Tail{dataloader.PadTail, dataloader.DropTail, dataloader.UnevenTail} {
+	names := map[dataloader.Tail]string{dataloader.PadTail: "pad", dataloader.DropTail: "drop",
+		dataloader.UnevenTail: "uneven"}
+	for _, tail := range []dataloader.Tail{dataloader.PadTail, dataloader.DropTail,
+		dataloader.UnevenTail} {
 		var steps [][]int
 		for rank := range 4 {
 			loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{
@@ -254,13 +257,18 @@ func Example_badSamplesOnRanks() {
 func Example_shardedStream() {
 	const ranks = 3
 	// Ten items, but nobody knows before.
-	even := dataloader.Indices(dataloader.Sequential(20)).Filter(func(i int) bool { return i%2 == 0 })
-	names := map[dataloader.Tail]string{dataloader.PadTail: "pad", dataloader.DropTail: "drop", dataloader.UnevenTail: "uneven"}
-	for _, tail := range []dataloader.Tail{dataloader.PadTail, dataloader.DropTail, dataloader.UnevenTail} {
+	even := dataloader.Indices(dataloader.Sequential(20)).Filter(func(i int) bool {
+		return i%2 == 0
+	})
+	names := map[dataloader.Tail]string{dataloader.PadTail: "pad", dataloader.DropTail: "drop",
+		dataloader.UnevenTail: "uneven"}
+	for _, tail := range []dataloader.Tail{dataloader.PadTail, dataloader.DropTail,
+		dataloader.UnevenTail} {
 		for rank := range ranks {
 			part := even.Shard(dataloader.Rank{Index: rank, Count: ranks}, tail)
 			var steps [][]int
-			for batch, err := range dataloader.Batch(part, 2, dataloader.List[int]).Epoch(context.Background(), 0) {
+			for batch, err := range dataloader.Batch(part, 2,
+				dataloader.List[int]).Epoch(context.Background(), 0) {
 				if err != nil {
 					log.Fatal(err)
 				}
@@ -292,8 +300,10 @@ func Example_equalSteps() {
 	drop := func(bad *dataloader.SampleError) error { return nil } // count it, and have a budget
 	const ranks, steps = 3, 2
 	for rank := range ranks {
-		own := records.Cycle().Shard(dataloader.Rank{Index: rank, Count: ranks}, dataloader.UnevenTail)
-		batches := dataloader.Batch(dataloader.Map(own, 2, decode).OnError(drop), 2, dataloader.List[int]).Take(steps)
+		own := records.Cycle().Shard(dataloader.Rank{Index: rank, Count: ranks},
+			dataloader.UnevenTail)
+		batches := dataloader.Batch(dataloader.Map(own, 2, decode).OnError(drop), 2,
+			dataloader.List[int]).Take(steps)
 		for batch, err := range batches.Epoch(context.Background(), 0) {
 			if err != nil {
 				log.Fatal(err)

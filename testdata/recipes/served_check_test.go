@@ -187,7 +187,8 @@ func TestServed(t *testing.T) {
 	opts := dataloader.Options{BatchSize: 2, Shuffle: true, Seed: 1}
 	want := []string{}
 	for epoch := range 3 {
-		for batch := range must(dataloader.New(numbers(7), dataloader.List[int], opts)).Epoch(t.Context(), epoch) {
+		for batch := range must(dataloader.New(numbers(7), dataloader.List[int],
+			opts)).Epoch(t.Context(), epoch) {
 			want = append(want, fmt.Sprint(batch))
 		}
 	}
@@ -251,12 +252,13 @@ func TestServed(t *testing.T) {
 		one("a batch that fails for ever", 6*time.Second, skipping(1, 5, 8), func() http.Handler {
 			return serveInts(failing(7, 3), opts)
 		}),
-		one("a proxy that always fails", 45*time.Second, append(want[:5:5], "error"), func() http.Handler {
-			failing := http.NewServeMux()
-			failing.Handle("/", sound)
-			failing.HandleFunc("/path/batch/5", says(500, ""))
-			return failing
-		}),
+		one("a proxy that always fails", 45*time.Second, append(want[:5:5], "error"),
+			func() http.Handler {
+				failing := http.NewServeMux()
+				failing.Handle("/", sound)
+				failing.HandleFunc("/path/batch/5", says(500, ""))
+				return failing
+			}),
 		{"no server", 45 * time.Second, []string{"error"}, func() []http.Handler { return nil }},
 		one("a server that always hangs", 645*time.Second, []string{"error"}, func() http.Handler {
 			return http.HandlerFunc(hang)
@@ -273,7 +275,8 @@ func TestServed(t *testing.T) {
 			}
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // one connection, first to a server that fails from step 5 on
+	// one connection, first to a server that fails from step 5 on
+	synctest.Test(t, func(t *testing.T) {
 		sound = serveInts(numbers(7), opts)
 		failing := http.NewServeMux()
 		failing.Handle("/", sound)
@@ -348,7 +351,9 @@ func TestServedTags(t *testing.T) {
 	equal(t, "different tags", len(tags), 3+len(changes))
 	opts.Workers, opts.Prefetch = 2, 3
 	equal(t, "the tag with workers", tagOf(10, opts, "1"), tag)
-	for _, o := range []dataloader.Options{{OnError: func(*dataloader.SampleError) error { return nil }}, {Unordered: true, Workers: 2}} {
+	for _, o := range []dataloader.Options{{OnError: func(*dataloader.SampleError) error {
+		return nil
+	}}, {Unordered: true, Workers: 2}} {
 		saysAll(t, errorOf(serveBatches(numbers(10), encodeInts, o, "1", 1)), "neither OnError")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -372,8 +377,10 @@ func TestServedRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fleet := startFleet(t, serveInts(numbers(100), dataloader.Options{}))
 		for rank := range 3 {
-			got, _ := fleet.served(t, "", 10, 12, dataloader.Options{Workers: 2, Rank: dataloader.Rank{Index: rank, Count: 3}})
-			equal(t, "steps", got, []string{fmt.Sprint([]int{30 + rank}), fmt.Sprint([]int{33 + rank})})
+			got, _ := fleet.served(t, "", 10, 12,
+				dataloader.Options{Workers: 2, Rank: dataloader.Rank{Index: rank, Count: 3}})
+			equal(t, "steps", got, []string{fmt.Sprint([]int{30 + rank}),
+				fmt.Sprint([]int{33 + rank})})
 		}
 	})
 }
@@ -400,7 +407,8 @@ func TestServeBatches(t *testing.T) {
 		}
 		return append(dst[:0], make([]byte, 100_000)...), nil
 	}
-	row := func(name string, data dataloader.Dataset[int], atOnce int, test func(t *testing.T, f *fleet)) {
+	row := func(name string, data dataloader.Dataset[int], atOnce int,
+		test func(t *testing.T, f *fleet)) {
 		runInBubble(t, name, func(t *testing.T) {
 			fresh.Store(0)
 			handler := must(serveBatches(data, encode, dataloader.Options{}, "1", atOnce))
@@ -522,7 +530,8 @@ func TestServedTraining(t *testing.T) {
 		for j, p := range must(png.Decode(must(archive.Open(file.First)))).(*image.Gray).Pix {
 			pixels[j] = float32(p) / 255
 		}
-		decoded = append(decoded, digit{First: dataloader.Tensor[float32]{Data: pixels, Shape: []int{16, 16}}, Second: file.Second})
+		decoded = append(decoded, digit{First: dataloader.Tensor[float32]{Data: pixels,
+			Shape: []int{16, 16}}, Second: file.Second})
 	}
 	shifted := dataloader.Transform(decoded, func(ctx context.Context, d digit) (digit, error) {
 		k := dataloader.Rand(ctx).IntN(3)
@@ -617,7 +626,8 @@ func TestServedTraining(t *testing.T) {
 		equal(t, "requests in which servers were killed", within.Load() > 1, true)
 	})
 	var own digitModel
-	loader := must(dataloader.New(shifted, dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int]), opts))
+	loader := must(dataloader.New(shifted, dataloader.CollatePair(dataloader.Stack[float32],
+		dataloader.List[int]), opts))
 	for step := range last {
 		batch := must(loader.Batch(t.Context(), step/18, step%18))
 		own.learn(batch.First, batch.Second)
@@ -700,7 +710,9 @@ func TestServedPython(t *testing.T) {
 	if *python == "" {
 		t.Skip("it needs an interpreter that has NumPy, as -python names it; .ci/run does")
 	}
-	data := dataloader.Func(50, func(_ context.Context, i int) (uint8, error) { return uint8(i), nil })
+	data := dataloader.Func(50, func(_ context.Context, i int) (uint8, error) {
+		return uint8(i), nil
+	})
 	encode := func(dst []byte, samples []uint8) ([]byte, error) {
 		n := len(samples)
 		dst, err1 := appendArray(dst[:0], []int{n}, samples) // the next array has to be aligned
@@ -709,7 +721,8 @@ func TestServedPython(t *testing.T) {
 		dst, err3 := appendArray(dst, []int{0, n}, []int64{})
 		return dst, errors.Join(err1, err2, err3)
 	}
-	sound := must(serveBatches(data, encode, dataloader.Options{BatchSize: 7, Shuffle: true}, "1", 2))
+	sound := must(serveBatches(data, encode, dataloader.Options{BatchSize: 7, Shuffle: true}, "1",
+		2))
 	var asked sync.Map
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		step, _ := strconv.Atoi(path.Base(r.URL.Path))
@@ -729,7 +742,8 @@ func TestServedPython(t *testing.T) {
 	}))
 	defer server.Close()
 	want := map[string]string{}
-	loader := must(dataloader.New(data, dataloader.List[uint8], dataloader.Options{BatchSize: 7, Shuffle: true}))
+	loader := must(dataloader.New(data, dataloader.List[uint8],
+		dataloader.Options{BatchSize: 7, Shuffle: true}))
 	for step := 3; step < 13; step++ {
 		batch := must(loader.Batch(t.Context(), step/8, step%8))
 		n := len(batch)

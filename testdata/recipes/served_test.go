@@ -122,7 +122,8 @@ func Example_servedBatches() {
 // which server had how many errors, so that a batch would depend on the server,
 // and a batch that has lost all its samples fails for ever.
 func serveBatches[T any](
-	data dataloader.Dataset[T], encode dataloader.Collate[T, []byte], opts dataloader.Options, version string, atOnce int,
+	data dataloader.Dataset[T], encode dataloader.Collate[T, []byte], opts dataloader.Options,
+	version string, atOnce int,
 ) (http.Handler, error) {
 	if opts.OnError != nil || opts.Unordered {
 		return nil, errors.New("a server has neither OnError nor Unordered")
@@ -258,7 +259,8 @@ func arrayHeader[E any](shape []int) string {
 }
 
 // cutArray cuts the first array off body, into the memory of dst.
-func cutArray[E any](dst dataloader.Tensor[E], body []byte) (_ dataloader.Tensor[E], rest []byte, err error) {
+func cutArray[E any](dst dataloader.Tensor[E], body []byte) (_ dataloader.Tensor[E], rest []byte,
+	err error) {
 	bad := func() (dataloader.Tensor[E], []byte, error) {
 		return dst, body, fmt.Errorf("no array of %v: %.100q", reflect.TypeFor[E](), body)
 	}
@@ -405,7 +407,8 @@ func newBatchClient(
 // number of steps is larger than any training needs: the cursors contain it, so
 // it must never change.
 func servedBatches[B any](
-	ctx context.Context, c *batchClient, decode func(dst B, body []byte) (B, error), opts dataloader.Options,
+	ctx context.Context, c *batchClient, decode func(dst B, body []byte) (B, error),
+	opts dataloader.Options,
 ) (*dataloader.DataLoader[B], error) {
 	bodies := sync.Pool{New: func() any { return new(bytes.Buffer) }}
 	var ready bytes.Buffer

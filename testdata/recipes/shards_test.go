@@ -73,13 +73,14 @@ func Example_tarPipeline() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	labels := dataloader.Map(records.Shuffle(1000, 2), 8, func(ctx context.Context, r dataloader.Record) (int, error) {
-		label, err := strconv.Atoi(string(r.Get("cls")))
-		if err != nil {
-			return 0, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
-		}
-		return label, nil
-	}).OnError(skip)
+	labels := dataloader.Map(records.Shuffle(1000, 2), 8,
+		func(ctx context.Context, r dataloader.Record) (int, error) {
+			label, err := strconv.Atoi(string(r.Get("cls")))
+			if err != nil {
+				return 0, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
+			}
+			return label, nil
+		}).OnError(skip)
 	batches := dataloader.Batch(labels, 32, dataloader.List[int]).Prefetch(2)
 
 	var at dataloader.Cursor // resumes after any batch
@@ -152,7 +153,8 @@ func Example_trainingFromTar() {
 			log.Fatal(err)
 		}
 		digits := dataloader.Map(records.Shuffle(200, 2), workers, decode)
-		stream := dataloader.Batch(digits, 32, dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int])).Prefetch(2)
+		stream := dataloader.Batch(digits, 32,
+			dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int])).Prefetch(2)
 		for c.At.Epoch < 10 {
 			for batch, err := range stream.Run(ctx, &c.At) {
 				if err != nil {
@@ -249,7 +251,8 @@ func Example_rollingShards() {
 		return os.Rename(dir+".part", dir) // an error if there are files in dir
 	}
 
-	texts := dataloader.Slice[string]{"cat", "a text that is long", "cow", "dog", "goat", "pig", "rat"}
+	texts := dataloader.Slice[string]{"cat", "a text that is long", "cow", "dog", "goat", "pig",
+		"rat"}
 	record := func(_ context.Context, i int) (dataloader.Record, error) {
 		files := []dataloader.File{{Name: "txt", Data: []byte(texts[i])}}
 		return dataloader.Record{Key: fmt.Sprintf("%08d", i), Files: files}, nil
@@ -363,7 +366,8 @@ func Example_elasticShards() {
 		}
 		return together
 	}
-	at, other := make([]dataloader.Cursor, readers), make([]dataloader.Cursor, readers) // the cursors of all ranks' files
+	// the cursors of all ranks' files
+	at, other := make([]dataloader.Cursor, readers), make([]dataloader.Cursor, readers)
 	fmt.Println(strings.Join(train(4, 4, at), "\n"))
 	changing := slices.Concat(train(4, 1, other), train(1, 2, other), train(2, 1, other))
 	fmt.Println("4 ranks, then 1, then 2:", changing[3])
@@ -414,7 +418,8 @@ func Example_decodedBatches() {
 
 	const workers, pixels = 2, 3 * 2 * 4
 	free := make(chan dataloader.Tensor[float32], 8*workers+1) // batches that were given back
-	decode := func(_ context.Context, records []dataloader.Record) (batch dataloader.Tensor[float32], err error) {
+	decode := func(_ context.Context,
+		records []dataloader.Record) (batch dataloader.Tensor[float32], err error) {
 		select {
 		case batch = <-free:
 		default: // more batches are in flight than ever before
@@ -430,12 +435,14 @@ func Example_decodedBatches() {
 			if err != nil {
 				return batch, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
 			}
-			dataloader.ImageTensor(dataloader.Tensor[float32]{Data: batch.Data[k*pixels:][:pixels]}, img) // or augment
+			// or augment
+			dataloader.ImageTensor(dataloader.Tensor[float32]{Data: batch.Data[k*pixels:][:pixels]}, img)
 		}
 		return batch, nil
 	}
 	encoded := dataloader.Batch(records.Shuffle(1000, 1), 2, dataloader.List[dataloader.Record])
-	for batch, err := range dataloader.Map(encoded, workers, decode).Epoch(context.Background(), 0) {
+	for batch, err := range dataloader.Map(encoded, workers, decode).Epoch(context.Background(),
+		0) {
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -93,7 +93,8 @@ func Example_flatFile() {
 	records := dataloader.Func(n, func(_ context.Context, i int) ([]byte, error) {
 		return data[at(i):at(i+1):at(i+1)], nil // no capacity: an append copies
 	})
-	loader, err := dataloader.New(records, dataloader.List[[]byte], dataloader.Options{BatchSize: 3, Shuffle: true})
+	loader, err := dataloader.New(records, dataloader.List[[]byte],
+		dataloader.Options{BatchSize: 3, Shuffle: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -177,7 +178,8 @@ func Example_cacheOnDisk() {
 		x.Data[0] += float32(dataloader.Rand(ctx).IntN(10)) // x is this call's own
 		return x, nil
 	})
-	loader, err := dataloader.New(augmented, dataloader.Stack[float32], dataloader.Options{BatchSize: 3, Workers: 2})
+	loader, err := dataloader.New(augmented, dataloader.Stack[float32],
+		dataloader.Options{BatchSize: 3, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -302,7 +304,8 @@ func Example_decoderPerWorker() {
 		}
 		return h.buffer.String(), nil
 	})
-	loader, err := dataloader.New(data, dataloader.List[string], dataloader.Options{BatchSize: 3, Workers: workers})
+	loader, err := dataloader.New(data, dataloader.List[string],
+		dataloader.Options{BatchSize: 3, Workers: workers})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -40,7 +40,8 @@ import (
 func Example_ownStore() {
 	shard := shardOf("cat.txt=meow") // a tar file with one record
 	store := fstest.MapFS{"bucket/train.tar": {Data: shard}}
-	var open dataloader.Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	var open dataloader.Opener = func(ctx context.Context, name string,
+		offset int64) (io.ReadCloser, error) {
 		object, ok := strings.CutPrefix(name, "mem://")
 		if !ok {
 			return dataloader.OpenShard(ctx, name, offset)
@@ -52,7 +53,8 @@ func Example_ownStore() {
 		_, err = file.(io.Seeker).Seek(offset, io.SeekStart)
 		return file, err
 	}
-	records, err := dataloader.Tar([]string{"mem://bucket/train.tar"}, dataloader.TarOptions{Open: open})
+	records, err := dataloader.Tar([]string{"mem://bucket/train.tar"},
+		dataloader.TarOptions{Open: open})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -289,11 +291,13 @@ func Example_presignedURL() {
 		}
 		return fmt.Sprintf("https://%s%s?%s&X-Amz-Signature=%x", host, path, query, sum(key, text))
 	}
-	var open dataloader.Opener = func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	var open dataloader.Opener = func(ctx context.Context, name string,
+		offset int64) (io.ReadCloser, error) {
 		bucket, object, _ := strings.Cut(strings.TrimPrefix(name, "s3://"), "/")
 		return dataloader.OpenShard(ctx, presign(bucket, object, time.Now(), 24*time.Hour), offset)
 	}
-	_, err := dataloader.Tar([]string{"s3://examplebucket/train-000.tar"}, dataloader.TarOptions{Open: open})
+	_, err := dataloader.Tar([]string{"s3://examplebucket/train-000.tar"},
+		dataloader.TarOptions{Open: open})
 	fmt.Println(err)
 
 	// The example of AWS's documentation.
@@ -338,7 +342,8 @@ func Example_shardsOnDisk() {
 			return err
 		}
 		// No fields: the data of all files are skipped.
-		records, err := dataloader.Tar([]string{file.Name()}, dataloader.TarOptions{Fields: []string{}})
+		records, err := dataloader.Tar([]string{file.Name()},
+			dataloader.TarOptions{Fields: []string{}})
 		if err != nil {
 			return err
 		}
@@ -366,7 +371,8 @@ func Example_shardsOnDisk() {
 	store := fstest.MapFS{}
 	server := httptest.NewServer(http.FileServerFS(store))
 	defer server.Close()
-	records, err := dataloader.Tar([]string{server.URL + "/a.tar"}, dataloader.TarOptions{Open: open})
+	records, err := dataloader.Tar([]string{server.URL + "/a.tar"},
+		dataloader.TarOptions{Open: open})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -455,7 +461,8 @@ func Example_remoteRecords() {
 			err = errors.New("other bytes than those of the index")
 		}
 		if err != nil {
-			return dataloader.Record{}, fmt.Errorf("%s of %s: %s: %w", p.Key, p.Shard, resp.Status, err)
+			return dataloader.Record{}, fmt.Errorf("%s of %s: %s: %w", p.Key, p.Shard, resp.Status,
+				err)
 		}
 		r := dataloader.Record{Key: p.Key, Shard: p.Shard}
 		for t := tar.NewReader(bytes.NewReader(got[:p.End-p.Begin])); ; {
@@ -506,7 +513,8 @@ func shardOf(files ...string) []byte {
 
 // breaksAfter is a reader that yields data, and then what fail does.
 func breaksAfter(data []byte, fail func() error) io.Reader {
-	return io.MultiReader(bytes.NewReader(data), readerFunc(func([]byte) (int, error) { return 0, fail() }))
+	return io.MultiReader(bytes.NewReader(data),
+		readerFunc(func([]byte) (int, error) { return 0, fail() }))
 }
 
 type readerFunc func(p []byte) (int, error)

@@ -88,7 +88,8 @@ func Example_ownSource() {
 		Offset int64  `json:"offset"`
 	}
 	const by = "numbers.txt" // tells its cursors from those of other streams
-	numbers := dataloader.NewStream(func(ctx context.Context, from dataloader.Cursor) iter.Seq2[dataloader.Item[int], error] {
+	numbers := dataloader.NewStream(func(ctx context.Context,
+		from dataloader.Cursor) iter.Seq2[dataloader.Item[int], error] {
 		return func(yield func(dataloader.Item[int], error) bool) {
 			var at state
 			err := from.Load(&at) // which leaves at as it is at the start of an epoch
@@ -116,7 +117,8 @@ func Example_ownSource() {
 					return
 				}
 				at = state{by, at.Offset + int64(len(line))}
-				item := dataloader.Item[int]{Next: dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: at}}
+				item := dataloader.Item[int]{Next: dataloader.Cursor{Epoch: from.Epoch, Pos: pos,
+					State: at}}
 				n, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
 				if err == nil {
 					item.Value = n
@@ -186,7 +188,8 @@ func Example_ownStage() {
 						return
 					}
 					if pos++; pos > from.Pos {
-						next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: state{by, last.Next}}
+						next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos,
+							State: state{by, last.Next}}
 						out := dataloader.Item[pair]{Next: next}
 						out.Err = cmp.Or(last.Err, item.Err)
 						if out.Err == nil {
@@ -202,7 +205,8 @@ func Example_ownStage() {
 		})
 	}
 	words := dataloader.Slice[string]{"to", "be", "or", "not"}
-	pairs := neighbours(dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2, words.Get))
+	pairs := neighbours(dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2,
+		words.Get))
 	var at dataloader.Cursor
 	for at.Epoch == 0 { // leave the loop and resume after each pair
 		for p, err := range pairs.Run(context.Background(), &at) {

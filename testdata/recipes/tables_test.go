@@ -184,7 +184,8 @@ func Example_jsonLinesGzip() {
 		files = append(files, lines(name))
 	}
 	shuffled := dataloader.Mix(dataloader.MixOptions{}, files...).Shuffle(10_000, 1)
-	samples := dataloader.Map(shuffled, 2, func(_ context.Context, line []byte) (s sample, err error) {
+	samples := dataloader.Map(shuffled, 2, func(_ context.Context, line []byte) (s sample,
+		err error) {
 		err = json.Unmarshal(line, &s)
 		return s, err
 	})
@@ -320,7 +321,8 @@ func Example_rowGroups() {
 	var at dataloader.Cursor
 	// Rank 1 of 2 resumes after a step of one rank.
 	for _, rank := range []dataloader.Rank{{Count: 1}, {Index: 1, Count: 2}} {
-		batches := dataloader.Batch(rows.Shard(rank, dataloader.DropTail), 3, dataloader.List[[]string])
+		batches := dataloader.Batch(rows.Shard(rank, dataloader.DropTail), 3,
+			dataloader.List[[]string])
 		for batch, err := range batches.Run(ctx, &at) {
 			if err != nil {
 				log.Fatal(err)

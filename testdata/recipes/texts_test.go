@@ -31,10 +31,12 @@ import (
 // Batch takes any Collate, here Pad. A slow collate function may be a Map over
 // lists, here in two workers.
 func Example_paddedTexts() {
-	words := dataloader.Map(dataloader.Indices(dataloader.Sequential(3)), 0, func(_ context.Context, i int) ([]rune, error) {
-		return []rune([]string{"pad", "to", "longest"}[i]), nil
-	})
-	for padded, err := range dataloader.Batch(words, 2, dataloader.Pad('.')).Epoch(context.Background(), 0) {
+	words := dataloader.Map(dataloader.Indices(dataloader.Sequential(3)), 0,
+		func(_ context.Context, i int) ([]rune, error) {
+			return []rune([]string{"pad", "to", "longest"}[i]), nil
+		})
+	for padded, err := range dataloader.Batch(words, 2,
+		dataloader.Pad('.')).Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -173,7 +175,8 @@ func Example_fewShapes() {
 	if err := errors.Join(err1, err2); err != nil {
 		log.Fatal(err)
 	}
-	show := func(name string, opts dataloader.Options, collate dataloader.Collate[[]int32, dataloader.Padded[int32]]) {
+	show := func(name string, opts dataloader.Options,
+		collate dataloader.Collate[[]int32, dataloader.Padded[int32]]) {
 		loader, err := dataloader.New(texts, collate, opts)
 		if err != nil {
 			log.Fatal(err)
@@ -198,7 +201,8 @@ func Example_fewShapes() {
 		fmt.Printf("%s: %d batches, %d %% full, of %d shapes%s\n",
 			name, batches, 100*tokens/places, len(shapes), last)
 	}
-	show("Batches of 32", dataloader.Options{BatchSize: 32, Shuffle: true}, dataloader.Pad(int32(pad)))
+	show("Batches of 32", dataloader.Options{BatchSize: 32, Shuffle: true},
+		dataloader.Pad(int32(pad)))
 	show("Buckets", dataloader.Options{BatchSampler: buckets}, dataloader.Pad(int32(pad)))
 	show("Buckets of rounded lengths", dataloader.Options{BatchSampler: few}, fill)
 	// Output:
@@ -246,7 +250,8 @@ func Example_tokenBudget() {
 						longest = len(text.Value)
 					}
 					if text.Err == nil {
-						next = dataloader.Item[batch]{Value: append(next.Value, text.Value), Next: text.Next}
+						next = dataloader.Item[batch]{Value: append(next.Value, text.Value),
+							Next: text.Next}
 					} else if !send(dataloader.Item[batch]{Err: text.Err, Next: text.Next}) {
 						return
 					}
@@ -260,9 +265,10 @@ func Example_tokenBudget() {
 	words := strings.Fields("to be or not to be that is the question whether tis nobler")
 	runes := func(_ context.Context, i int) ([]rune, error) { return []rune(words[i]), nil }
 	texts := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2, runes)
-	padded := dataloader.Map(inBudget(texts), 2, func(_ context.Context, b batch) (dataloader.Padded[rune], error) {
-		return dataloader.Pad('.')(dataloader.Padded[rune]{}, b)
-	})
+	padded := dataloader.Map(inBudget(texts), 2,
+		func(_ context.Context, b batch) (dataloader.Padded[rune], error) {
+			return dataloader.Pad('.')(dataloader.Padded[rune]{}, b)
+		})
 	for b, err := range padded.Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
@@ -281,7 +287,8 @@ func Example_tokenBudget() {
 // packTexts packs tokenized texts into rows of length tokens, without padding:
 // it concatenates 1,000 texts and divides their tokens. Prefetch tokenizes the
 // next 1,000 texts while the loop uses the rows of these.
-func packTexts[T any](texts dataloader.Stream[[]T], length int) dataloader.Stream[dataloader.Tensor[T]] {
+func packTexts[T any](texts dataloader.Stream[[]T],
+	length int) dataloader.Stream[dataloader.Tensor[T]] {
 	divide := func(_ []dataloader.Tensor[T], texts [][]T) (rows []dataloader.Tensor[T], err error) {
 		for row := range slices.Chunk(slices.Concat(texts...), length) {
 			if len(row) == length {
@@ -329,7 +336,8 @@ func Example_packedTexts() {
 	tokenize := func(_ context.Context, i int) ([]rune, error) {
 		return []rune(texts[i] + "."), nil
 	}
-	tokens := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, tokenize) // Random shuffles the texts
+	// Random shuffles the texts
+	tokens := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, tokenize)
 	batches := dataloader.Batch(packTexts(tokens, length), 2, dataloader.Stack[rune])
 
 	// train is one process. It resumes a checkpoint, takes one step and returns
@@ -435,9 +443,11 @@ func Example_packedDocuments() {
 	}
 
 	texts := dataloader.Slice[doc]{{11, 12, 13}, {}, {21, 22, 23, 24, 25, 26, 27, 28, 29}, {31, 32}}
-	docs := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, texts.Get) // Random shuffles them
+	// Random shuffles them
+	docs := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, texts.Get)
 	parts := dataloader.Unbatch(dataloader.Map(docs, 0, divide))
-	rows := dataloader.Unbatch(dataloader.Map(dataloader.Batch(parts, together, dataloader.List[doc]), 2, pack))
+	rows := dataloader.Unbatch(dataloader.Map(dataloader.Batch(parts, together,
+		dataloader.List[doc]), 2, pack))
 	for b, err := range dataloader.Batch(rows, 1, collate).Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)

@@ -47,7 +47,8 @@ func Example_checkpoint() {
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "checkpoint.json")
 	data := dataloader.Slice[int]{1, 2, 3, 4, 5}
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 2, Shuffle: true, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 2, Shuffle: true, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -185,7 +186,8 @@ func Example_refusedCursor() {
 // SIGTERM and Ctrl-C, if each Get returns when its context ends: the loop ends
 // with the context's cause, between two steps.
 func Example_interrupted() {
-	loader, err := dataloader.New(dataloader.Slice[int]{0, 1, 2, 3, 4, 5}, dataloader.List[int], dataloader.Options{BatchSize: 2, Workers: 2})
+	loader, err := dataloader.New(dataloader.Slice[int]{0, 1, 2, 3, 4, 5}, dataloader.List[int],
+		dataloader.Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -224,7 +226,8 @@ func Example_signal() {
 		}
 		return i, nil
 	})
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 2, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -275,7 +278,8 @@ func Example_signal() {
 func Example_gradientAccumulation() {
 	const accumulate = 2 // batches in a step
 	data := dataloader.Slice[float64]{1, 2, 3, 4, 5, 6, 7, 8, 9}
-	loader, err := dataloader.New(data, dataloader.List[float64], dataloader.Options{BatchSize: 2, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.List[float64],
+		dataloader.Options{BatchSize: 2, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -444,7 +448,8 @@ func Example_schedule() {
 // the training, Shard and Tail included, says it and loads nothing. Its cursors
 // are those of the training, so At lets the training skip steps.
 func Example_whichSamples() {
-	opts := dataloader.Options{BatchSize: 3, Shuffle: true, Seed: 1, Rank: dataloader.Rank{Index: 1, Count: 2}}
+	opts := dataloader.Options{BatchSize: 3, Shuffle: true, Seed: 1,
+		Rank: dataloader.Rank{Index: 1, Count: 2}}
 	const n = 20 // the data set's Len
 	numbers := dataloader.Func(n, func(_ context.Context, i int) (int, error) { return i, nil })
 	which, err := dataloader.New(numbers, dataloader.List[int], opts)
@@ -472,7 +477,8 @@ func Example_whichSamples() {
 // cursor would refuse another seed.
 func Example_resumeAtAStep() {
 	data := dataloader.Func(10, func(ctx context.Context, i int) (int, error) { return i, nil })
-	loader, err := dataloader.New(data, dataloader.List[int], dataloader.Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
+	loader, err := dataloader.New(data, dataloader.List[int],
+		dataloader.Options{BatchSize: 4, Shuffle: true, Seed: 1, Workers: 2})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -44,7 +44,8 @@ func TestReadme(t *testing.T) {
 	mentioned := regexp.MustCompile("`(?:Test|Fuzz|Benchmark)\\w+`").FindAllString(readme, -1)
 	speed := string(must(os.ReadFile("testdata/speed.md")))
 	texts := readme + speed + source["dataloader_test.go"]
-	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts, -1)...)
+	mentioned = append(mentioned, regexp.MustCompile(`\bExample(_|[A-Z])\w*`).FindAllString(texts,
+		-1)...)
 	for _, name := range mentioned {
 		if !names[strings.Trim(name, "`")] {
 			t.Errorf("there is no %s", name)
@@ -59,7 +60,8 @@ func TestReadme(t *testing.T) {
 	}
 	headings := strings.ReplaceAll(strings.ToLower(readme), " ", "-")
 	for _, link := range regexp.MustCompile(`\]\(#([\w-]+)\)`).FindAllStringSubmatch(readme, -1) {
-		equal(t, "whether there is the heading "+link[1], strings.Contains(headings, "\n##-"+link[1]+"\n"), true)
+		equal(t, "whether there is the heading "+link[1],
+			strings.Contains(headings, "\n##-"+link[1]+"\n"), true)
 	}
 	commands := regexp.MustCompile("(?m)^```\n((?:[^`\n].*\n)+)```|`((?:go|awk|python3) [^`\n]+)`")
 	for _, found := range commands.FindAllStringSubmatch(speed, -1) {
@@ -131,7 +133,8 @@ func TestReadmePrograms(t *testing.T) {
 	trained, err := training.CombinedOutput()
 	equal(t, fmt.Sprintf("%v: %s", training, trained), err, nil)
 	for line := range strings.Lines(shown) {
-		failIf(t, !strings.Contains(string(trained), "\n"+line), "%v does not show %s", training, line)
+		failIf(t, !strings.Contains(string(trained), "\n"+line), "%v does not show %s", training,
+			line)
 	}
 	module := fstest.MapFS{"go.mod": {Data: []byte("module example.org/trainer\n\ngo 1.25\n")}}
 	for name, text := range source {
@@ -173,7 +176,8 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 	for i, word := range words {
 		word = strings.TrimPrefix(word, "dataloader/") // the folder of a copy
 		name, isFlag := strings.CutPrefix(word, "-")
-		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark", "fuzz": "^Fuzz"}[name]
+		kind := map[string]string{"run": "^(Test|Example|Fuzz)", "bench": "^Benchmark",
+			"fuzz": "^Fuzz"}[name]
 		switch {
 		case isFlag && kind != "" && words[i+1] != "^$":
 			top, _, _ := strings.Cut(words[i+1], "/") // the rest names a part of a benchmark
@@ -186,7 +190,8 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 			}
 		case isFlag && words[1] == "test" && flag.Lookup("test."+name) == nil && !names["-"+name]:
 			t.Errorf("%s: there is no flag %s", command, word)
-		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) && words[i-1] != ">" && len(must(filepath.Glob(word))) == 0:
+		case regexp.MustCompile(`^(\./)?testdata|\.(go|md|py)$`).MatchString(word) &&
+			words[i-1] != ">" && len(must(filepath.Glob(word))) == 0:
 			t.Errorf("%s: there is no file %s", command, word)
 		}
 	}
@@ -194,10 +199,11 @@ func checkCommand(t *testing.T, names map[string]bool, command string) {
 
 // declared returns the names that the package and its recipes declare, as in
 // "Sampler", "feistel.at" and, for a flag, "-update", and the package's source
-// files. In a copy of the
-// folder it skips the test: what stands there is the owner's to decide.
+// files. In a copy of the folder it skips the test: what stands there is the
+// owner's to decide.
 func declared(t *testing.T) (names map[string]bool, source map[string]string) {
-	if mod, _ := os.ReadFile("go.mod"); !regexp.MustCompile(`^module dataloader\s`).Match(mod) { // line ends may be "\r\n"
+	// line ends may be "\r\n"
+	if mod, _ := os.ReadFile("go.mod"); !regexp.MustCompile(`^module dataloader\s`).Match(mod) {
 		t.Skip("this folder is a copy, and its texts are its owner's")
 	}
 	names, source = map[string]bool{}, map[string]string{}
@@ -207,7 +213,8 @@ func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 		if !slices.Contains(recipes, name) {
 			source[name] = text
 		}
-		for _, found := range regexp.MustCompile(`flag\.\w+\("(\w+)"`).FindAllStringSubmatch(text, -1) {
+		for _, found := range regexp.MustCompile(`flag\.\w+\("(\w+)"`).FindAllStringSubmatch(text,
+			-1) {
 			names["-"+found[1]] = true
 		}
 		for _, decl := range must(parser.ParseFile(token.NewFileSet(), name, text, 0)).Decls {
@@ -276,7 +283,8 @@ func TestExamples(t *testing.T) {
 		n := len(typ.Examples)
 		for _, m := range typ.Methods {
 			n += len(m.Examples)
-			isOfLanguage := slices.Contains(strings.Fields("Error Unwrap String UnmarshalJSON"), m.Name)
+			isOfLanguage := slices.Contains(strings.Fields("Error Unwrap String UnmarshalJSON"),
+				m.Name)
 			if len(m.Examples) == 0 && !isOfLanguage {
 				occur["."+m.Name] = true
 			}
@@ -338,13 +346,16 @@ func TestLesson(t *testing.T) {
 	exercises := strings.Split(lesson, "\n- Predict: ")[1:]
 	failIf(t, len(exercises) == 0, "no exercises")
 	for _, exercise := range exercises {
-		for _, part := range []string{"\n- Run: \"go test -", "\n- Read: \"", "\n<details><summary>Why</summary>\n\n"} {
-			equal(t, fmt.Sprintf("%.40s: occurrences of %q", exercise, part), strings.Count(exercise, part), 1)
+		for _, part := range []string{"\n- Run: \"go test -", "\n- Read: \"",
+			"\n<details><summary>Why</summary>\n\n"} {
+			equal(t, fmt.Sprintf("%.40s: occurrences of %q", exercise, part),
+				strings.Count(exercise, part), 1)
 		}
 	}
 	links := map[string]bool{} // to headings
 	for _, heading := range all("^## (.+)", lesson) {
-		links["#"+strings.NewReplacer(",", "", ".", "", " ", "-").Replace(strings.ToLower(heading[1]))] = true
+		links["#"+strings.NewReplacer(",", "", ".", "", " ",
+			"-").Replace(strings.ToLower(heading[1]))] = true
 	}
 	for _, link := range all(`\]\((.+?)\)`, lesson) {
 		_, err := os.Stat("testdata/" + link[1])
@@ -412,7 +423,8 @@ func checkGrowth(t *testing.T, lesson, source string) {
 		equal(t, next[i], program, loaderOf(next[i]))
 	}
 	equal(t, "Example_resumes", loaderOf("Example_resumes"), program)
-	exercise := strings.ReplaceAll(string(must(os.ReadFile("testdata/inorder_test.go.txt"))), "\r", "")
+	exercise := strings.ReplaceAll(string(must(os.ReadFile("testdata/inorder_test.go.txt"))), "\r",
+		"")
 	whole := strings.Contains(clean(exercise), loaderOf("Example_outOfOrder"))
 	equal(t, "whether testdata/inorder_test.go.txt has the loader to begin with", whole, true)
 }
