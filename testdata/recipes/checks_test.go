@@ -12,6 +12,7 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"image"
 	"math"
 	"os"
 	"path/filepath"
@@ -207,6 +208,44 @@ func TestPackTexts(t *testing.T) {
 	for row, err := range packTexts(texts, 8).Run(t.Context(), &at) {
 		t.Errorf("after the last row: %v, %v", row, err)
 	}
+}
+
+// TestOrientation turns a picture of six pixels by each orientation, and gives
+// damaged files to orientation, which has to say 1 or what stands there.
+func TestOrientation(t *testing.T) {
+	stored := map[int]string{ // what is stored of the picture "ab cd ef"
+		1: "ab cd ef", 2: "ba dc fe", 3: "fe dc ba", 4: "ef cd ab",
+		5: "ace bdf", 6: "bdf ace", 7: "fdb eca", 8: "eca fdb",
+	}
+	for how, text := range stored {
+		rows := strings.Fields(text)
+		img := image.NewGray(image.Rect(3, 4, 3+len(rows[0]), 4+len(rows)))
+		copy(img.Pix, strings.Join(rows, ""))
+		turned, got := upright(img, how), ""
+		for y := range 3 {
+			for x := range 2 {
+				r, _, _, _ := turned.At(turned.Bounds().Min.X+x, turned.Bounds().Min.Y+y).RGBA()
+				got += string(rune(r >> 8))
+			}
+		}
+		equal(t, fmt.Sprint("orientation ", how), got, "abcdef")
+	}
+	for how := range 9 {
+		file := withOrientation(image.NewGray(image.Rect(0, 0, 8, 8)), byte(how))
+		equal(t, "what a file says", orientation(file), max(1, how))
+		for n := range 60 {
+			got := orientation(file[:n])
+			failIf(t, got != 1 && got != how, "of %d bytes: %d", n, got)
+			for _, b := range []byte{0, 1, 0x7f, 0xff} {
+				damaged := slices.Clone(file)
+				damaged[n] = b
+				failIf(t, orientation(damaged) < 1 || orientation(damaged) > 8, "byte %d is %d", n,
+					b)
+			}
+		}
+	}
+	little := []byte("II*\x00\x08\x00\x00\x00\x01\x00\x12\x01\x03\x00\x01\x00\x00\x00\x08\x00\x00\x00")
+	equal(t, "in little-endian order", orientationOf(little), 8)
 }
 
 // TestCheckDataset checks that checkDataset names the sample that differs, and

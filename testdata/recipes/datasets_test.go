@@ -301,7 +301,8 @@ func Example_splitByKey() {
 		}
 		return images
 	}
-	for name, split := range [](func(dataloader.Dataset[int]) ([]dataloader.Dataset[int], error)){bySample, byKey} {
+	for name, split := range [](func(dataloader.Dataset[int]) ([]dataloader.Dataset[int],
+		error)){bySample, byKey} {
 		parts, err1 := split(numbers(3000))
 		grown, err2 := split(numbers(4500))
 		if err := errors.Join(err1, err2); err != nil {

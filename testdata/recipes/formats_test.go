@@ -2,9 +2,10 @@ package recipes
 
 // Files in the formats of other programs.
 //
-//	Example_mnist     MNIST's files, gzipped, as they are published
-//	Example_npz       NumPy's .npz archives
-//	Example_tfrecord  TFRecord files, with their checksums
+//	Example_filesOrShards  files of many kinds, in a folder or in shards
+//	Example_mnist          MNIST's files, gzipped, as they are published
+//	Example_npz            NumPy's .npz archives
+//	Example_tfrecord       TFRecord files, with their checksums
 //
 // The import "dataloader" is the package's path in its own folder. In your
 // project change it, for instance to "example.org/trainer/dataloader".
@@ -24,11 +25,91 @@ import (
 	"iter"
 	"log"
 	"math/bits"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing/fstest"
 
 	"dataloader"
 )
+
+// Files of many kinds, in a folder or in a tar shard: Decode makes of each what
+// its extension says.
+func Example_filesOrShards() {
+	decode := func(_ context.Context, f dataloader.File) (any,
+		error) {
+		return dataloader.Decode(f.Name, f.Data)
+	}
+	open := func(name string) (none dataloader.Stream[any], err error) {
+		if strings.HasSuffix(name, ".tar") {
+			records, err := dataloader.Tar([]string{name}, dataloader.TarOptions{})
+			if err != nil {
+				return none, err
+			}
+			lists := dataloader.Map(records, 0,
+				func(_ context.Context, r dataloader.Record) ([]dataloader.File, error) {
+					return r.Files, nil
+				})
+			return dataloader.Map(dataloader.Unbatch(lists), 2, decode), nil
+		}
+		files, err := dataloader.Files(os.DirFS(name))
+		if err != nil {
+			return none, err
+		}
+		return dataloader.Map(dataloader.Indices(dataloader.Sequential(files.Len())), 2,
+			dataloader.Transform(files, decode).Get), nil
+	}
+
+	files := []dataloader.File{
+		{Name: "cls", Data: []byte("0")},
+		{Name: "json", Data: []byte(`{"legs": 4}`)},
+		{Name: "txt", Data: []byte("meow")},
+	}
+	dir, err := os.MkdirTemp("", "pets")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	shard, folder := filepath.Join(dir, "pets.tar"), filepath.Join(dir, "pets")
+	var packed bytes.Buffer
+	w := dataloader.NewTarWriter(&packed)
+	if err := w.Write(dataloader.Record{Key: "cat", Files: files}); err != nil {
+		log.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.WriteFile(shard, packed.Bytes(), 0o666); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.Mkdir(folder, 0o777); err != nil {
+		log.Fatal(err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(filepath.Join(folder, "cat."+f.Name), f.Data, 0o666); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, name := range []string{shard, folder} {
+		values, err := open(name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for value, err := range values.Epoch(context.Background(), 0) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Printf("%T %v\n", value, value)
+		}
+	}
+	// Output:
+	// int 0
+	// map[string]interface {} map[legs:4]
+	// string meow
+	// int 0
+	// map[string]interface {} map[legs:4]
+	// string meow
+}
 
 // MNIST's files, as they are published: gzipped arrays of bytes behind a
 // header, the IDX format. Rows makes a data set of an array, Pairs joins the

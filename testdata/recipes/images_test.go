@@ -4,6 +4,7 @@ package recipes
 //
 //	Example_imageFolder        a folder for each class
 //	Example_imageSizes         images of different sizes
+//	Example_exifOrientation    photographs of phones, turned upright
 //	Example_imageAugmentation  augment: a random part, mirrored, normalised
 //	Example_pixelsDecodedOnce  the fastest: pixels in one file
 //
@@ -14,10 +15,12 @@ import (
 	"archive/zip"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"image"
 	"image/color"
 	"image/draw"
+	"image/jpeg"
 	"io/fs"
 	"log"
 	"math"
@@ -109,6 +112,98 @@ func Example_imageSizes() {
 	// [4 3 16 16]
 	// [4 3 16 16]
 	// [2 3 16 16]
+}
+
+// orientation returns how the photograph in a JPEG file is stored: 1 if it is
+// upright, and 2 to 8 as EXIF 2.32 numbers them (tag 0x0112). It looks at the
+// segments in front of the picture only. What is damaged counts as upright.
+func orientation(file []byte) int {
+	rest := file[min(2, len(file)):] // behind the start marker
+	for len(rest) >= 4 && rest[0] == 0xff {
+		size := int(binary.BigEndian.Uint16(rest[2:])) + 2
+		if size < 4 || size > len(rest) {
+			break
+		}
+		segment := rest[4:size]
+		if rest[1] == 0xe1 && bytes.HasPrefix(segment, []byte("Exif\x00\x00")) {
+			return orientationOf(segment[6:])
+		}
+		rest = rest[size:]
+	}
+	return 1
+}
+
+// orientationOf finds the tag in the TIFF header and directory of an EXIF
+// segment.
+func orientationOf(tiff []byte) int {
+	var order binary.ByteOrder = binary.BigEndian
+	if bytes.HasPrefix(tiff, []byte("II")) {
+		order = binary.LittleEndian
+	}
+	if len(tiff) < 8 {
+		return 1
+	}
+	at := int64(order.Uint32(tiff[4:])) // of the directory
+	if at+2 > int64(len(tiff)) {
+		return 1
+	}
+	entries := tiff[at+2:]
+	for range order.Uint16(tiff[at:]) {
+		if len(entries) < 12 {
+			break
+		}
+		if order.Uint16(entries) == 0x0112 {
+			if value := int(order.Uint16(entries[8:])); 1 <= value && value <= 8 {
+				return value
+			}
+		}
+		entries = entries[12:]
+	}
+	return 1
+}
+
+// upright turns an image that is stored with an orientation.
+func upright(img image.Image, orientation int) image.Image {
+	if orientation == 1 {
+		return img
+	}
+	b := img.Bounds()
+	w, h := b.Dx(), b.Dy()
+	turned := image.NewRGBA(image.Rect(0, 0, w, h))
+	if orientation > 4 { // rows become columns
+		turned = image.NewRGBA(image.Rect(0, 0, h, w))
+	}
+	for y := range h {
+		for x := range w {
+			to := [...]image.Point{
+				2: {w - 1 - x, y}, {w - 1 - x, h - 1 - y}, {x, h - 1 - y},
+				5: {y, x}, {h - 1 - y, x}, {h - 1 - y, w - 1 - x}, {y, w - 1 - x},
+			}[orientation]
+			turned.Set(to.X, to.Y, img.At(b.Min.X+x, b.Min.Y+y))
+		}
+	}
+	return turned
+}
+
+// Photographs of phones are stored as the sensor saw them, and say in EXIF how
+// to turn them; image/jpeg and Decode do not look. Turn them after decoding and
+// before ImageTensor: copy orientation, orientationOf and upright. An EXIF in a
+// PNG, HEIC or WebP file is not found. upright goes pixel by pixel, so a large
+// photograph takes some 0.1 s: store it turned, and scaled down.
+func Example_exifOrientation() {
+	photo := image.NewGray(image.Rect(0, 0, 16, 8))
+	for i := range photo.Pix {
+		photo.Pix[i] = uint8(255 * (i % 16 / 8)) // dark on the left, light on the right
+	}
+	file := withOrientation(photo, 6) // to be turned clockwise
+	img, err := dataloader.Decode("jpg", file)
+	if err != nil {
+		log.Fatal(err)
+	}
+	turned := upright(img.(image.Image), orientation(file))
+	tensor := dataloader.ImageTensor(dataloader.Tensor[float32]{}, turned)
+	fmt.Println(tensor.Shape, "from", tensor.Data[0], "at the top to", tensor.Data[15*8], "below")
+	// Output: [3 16 8] from 0 at the top to 1 below
 }
 
 const imageSide = 224
@@ -238,7 +333,8 @@ func Example_imageAugmentation() {
 		return img, nil
 	})
 	type sample = dataloader.Tensor[float32]
-	samples := dataloader.Transform(photos, func(ctx context.Context, photo image.Image) (sample, error) {
+	samples := dataloader.Transform(photos, func(ctx context.Context, photo image.Image) (sample,
+		error) {
 		rng, dst := dataloader.Rand(ctx), make([]float32, 3*imageSide*imageSide)
 		augment(rng, dst, photo, randomPart(rng, photo.Bounds()))
 		return sample{Data: dst, Shape: []int{3, imageSide, imageSide}}, nil
@@ -362,4 +458,16 @@ func digits(folder string) fs.FS {
 		log.Fatal(err)
 	}
 	return fsys
+}
+
+// withOrientation returns a JPEG file with an EXIF segment.
+func withOrientation(img image.Image, orientation byte) []byte {
+	var file bytes.Buffer
+	if err := jpeg.Encode(&file, img, nil); err != nil {
+		log.Fatal(err)
+	}
+	exif := "Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01" + // one entry: the tag, a short, once
+		"\x01\x12\x00\x03\x00\x00\x00\x01\x00" + string(orientation) + "\x00\x00\x00\x00\x00\x00"
+	segment := binary.BigEndian.AppendUint16([]byte("\xff\xd8\xff\xe1"), uint16(len(exif)+2))
+	return slices.Concat(segment, []byte(exif), file.Bytes()[2:])
 }

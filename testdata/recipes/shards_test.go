@@ -3,6 +3,7 @@ package recipes
 // Shards: tar files of records, read from front to back.
 //
 //	Example_tarPipeline      shuffled, decoded by several goroutines, in batches
+//	Example_damagedShards    a truncated shard: what is left of it, and one error
 //	Example_trainingFromTar  a training, with a resume
 //	Example_decodedBatches   the fastest: whole batches are decoded into memory that is used again
 //	Example_rollingShards    writing shards of limited size
@@ -97,6 +98,62 @@ func Example_tarPipeline() {
 	// 97 32 [7 7 0 7]
 	// 101 4 [8 3 2 5]
 	// dropped: 1 items, and the rest of 0 shards
+}
+
+// Damaged shards: a truncated shard yields its whole records and then one
+// error, and the next shard follows. Rest says that this error stands for more
+// than one record: whoever counts errors may want to stop there.
+func Example_damagedShards() {
+	var shard bytes.Buffer
+	w := dataloader.NewTarWriter(&shard)
+	for label, name := range []string{"cat", "dog"} {
+		files := []dataloader.File{
+			{Name: "txt", Data: []byte("I am a " + name)},
+			{Name: "cls", Data: []byte(strconv.Itoa(label))},
+		}
+		if err := w.Write(dataloader.Record{Key: name, Files: files}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "shards")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	truncated, whole := filepath.Join(dir, "train-0.tar"), filepath.Join(dir, "train-1.tar")
+	if err := os.WriteFile(truncated, shard.Bytes()[:3000], 0o666); err != nil {
+		log.Fatal(err)
+	}
+	if err := os.WriteFile(whole, shard.Bytes(), 0o666); err != nil {
+		log.Fatal(err)
+	}
+
+	shards := []string{truncated, whole} // Expand("train-{0..1}.tar") lists many
+	records, err := dataloader.Tar(shards, dataloader.TarOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r, err := range records.Epoch(context.Background(), 0) {
+		var bad *dataloader.SampleError
+		var damage *dataloader.TarError
+		if errors.As(err, &bad) && errors.As(err, &damage) {
+			fmt.Printf("skipped a record of %s at %s; the rest too: %t\n",
+				filepath.Base(damage.Shard), damage.Entry, damage.Rest)
+			continue
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %s %s\n", r.Key, r.Get("cls"), r.Get("txt"))
+	}
+	// Output:
+	// cat: 0 I am a cat
+	// skipped a record of train-0.tar at dog.cls; the rest too: true
+	// cat: 0 I am a cat
+	// dog: 1 I am a dog
 }
 
 // A model learns from the stream of tar shards: records that are shuffled,

@@ -443,7 +443,8 @@ func Example_remoteRecords() {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record, error) {
+	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record,
+		error) {
 		p := index[i]
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, store.URL+"/"+p.Shard, nil)
 		if err != nil {
