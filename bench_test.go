@@ -1833,7 +1833,7 @@ func TestMine(t *testing.T) {
 			return 1000, nil
 		})
 		saysAll(t, measure(&mine{data: data, unit: "file", from: "x"}),
-			`= data: 20 files of x; decoded: false
+			`data: 20 files of x; decoded: false
 BenchmarkMine/workers=0-2	      10	   1.00 MB/s	      1000 files/s	         1.000 ×workers=0
 BenchmarkMine/workers=1-2	      10	   1.00 MB/s	      1000 files/s	         1.000 ×workers=0
 BenchmarkMine/workers=2-2	      10	   2.00 MB/s	      2000 files/s	         2.000 ×workers=0

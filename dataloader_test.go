@@ -10,7 +10,7 @@ package dataloader
 //	    are compared
 //	# The loaders of the lesson
 //	# The tests of the first reading
-//	    the page of the lesson; the classic loader, file by file
+//	    the classic loader, file by file
 //
 // After the line "Second reading":
 //
@@ -19,9 +19,12 @@ package dataloader
 //	# The Examples
 //	    one for each name; recipes stand in testdata/recipes
 //	# The tests of the second reading
-//	    files and folders; streams, in the same order; Progress, profiles
+//	    files and folders; streams, in the same order
 //	# The tests of tar shards
 //	    the stream, the web, the index, the writer
+//
+// What the package costs, in time and memory, stands in bench_test.go, and what
+// its texts promise in testdata/texts.
 //
 // The first half needs nothing of the second, because testdata/classic.go
 // writes it with the classic loader. What it checks of streams, the second half
@@ -29,6 +32,24 @@ package dataloader
 //
 // Each row of a table is a subtest where it has a name or can have one, so that
 // it can be run alone: runRow names it.
+//
+// Who looks for the tests of a name finds them by the name of a test, or here:
+//
+//	New, NewBatchFunc           TestNotebook, TestFailures, TestBadOptions
+//	Func to Transform, Split    TestDatasets, TestTorch
+//	Sequential, Random, …       TestGoldenOrders, TestRandomIsBijection
+//	Weighted, TorchRandom       TestReplacement, TestTorch
+//	List, Stack, Pad, …         TestStackAndPad, TestRecycle
+//	WithSeed                    TestRand, TestRandInMap
+//	FromSeq, Indices, Chain, …  TestStreams, and all of stages
+//	NewStream, NewStage         TestOneForOne, TestRanks
+//	OpenTar                     TestTarDataset
+//	deliver, nextTask           TestContextEnds, TestEverySchedule
+//	markDone, setSpot           TestUnorderedResume
+//	keepTwo                     TestOrderIsMadeOnce
+//	dueOf, noteMove             TestShuffleDelays, TestSavedCursors
+//	checkReread, compareSource  TestChangedSources, TestJoinedSources
+//	checkAnswer, sendRequest    TestWeb
 //
 // Workers: 0 is the specification: whatever a loader or a stream does with
 // workers is compared with it. checkStream puts a stream through everything
@@ -343,15 +364,11 @@ func fromJSON(t testing.TB, text string) (c Cursor) {
 }
 
 // saysAll checks that err is there and names everything that it should: the
-// parts, between which " … " may stand too, or, after "= ", the whole text.
+// parts, in which " … " stands between texts that need not be neighbours.
 func saysAll(t testing.TB, err error, parts ...string) {
 	t.Helper()
 	failIf(t, err == nil, "no error, want one that says %q", parts)
-	if all, exact := strings.CutPrefix(parts[0], "= "); exact {
-		equal(t, "error", err.Error(), all)
-	}
-	for _, part := range strings.Split(strings.TrimPrefix(strings.Join(parts, " … "), "= "),
-		" … ") {
+	for _, part := range strings.Split(strings.Join(parts, " … "), " … ") {
 		failIf(t, !strings.Contains(err.Error(), part), "error %q does not say %q", err, part)
 	}
 }
@@ -488,14 +505,19 @@ func panics(t *testing.T, calls map[string]func()) {
 	}
 }
 
-// A loading is a loader, and what it yields in epoch 2, in words: # stands for
-// "error dataloader: epoch 2, batch ".
+// A loading is a loader, and what it yields in epoch 2, in words. "error in
+// batch 1" stands for "error dataloader: epoch 2, batch 1".
 type loading struct {
 	name    string
 	data    Dataset[int]
 	collate Collate[int, []int] // nil means List
 	opts    Options
 	want    string
+}
+
+// inFull returns want with the whole errors.
+func (l loading) inFull() string {
+	return strings.ReplaceAll(l.want, "error in batch", "error dataloader: epoch 2, batch")
 }
 
 // check checks what comes with 0 to 3 workers, or from least on, and several
@@ -531,8 +553,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 	what := fmt.Sprintf("%+v, workers %d, prefetch %d", l.opts, workers, prefetch)
 	inBubble(t, func(t *testing.T) {
 		got := outcomes(loader.Epoch(t.Context(), 2))
-		equal(t, what, fmt.Sprint(got), strings.ReplaceAll(l.want, "#",
-			"error dataloader: epoch 2, batch "))
+		equal(t, what, fmt.Sprint(got), l.inFull())
 		k := 0
 		for item, err := range loader.items(t.Context(), Cursor{Epoch: 2}) {
 			sound := item.Err == nil || isSampleError(item.Err)
@@ -549,8 +570,7 @@ func (l loading) checkWith(t *testing.T, workers, prefetch, other int) {
 		}
 	})
 	if checkAsStream != nil {
-		equal(t, what+": as a stream", fmt.Sprint(checkAsStream(t, loader, 2)),
-			strings.ReplaceAll(l.want, "#", "error dataloader: epoch 2, batch "))
+		equal(t, what+": as a stream", fmt.Sprint(checkAsStream(t, loader, 2)), l.inFull())
 	}
 }
 
@@ -2095,6 +2115,22 @@ func TestBreakWaits(t *testing.T) {
 	}
 }
 
+// TestContextEnds checks that the loop ends when its context does, with the
+// cause, and does not go through the rest of an epoch, which is endless here.
+func TestContextEnds(t *testing.T) {
+	eachWorkers(t, []int{0, 1, 3}, func(t *testing.T, workers int) {
+		loader := newLoader(t, numbers(math.MaxInt/4), Options{Workers: workers})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		got := []string{}
+		for batch, err := range loader.Epoch(ctx, 0) {
+			got = append(got, outcomes(one(batch, err))...)
+			cancel(errBad)
+		}
+		equal(t, "outcomes", got, []string{"[0]", "error bad sample"})
+	})
+}
+
 // TestEverySchedule runs the engine through every schedule. Tasks, body and
 // context belong to the world of the test. Whenever all goroutines wait, the
 // world lets one event happen: a task that has begun ends, by Goexit or not;
@@ -2319,8 +2355,8 @@ func TestUserCodeThatDies(t *testing.T) {
 				return func(k int) []int { return []int{2 * at(1)(k), 2*k + 1} }
 			}}
 			dying := func(*SampleError) error { die(); return nil }
-			inBatch1, inSample2 := "[[0 1] #1: "+name+" [4 5]]",
-				"[[0 1] #1, sample 2: "+name+" [4 5]]"
+			inBatch1, inSample2 := "[[0 1] error in batch 1: "+name+" [4 5]]",
+				"[[0 1] error in batch 1, sample 2: "+name+" [4 5]]"
 			least, dropped := 0, "[[0 1] [3] [4 5]]"
 			// without workers it ends the caller; OnError does not decide about
 			// a sample that ends the goroutine
@@ -2335,7 +2371,8 @@ func TestUserCodeThatDies(t *testing.T) {
 				{"collate", numbers(6), collate, Options{BatchSize: 2}, inBatch1},
 				{"sampler, after a bad sample", failing(6, 1), nil,
 					Options{BatchSize: 2, Sampler: order},
-					strings.Replace(inBatch1, "[0 1]", "#0, sample 1: bad sample", 1)},
+					strings.Replace(inBatch1, "[0 1]", "error in batch 0, sample 1: bad sample",
+						1)},
 				{"batch sampler", numbers(6), nil, Options{BatchSampler: batchSampler}, inBatch1},
 				{"OnError", failing(6, 2), nil, Options{BatchSize: 2, OnError: dying},
 					strings.Replace(inSample2, name, "OnError: "+name, 1)},
@@ -2560,30 +2597,36 @@ func TestFailures(t *testing.T) {
 	ranks := func(count int, tail Tail) Options {
 		return Options{Rank: Rank{0, count}, Tail: tail, OnError: dropBad}
 	}
-	const unequal = "[[0] #1: all samples were dropped, and ranks must take equal steps: " +
+	const unequal = "[[0] error in batch 1: all samples were dropped, and ranks must take equal " +
+		"steps: " +
 		"take this one with weight 0, or use UnevenTail [4] [6]]"
 	loadFails := func(_ context.Context, dst, _ []int) ([]int, error) { return dst, errBad }
 	two, drop := Options{BatchSize: 2}, Options{BatchSize: 3, OnError: dropBad}
 	for _, l := range []loading{
-		{"a bad sample", slow, nil, two, "[[0 1] #1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
+		{"a bad sample", slow, nil, two,
+			"[[0 1] error in batch 1, sample 3: bad sample [4 5] [6 7] [8 9]]"},
 		{"bad ones dropped", failing(12, 0, 3, 4, 5, 11), nil, drop, "[[1 2] [6 7 8] [9 10]]"},
 		{"no sample is good", failing(5, upTo(5)...), nil, two,
-			"[#0, sample 0: bad sample #1, sample 2: bad sample #2, sample 4: bad sample]"},
-		{"the end of a file", eof, nil, two, "[#0, sample 0: EOF #1, sample 2: EOF]"},
+			"[error in batch 0, sample 0: bad sample error in batch 1, sample 2: bad sample " +
+				"error in batch 2, sample 4: bad sample]"},
+		{"the end of a file", eof, nil, two,
+			"[error in batch 0, sample 0: EOF error in batch 1, sample 2: EOF]"},
 		{"collate", numbers(2), fails, Options{},
-			"[#0: collating 1 samples [0]: bad sample #1: collating 1 samples [1]: bad sample]"},
+			"[error in batch 0: collating 1 samples [0]: bad sample error in batch 1: collating " +
+				"1 samples [1]: bad sample]"},
 		{"collate, dropping", failing(3, 1), fails, drop,
-			"[#0: collating 2 samples [0 2]: bad sample]"},
+			"[error in batch 0: collating 2 samples [0 2]: bad sample]"},
 		{"collate 20", numbers(20), fails, Options{BatchSize: 20},
-			"[#0: collating 20 samples " + sixteen + ": bad sample]"},
+			"[error in batch 0: collating 20 samples " + sixteen + ": bad sample]"},
 		{"indices outside", &probe{n: 3}, nil, Options{Sampler: outside, OnError: dropBad},
-			"[[0] #1: the sampler: index -2 is " +
-				"outside the data set, which has 3 samples [1] #3: the sampler: index 3 is " +
+			"[[0] error in batch 1: the sampler: index -2 is " +
+				"outside the data set, which has 3 samples [1] error in batch 3: the sampler: " +
+				"index 3 is " +
 				"outside the data set, which has 3 samples]"},
 		{"no index", numbers(3), nil, Options{BatchSampler: fixedBatches{{0}, {}, {2}}},
-			"[[0] #1: the sampler gave no index [2]]"},
+			"[[0] error in batch 1: the sampler gave no index [2]]"},
 		{"load fails, OnError not asked", atOnce{n: 3, load: loadFails}, nil, drop,
-			"[#0: bad sample]"},
+			"[error in batch 0: bad sample]"},
 		{"all dropped", failing(8, 2), nil, ranks(0, 0), "[[0] [1] [3] [4] [5] [6] [7]]"},
 		{"all dropped, UnevenTail", failing(8, 2), nil, ranks(2, UnevenTail), "[[0] [4] [6]]"},
 		{"all dropped, PadTail", failing(8, 2), nil, ranks(2, PadTail), unequal},
@@ -2894,7 +2937,7 @@ func TestBadOptions(t *testing.T) {
 		must(Buckets([]int{1, 2, 3}, 9, 1))
 	pairs, none, missing := Batches(Resize(weighted, 4), 2, true), fixedBatches{},
 		(*DataLoader[int])(nil)
-	const excludes = "= dataloader: Options.BatchSampler excludes "
+	const excludes = "dataloader: Options.BatchSampler excludes "
 	panics(t, map[string]func(){
 		"Run: the cursor is nil … new(Cursor)":             func() { three.Run(t.Context(), nil) },
 		"At: epoch is 0 and k is -1, must not be negative": func() { three.At(0, -1) },
@@ -2908,16 +2951,16 @@ func TestBadOptions(t *testing.T) {
 			"number of samples is -5 … must not be negative"},
 		{errorOf(NewBatchFunc[int](3, nil, Options{})), "NewBatchFunc: load is nil"},
 		{panicOf(func() { missing.Run(t.Context(), new(Cursor)) }),
-			"= panic dataloader: the loader is nil; look at the error of New"},
+			"panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() {
 			missing.Len()
-		}), "= panic dataloader: the loader is nil; look at the error of New"},
+		}), "panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.At(0, 0) }),
-			"= panic dataloader: the loader is nil; look at the error of New"},
+			"panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.Batch(t.Context(), 0, 0) }),
-			"= panic dataloader: the loader is nil; look at the error of New"},
+			"panic dataloader: the loader is nil; look at the error of New"},
 		{panicOf(func() { missing.Recycle(0) }),
-			"= panic dataloader: the loader is nil; look at the error of New"},
+			"panic dataloader: the loader is nil; look at the error of New"},
 		{errorOf(three.Batch(t.Context(), -1, 0)), "batch 0 of epoch -1: epochs begin at 0"},
 		{errorOf(three.Batch(t.Context(), 0, -1)), "batch -1 … 3 batches"},
 		{errorOf(three.Batch(t.Context(), 0, 3)), "batch 3 … 3 batches"},
@@ -2942,7 +2985,7 @@ func TestBadOptions(t *testing.T) {
 		{loader(Options{Rank: Rank{-1, 3}}), "Options.Rank … Index: -1 … 0 to 2"},
 		{loader(Options{Rank: Rank{1, 0}}), "Options.Rank … Index: 1 … set Count"},
 		{loader(Options{Rank: Rank{0, 1<<20 + 1}}),
-			"= dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to " +
+			"dataloader: Options.Rank is {Index: 0, Count: 1048577}; Count must be 0 to " +
 				"1048576, and Index 0 to 1048575"},
 		{loader(Options{Rank: Rank{1<<20 - 1, 1 << 20}}), ""},
 		{loader(Options{Rank: Rank{0, -1}}), "Options.Rank … Count: -1 … must be 0 to"},
@@ -5212,7 +5255,7 @@ func TestBadFiles(t *testing.T) {
 		{because(t, path.ErrBadPattern, files("a/[")), "Files: "},
 		{folder(nil), "Folder … nil"},
 		{because(t, fs.ErrNotExist, errorOf(Files(os.DirFS("nowhere")))),
-			"= dataloader: Files: nowhere: " + missing.Error()},
+			"dataloader: Files: nowhere: " + missing.Error()},
 		{because(t, fs.ErrNotExist, folder(os.DirFS("nowhere"))), "Folder: nowhere: "},
 		{folder(fstest.MapFS{"a.txt": {}}), "Folder: … no folder"},
 		{folder(fstest.MapFS{"cat/1": {}, "dog": {Mode: fs.ModeDir}}),
@@ -6689,7 +6732,8 @@ func TestOneForOne(t *testing.T) {
 		s    ints
 		want []string
 	}{
-		"drops item 2": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
+		"drops item 2": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int],
+			bool) {
 			return nil, item.Value == 2 || yield(item, nil)
 		}), []string{"0", "1", says}},
 		"drops the last item": {stage(func(all []Item[int], item Item[int],
@@ -8124,7 +8168,8 @@ func (s *tarServer) requests() (all []string) {
 // records are the outcomes of the shard that the server has, and of a sound one
 // after it.
 func (s *tarServer) records(t *testing.T, path string) []string {
-	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser,
+		error) {
 		if name == "after" {
 			return io.NopCloser(bytes.NewReader(tarEntries("z.txt=after"))), nil
 		}
