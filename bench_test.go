@@ -623,6 +623,33 @@ func TestReadAhead(t *testing.T) {
 	}
 }
 
+// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the
+// classic loader, and its first one sooner.
+func TestPipelineIsLoader(t *testing.T) {
+	for k := range 12 * 3 {
+		n, epoch := k/3, k%3
+		sampler := Random(n, 5)
+		pipeline := Batch(Map(Indices(sampler), 3, numbers(n).Get), 3, List[int])
+		loader := newLoader(t, numbers(n), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
+		got := collect(t, pipeline.Epoch(t.Context(), epoch))
+		equal(t, fmt.Sprintf("%d samples, epoch %d", n, epoch), got, batches(t, loader, epoch))
+	}
+	inBubble(t, func(t *testing.T) {
+		slow := &probe{n: 64, takes: always(time.Second)}
+		first := func(s Stream[[]int]) time.Duration {
+			start := time.Now()
+			readFirst(s.Epoch(t.Context(), 0))
+			return time.Since(start)
+		}
+		loader := first(StreamOf(newLoader(t, slow, Options{BatchSize: 16, Workers: 8})))
+		pipeline := first(Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]))
+		equal(t, "the first batch", []time.Duration{loader, pipeline},
+			[]time.Duration{16 * time.Second, 2 * time.Second})
+		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader,
+			pipeline)
+	})
+}
+
 // TestResumes: a resume fetches each item after the cursor once, and no item
 // before it. Only Shuffle needs some items before it again, at most 3⅜ × its
 // size, of which the last ones have not been yielded.

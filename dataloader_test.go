@@ -5772,8 +5772,7 @@ func TestPlaces(t *testing.T) {
 		_, err := inner.Batch(ctx, 40, 76+i)
 		return i, err
 	}
-	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int,
-		error] {
+	failedSeq := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
 		return one(nested(ctx, 1))
 	})
 	function := Map(Indices(Sequential(4)), 0, nested)
@@ -6354,8 +6353,7 @@ var rankStages = []rankStage{
 
 // passes is a stage of a user's that passes its items on.
 func passes[T any](s Stream[T]) Stream[T] {
-	return NewStage(s, true, func(ctx context.Context, s Stream[T], from Cursor) iter.Seq2[Item[T],
-		error] {
+	return NewStage(s, true, func(ctx context.Context, s Stream[T], from Cursor) iter.Seq2[Item[T], error] {
 		return s.Items(ctx, from)
 	})
 }
@@ -6473,40 +6471,57 @@ func TestOwners(t *testing.T) {
 			}
 		})
 	}
-	filtered := part(Rank{1, 2}).Filter(every)
-	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(),
-		ptr(cursors(t, filtered.Take(9))[1]))),
+}
+
+// TestOwnersBehind: what stands behind a stage that puts ranks out of step, and
+// what does not, knows whose a cursor is.
+func TestOwnersBehind(t *testing.T) {
+	part := func(rank Rank) lists { return listed(0, 9).Shard(rank, UnevenTail) }
+	filtered := part(Rank{1, 2}).Filter(func([]int) bool { return true })
+	at := cursors(t, filtered.Take(9))[1]
+	saysAll(t, ending(part(Rank{0, 2}).Take(9).Run(t.Context(), &at)),
 		"made by rank {1 2}, and the ranks were out of step; here no stage puts ranks out of step")
+	want := cursors(t, filtered)[1].String()
 	inside := Map(listed(0, 1), 0, func(ctx context.Context, _ []int) ([]int, error) {
 		for item := range filtered.Items(ctx, Cursor{}) { // a stream of its own
-			equal(t, "whether a cursor in Map has an owner",
-				item.Next.String() == cursors(t, filtered)[1].String(), true)
+			equal(t, "the cursor of a stream in Map", item.Next.String(), want)
 			break
 		}
 		return nil, nil
 	})
-	equal(t, "cursors of Map", len(cursors(t, inside.Filter(every))), 2)
+	equal(t, "cursors of Map", len(cursors(t, inside)), 2)
+}
+
+// TestRanksReadOnce: no source is opened only to be asked for its ranks.
+func TestRanksReadOnce(t *testing.T) {
 	source := &feed{n: 9}
 	cursors(t, Chain(source.stream().Shard(Rank{1, 2}, UnevenTail), source.stream()))
 	equal(t, "how often a source was read", source.left.Load(), 2)
-	for _, err := range loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(every).Epoch(t.Context(),
-		0) {
+}
+
+// TestOwnersOfLoaders: an error keeps its batch behind a stage that puts ranks
+// out of step, and a loader with OnError under UnevenTail knows its own rank's
+// cursors.
+func TestOwnersOfLoaders(t *testing.T) {
+	failing := loaded(9, Options{Rank: Rank{1, 2}}, 5).Filter(func([]int) bool { return true })
+	failed := 0
+	for _, err := range failing.Epoch(t.Context(), 0) {
 		if bad := (*SampleError)(nil); errors.As(err, &bad) {
-			equal(t, "the batch and the sample that failed", [2]int{bad.Batch, bad.Index},
-				[2]int{2, 5})
+			failed++
+			equal(t, "batch and sample", [2]int{bad.Batch, bad.Index}, [2]int{2, 5})
 		}
 	}
-	opts := Options{Rank: Rank{1, 2}, Tail: UnevenTail, OnError: dropBad}
+	equal(t, "failed batches", failed, 1)
 	loader := func(index int) *DataLoader[[]int] {
-		opts.Rank.Index = index
+		opts := Options{Rank: Rank{index, 2}, Tail: UnevenTail, OnError: dropBad}
 		return newLoader(t, numbers(9), opts)
 	}
 	at := loader(1).At(0, 2)
-	equal(t, "a loader's own rank", fmt.Sprint(collect(t, loader(1).Run(t.Context(), ptr(at)))),
-		"[[5] [7]]")
+	own := collect(t, loader(1).Run(t.Context(), ptr(at)))
+	equal(t, "its own rank", own, [][]int{{5}, {7}})
 	saysAll(t, ending(loader(0).Run(t.Context(), &at)),
-		"made by rank {1 2}, this is rank {0 2}, and OnError under UnevenTail puts the ranks out "+
-			"of step")
+		"made by rank {1 2}, this is rank {0 2}, and OnError under UnevenTail puts the ranks "+
+			"out of step")
 }
 
 // TestRanks: whatever pipeline of at most two stages stands behind a deal, the
@@ -6944,150 +6959,135 @@ func TestStreamTails(t *testing.T) {
 		"[2 error dataloader: the stream: panic: dataloader: read again]")
 }
 
-// ## batch.go: Batch
+// ## worker.go: Map, Prefetch, and functions and readers that die
 
-// TestPipelineIsLoader: Batch of Map of Indices gives the batches of the
-// classic loader, and its first one sooner.
-func TestPipelineIsLoader(t *testing.T) {
-	for k := range 12 * 3 {
-		n, epoch := k/3, k%3
-		sampler := Random(n, 5)
-		pipeline := Batch(Map(Indices(sampler), 3, numbers(n).Get), 3, List[int])
-		loader := newLoader(t, numbers(n), Options{Sampler: sampler, BatchSize: 3, Workers: 2})
-		got := collect(t, pipeline.Epoch(t.Context(), epoch))
-		equal(t, fmt.Sprintf("%d samples, epoch %d", n, epoch), got, batches(t, loader, epoch))
-	}
-	inBubble(t, func(t *testing.T) {
-		slow := &probe{n: 64, takes: always(time.Second)}
-		first := func(s Stream[[]int]) time.Duration {
-			start := time.Now()
-			readFirst(s.Epoch(t.Context(), 0))
-			return time.Since(start)
-		}
-		loader := first(StreamOf(newLoader(t, slow, Options{BatchSize: 16, Workers: 8})))
-		pipeline := first(Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]))
-		equal(t, "the first batch", []time.Duration{loader, pipeline},
-			[]time.Duration{16 * time.Second, 2 * time.Second})
-		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader,
-			pipeline)
+// draws is a stream of lists, without numbers, of n items, and
+// drawOne adds a random number to a list.
+func draws(n int) lists {
+	return Map(Indices(Sequential(n)), 0, func(context.Context, int) ([]int, error) {
+		return nil, nil
 	})
 }
 
-// ## worker.go: Map, Prefetch, and functions and readers that die
+func drawOne(ctx context.Context, drawn []int) ([]int, error) {
+	return append(slices.Clone(drawn), Rand(ctx).Int()), nil
+}
+
+// drawn are the numbers that three Maps behind s draw, three for each item.
+func drawn(t *testing.T, ctx context.Context, s lists, workers, epoch int) []int {
+	t.Helper()
+	three := Map(Map(Map(s, workers, drawOne), workers, drawOne), workers, drawOne)
+	return slices.Concat(collect(t, three.Epoch(ctx, epoch))...)
+}
 
 // TestRandInMap: the random numbers in f depend on the seed of the context, the
 // item's epoch and place, and the Map, and not on the number of workers. The
-// same holds for a loader's samples, inside and outside a Cache. A source of
-// items has none.
+// same holds for a loader's samples, inside and outside a Cache.
 func TestRandInMap(t *testing.T) {
 	const n = 20
-	draw := func(ctx context.Context, drawn []int) ([]int, error) {
-		return append(slices.Clone(drawn), Rand(ctx).Int()), nil
-	}
 	nothing := Func(n, func(context.Context, int) ([]int, error) { return nil, nil })
-	items, seeded := Map(Indices(Sequential(n)), 0, nothing.Get), WithSeed(t.Context(), 1)
-	drawn := func(ctx context.Context, s Stream[[]int], workers, epoch int) []int {
-		return slices.Concat(collect(t, Map(Map(Map(s, workers, draw), workers, draw), workers,
-			draw).Epoch(ctx, epoch))...)
-	}
-	cached := Transform(Cache(Transform(Cache(Transform(nothing, draw)), draw)), draw)
+	cached := Transform(Cache(Transform(Cache(Transform(nothing, drawOne)), drawOne)), drawOne)
 	var all []int
 	for epoch := range 3 {
-		once := drawn(t.Context(), items, 0, epoch)
-		equal(t, "2 workers", drawn(t.Context(), items, 2, epoch), once)
-		all = append(append(all, once...), drawn(seeded, items, 2, epoch)...)
-		loaded := slices.Concat(samples(t, newLoader(t, cached,
-			Options{Workers: epoch, Seed: uint64(epoch)}), epoch)...)
+		once := drawn(t, t.Context(), draws(n), 0, epoch)
+		equal(t, "2 workers", drawn(t, t.Context(), draws(n), 2, epoch), once)
+		all = append(all, once...)
+		all = append(all, drawn(t, WithSeed(t.Context(), 1), draws(n), 2, epoch)...)
+		loader := newLoader(t, cached, Options{Workers: epoch, Seed: uint64(epoch)})
+		loaded := slices.Concat(samples(t, loader, epoch)...)
 		equal(t, "different numbers of a loader", distinct(loaded), 3*n)
 	}
 	equal(t, "different numbers", distinct(all), 3*2*3*n)
-	// the seeds are equal
-	behind := Map(Unbatch(StreamOf(newLoader(t, Transform(nothing, draw), Options{}))), 0, draw)
-	both := slices.Concat(collect(t, behind.Epoch(t.Context(), 0))...)
+	sameSeed := StreamOf(newLoader(t, Transform(nothing, drawOne), Options{}))
+	both := slices.Concat(collect(t, Map(Unbatch(sameSeed), 0, drawOne).Epoch(t.Context(), 0))...)
 	equal(t, "different numbers behind a loader", distinct(both), 2*n)
-	opts := Options{Tail: DropTail}
-	deal := func(rank Rank) Stream[[]int] { return items.Shard(rank, DropTail) }
+}
+
+// TestRandOfRanks: ranks never draw the same random numbers, whatever deals the
+// items out. Straight behind Shard an item has the numbers that it has without
+// ranks.
+func TestRandOfRanks(t *testing.T) {
+	const n = 20
+	items := draws(n)
+	deal := func(rank Rank) lists { return items.Shard(rank, DropTail) }
 	loaded := func(rank Rank) Stream[[][]int] {
-		opts.Rank = rank
-		return StreamOf(newLoader(t, nothing, opts))
+		nothing := Func(n, func(context.Context, int) ([]int, error) { return nil, nil })
+		return StreamOf(newLoader(t, nothing, Options{Rank: rank, Tail: DropTail}))
 	}
 	first := func(_ context.Context, batch [][]int) ([]int, error) { return batch[0], nil }
 	names, shards := tenShards()
-	empty := func(context.Context, Record) ([]int, error) { return nil, nil }
-	for name, of := range map[string]func(rank Rank) Stream[[]int]{
+	for name, of := range map[string]func(rank Rank) lists{
 		"Shard":             deal,
-		"Shard and Take":    func(rank Rank) Stream[[]int] { return deal(rank).Take(5) },
-		"Shard and Shuffle": func(rank Rank) Stream[[]int] { return deal(rank).Shuffle(3, 1) },
-		"Shard and Mix": func(rank Rank) Stream[[]int] {
-			return Mix(MixOptions{}, deal(rank)).Take(5)
+		"Shard and Take":    func(rank Rank) lists { return deal(rank).Take(5) },
+		"Shard and Shuffle": func(rank Rank) lists { return deal(rank).Shuffle(3, 1) },
+		"Shard and Mix":     func(rank Rank) lists { return Mix(MixOptions{}, deal(rank)).Take(5) },
+		"Shard in Zip": func(rank Rank) lists {
+			return Map(Zip(items, deal(rank)), 0, joined)
 		},
-		"Shard in Zip": func(rank Rank) Stream[[]int] {
-			return Map(Zip(items, deal(rank)), 0,
-				func(context.Context, Pair[[]int, []int]) ([]int, error) {
-					return nil, nil
-				})
+		"Shard of Shard": func(rank Rank) lists {
+			half := items.Shard(Rank{rank.Index % 2, 2}, DropTail)
+			return half.Shard(Rank{rank.Index / 2, 2}, DropTail).Take(5)
 		},
-		"Shard of Shard": func(rank Rank) Stream[[]int] {
-			return items.Shard(Rank{rank.Index % 2, 2}, DropTail).Shard(Rank{rank.Index / 2, 2},
-				DropTail).Take(5)
-		},
-		"a batch of a Mix of dealt and undealt": func(rank Rank) Stream[[]int] {
+		"a batch of a Mix of dealt and undealt": func(rank Rank) lists {
 			mix := Mix(MixOptions{}, deal(rank), items)
 			return Map(Batch(mix, 2, List[[]int]), 0, first)
 		},
-		"a Mix of dealt and undealt, shuffled": func(rank Rank) Stream[[]int] {
+		"a Mix of dealt and undealt, shuffled": func(rank Rank) lists {
 			return Mix(MixOptions{}, items, deal(rank)).Shuffle(3, 1)
 		},
-		"a Chain of dealt and undealt, shuffled": func(rank Rank) Stream[[]int] {
+		"a Chain of dealt and undealt, shuffled": func(rank Rank) lists {
 			return Chain(deal(rank), items).Shuffle(50, 1)
 		},
-		"a Chain of rotated ranks": func(rank Rank) Stream[[]int] {
+		"a Chain of rotated ranks": func(rank Rank) lists {
 			return Chain(deal(rank).Take(1), deal(Rank{(rank.Index + 1) % 4, 4}))
 		},
-		"a stage of one's own": func(rank Rank) Stream[[]int] { return counts(deal(rank)) },
-		"StreamOf": func(rank Rank) Stream[[]int] {
-			return Map(loaded(rank), 0, first)
-		},
-		"StreamOf and Unbatch": func(rank Rank) Stream[[]int] { return Unbatch(loaded(rank)) },
-		"Tar": func(rank Rank) Stream[[]int] {
-			return Map(must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)})), 0,
-				empty).Take(5)
+		"a stage of one's own": func(rank Rank) lists { return counts(deal(rank)) },
+		"StreamOf":             func(rank Rank) lists { return Map(loaded(rank), 0, first) },
+		"StreamOf and Unbatch": func(rank Rank) lists { return Unbatch(loaded(rank)) },
+		"Tar": func(rank Rank) lists {
+			records := must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)}))
+			return Map(records, 0, func(context.Context, Record) ([]int, error) {
+				return nil, nil
+			}).Take(5)
 		},
 	} {
 		runRow(t, name, func(t *testing.T) {
 			var ranks []int
 			for rank := range 4 {
-				ranks = append(ranks, drawn(t.Context(), of(Rank{rank, 4}).Take(2), rank%2, 0)...)
+				two := of(Rank{rank, 4}).Take(2)
+				ranks = append(ranks, drawn(t, t.Context(), two, rank%2, 0)...)
 			}
 			equal(t, "different numbers of ranks", distinct(ranks), 4*2*3)
 		})
 	}
-	alone := drawn(t.Context(), items, 0, 0)
+	alone := drawn(t, t.Context(), items, 0, 0)
 	for rank := range 3 {
-		for k, number := range drawn(t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0) {
+		of := drawn(t, t.Context(), items.Shard(Rank{rank, 3}, PadTail), 0, 0)
+		for k, number := range of {
 			if pos := 3*(k/3) + rank; pos < n {
-				equal(t, fmt.Sprint("number of position ", pos, " on three ranks"), number,
-					alone[3*pos+k%3])
+				what := fmt.Sprint("number of position ", pos, " on three ranks")
+				equal(t, what, number, alone[3*pos+k%3])
 			}
 		}
 	}
-	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int,
-		error] {
+}
+
+// TestRandOfSources: the sources of a Mix draw numbers of their own, which do
+// not depend on the other sources. Before a Map a source has none.
+func TestRandOfSources(t *testing.T) {
+	const n = 20
+	source := FromSeq(func(ctx context.Context, _ int) iter.Seq2[int, error] {
 		return one(Rand(ctx).Int(), nil)
 	})
-	random := source.Repeat(n)
-	mix := func(other ints) []int {
-		return collect(t, Mix(MixOptions{Stop: StopAtLast}, random,
-			other).Epoch(WithSeed(t.Context(), 1), 0))
-	}
-	mixed := mix(random) // each source draws in a goroutine of its own
-	for k, other := range mix(Indices(Sequential(n))) {
-		equal(t, "a source draws alone", other == mixed[k], k%2 == 0)
-	}
+	random, seeded := source.Repeat(n), WithSeed(t.Context(), 1)
+	mixed := collect(t, Mix(MixOptions{}, random, random).Epoch(seeded, 0))
 	equal(t, "different numbers of two sources", distinct(mixed), 2*n)
+	for k, number := range collect(t, Mix(MixOptions{}, random, counting(n)).Epoch(seeded, 0)) {
+		equal(t, "a source draws alone", number == mixed[k], k%2 == 0)
+	}
 	for workers := range 2 {
-		saysAll(t, ending(Map(source, workers, quick).Epoch(seeded, 0)),
-			"Rand: the context is from no loader")
+		err := ending(Map(source, workers, quick).Epoch(seeded, 0))
+		saysAll(t, err, "Rand: the context is from no loader")
 	}
 }
 
@@ -7120,8 +7120,7 @@ func TestStreamsThatDie(t *testing.T) {
 			failing := Map(source, 0, func(_ context.Context, i int) (int, error) {
 				return i, errBad
 			})
-			atOnce := NewStream(func(context.Context, Cursor) iter.Seq2[Item[int],
-				error] {
+			atOnce := NewStream(func(context.Context, Cursor) iter.Seq2[Item[int], error] {
 				die()
 				return nil
 			})
@@ -7162,8 +7161,7 @@ func TestStreamsThatDie(t *testing.T) {
 			dies(Map(counting(3), 0, f), failed)
 		})
 	}
-	bad := FromSeq(func(context.Context, int) iter.Seq2[int,
-		error] {
+	bad := FromSeq(func(context.Context, int) iter.Seq2[int, error] {
 		panic(&SampleError{Err: errBad})
 	})
 	err := ending(bad.Epoch(t.Context(), 0)) // which ends the loop, and so is no *SampleError

@@ -290,7 +290,7 @@ def jpeg_files():
     from PIL import Image
 
     width, height, files = 500, 375, []
-    for f in range(16):  # waves, and noise, as in jpegFiles of bench_test.go
+    for f in range(16):  # waves, and noise, as in jpegFiles of recipes/bench_test.go
         columns = [80 * math.sin(x / (9 + f)) for x in range(width)]
         lines = [math.cos(y / 23) for y in range(height)]
         luma = bytes(int(110 + c * l + random.randrange(24)) for l in lines for c in columns)
