@@ -7538,6 +7538,24 @@ func TestTarCompressed(t *testing.T) {
 	}
 }
 
+// TestTarNeighbors: a record whose key has come before is an error, as
+// shards.txt shows, also if none of its fields is wanted. A resume does not know
+// the keys before its place, nor a large shard all.
+func TestTarNeighbors(t *testing.T) {
+	shard := tarEntries("a.jpg=", "b.jpg=", "a.txt=")
+	unwanted := tarOf(TarOptions{Fields: []string{}}, shard)
+	same(t, "records", readAll(t, unwanted), `a{}; b{}; error "a" comes again`)
+	stream := tarOf(TarOptions{}, shard)
+	same(t, "resumed", resume(t, stream, cursors(t, stream)[2]), "a{txt:}")
+	var files []string
+	for k := range maxKeys + 2 {
+		files = append(files, fmt.Sprint(k, ".jpg="))
+	}
+	twice := readAll(t, tarOf(TarOptions{}, tarEntries(append(files, files...)...)))
+	again := strings.Count(strings.Join(twice, "\n"), "comes again")
+	equal(t, "records that are known to come again", again, maxKeys)
+}
+
 // TestTarFields shows that only the wanted fields are yielded, and that others
 // are skipped without being read. An empty file is a field and a missing file
 // is not.
@@ -8166,8 +8184,7 @@ func (s *tarServer) requests() (all []string) {
 // records are the outcomes of the shard that the server has, and of a sound one
 // after it.
 func (s *tarServer) records(t *testing.T, path string) []string {
-	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser,
-		error) {
+	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		if name == "after" {
 			return io.NopCloser(bytes.NewReader(tarEntries("z.txt=after"))), nil
 		}

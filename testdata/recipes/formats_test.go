@@ -36,8 +36,7 @@ import (
 // Files of many kinds, in a folder or in a tar shard: Decode makes of each what
 // its extension says.
 func Example_filesOrShards() {
-	decode := func(_ context.Context, f dataloader.File) (any,
-		error) {
+	decode := func(_ context.Context, f dataloader.File) (any, error) {
 		return dataloader.Decode(f.Name, f.Data)
 	}
 	open := func(name string) (none dataloader.Stream[any], err error) {

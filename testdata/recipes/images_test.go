@@ -333,8 +333,7 @@ func Example_imageAugmentation() {
 		return img, nil
 	})
 	type sample = dataloader.Tensor[float32]
-	samples := dataloader.Transform(photos, func(ctx context.Context, photo image.Image) (sample,
-		error) {
+	samples := dataloader.Transform(photos, func(ctx context.Context, photo image.Image) (sample, error) {
 		rng, dst := dataloader.Rand(ctx), make([]float32, 3*imageSide*imageSide)
 		augment(rng, dst, photo, randomPart(rng, photo.Bounds()))
 		return sample{Data: dst, Shape: []int{3, imageSide, imageSide}}, nil

@@ -413,6 +413,7 @@ func Example_remoteRecords() {
 	for _, name := range []string{"a.tar"} {
 		all := folder[name].Data // or os.ReadFile
 		begin := int64(0)
+		keys := map[string]bool{}
 		stored := bytes.NewReader(all)
 		for t := tar.NewReader(stored); ; {
 			h, err := t.Next()
@@ -425,6 +426,10 @@ func Example_remoteRecords() {
 			dir, base := path.Split(h.Name)
 			base, _, _ = strings.Cut(base, ".")
 			if begin == 0 || index[len(index)-1].Key != dir+base {
+				if keys[dir+base] {
+					log.Fatalf("%s: the files of record %s%s are not neighbors", name, dir, base)
+				}
+				keys[dir+base] = true
 				index = append(index, place{Shard: name, Key: dir + base, Begin: begin})
 			}
 			data := stored.Size() - int64(stored.Len()) // where the file's data begin
@@ -443,8 +448,7 @@ func Example_remoteRecords() {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record,
-		error) {
+	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record, error) {
 		p := index[i]
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, store.URL+"/"+p.Shard, nil)
 		if err != nil {
