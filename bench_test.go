@@ -153,6 +153,70 @@ func TestStuckBatch(t *testing.T) {
 	}
 }
 
+// leave leaves a loop at a batch, and returns how long that took. If deaf, Get
+// does not look at its context.
+func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Duration) {
+	data, enough := &probe{n: 40, takes: always(time.Hour), deaf: deaf}, errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var left time.Time
+	var begun, running int64 // the calls of Get when the loop is left
+	var late, after int64    // those that begin later, and those that run after the loop
+	var errs []error
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		defer func() {
+			if r := recover(); r != nil && r != "of the loop body" {
+				panic(r)
+			}
+			took, late, after = time.Since(left), data.begun.Load()-begun, data.running.Load()
+		}()
+		n := -1
+		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
+		for _, err := range newLoader(t, data,
+			Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
+			if n++; err != nil {
+				errs = append(errs, err)
+			}
+			if n != stop {
+				continue
+			}
+			synctest.Wait()
+			left, begun, running = time.Now(), data.begun.Load(), data.running.Load()
+			switch way {
+			case "break":
+				return
+			case "panic":
+				panic("of the loop body")
+			case "Goexit":
+				runtime.Goexit()
+			}
+			cancel(enough)
+		}
+	})
+	loop.Wait()
+	want := map[bool]time.Duration{true: time.Hour}[deaf && running > 0]
+	equal(t, way+": Gets that run after the loop", after, 0)
+	equal(t, way+": Gets that began after it was left", late, 0)
+	equal(t, way+": the time to leave", took, want)
+	if stop == 0 {
+		equal(t, "calls of Get during the loop", int(running), workers)
+	}
+	equal(t, way+": errors", errs, map[string][]error{"cancel": {enough}}[way])
+	return took
+}
+
+// TestBreakWaits checks that a break waits for the Gets that run: as long as
+// they take if they do not look at their context.
+func TestBreakWaits(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		row := fmt.Sprint("Get looks at its context: ", !deaf)
+		runRowInBubble(t, row, func(t *testing.T) {
+			t.Logf("%s; the loop has ended after %v", row, leave(t, "break", 0, 2, deaf))
+		})
+	}
+}
+
 // TestOrderIsMadeOnce checks that calls at once make the order of an epoch
 // once. The first one makes it when the others have begun, and they wait.
 func TestOrderIsMadeOnce(t *testing.T) {
@@ -648,6 +712,45 @@ func TestPipelineIsLoader(t *testing.T) {
 		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader,
 			pipeline)
 	})
+}
+
+// TestDeafSources: when the loop is left or its context ends, a source that
+// does not look at its context is asked for one more item at most, and the loop
+// waits for it. The context of a source of a Mix ends when the loop is left.
+func TestDeafSources(t *testing.T) {
+	var reading atomic.Int64
+	deaf := NewStream(func(_ context.Context, from Cursor) iter.Seq2[Item[int], error] {
+		return func(yield func(Item[int], error) bool) {
+			reading.Add(1)
+			defer reading.Add(-1)
+			for pos := from.Pos + 1; yield(Item[int]{Value: pos,
+				Next: Cursor{from.Epoch, pos, "mine"}}, nil); pos++ {
+				time.Sleep(time.Second)
+			}
+		}
+	})
+	waiting := (&feed{n: 1, before: func(ctx context.Context, _ int) { <-ctx.Done() }}).stream()
+	for name, s := range map[string]ints{
+		"Map":            Map(deaf, 0, quick),
+		"Map, 1 worker":  Map(deaf, 1, quick),
+		"Map, 2 workers": Map(deaf, 2, quick),
+		"Prefetch":       deaf.Prefetch(100),
+		"Mix":            Mix(MixOptions{}, deaf, waiting),
+	} {
+		runRowInBubble(t, name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			start, got := time.Now(), []string{}
+			readFirst(s.Epoch(ctx, 0))
+			equal(t, "readers that are left", reading.Load(), 0)
+			for i, err := range s.Epoch(ctx, 0) {
+				got = append(got, outcomes(one(i, err))...)
+				cancel(errBad)
+			}
+			equal(t, "outcomes", got, []string{"1", "error bad sample"})
+			failIf(t, time.Since(start) > 2*time.Second, "it took %v", time.Since(start))
+		})
+	}
 }
 
 // TestResumes: a resume fetches each item after the cursor once, and no item

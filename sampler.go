@@ -771,9 +771,12 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //
 //   - a number is missing or makes no sense
 //   - a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the
-//     number of processes that srun has started
-//   - a launcher that is not in the table has set a rank above 0 (PMIX_RANK,
-//     for example)
+//     number of processes that another launcher of the table has started
+//   - the launcher is not in the table, and has set a variable to a number
+//     above 0 whose name ends in _RANK (LOCAL_RANK, NODE_RANK, PMIX_RANK), or
+//     is PMI_ID, PALS_RANKID, ALPS_APP_PE, LSF_PM_TASKID, VC_TASK_INDEX,
+//     LWS_WORKER_INDEX, AWS_BATCH_JOB_NODE_INDEX, TPU_WORKER_ID or
+//     PADDLE_TRAINER_ID
 //   - an sbatch script for several tasks starts the process without srun, and
 //     Slurm calls the only process rank 0 of many
 //
@@ -788,10 +791,10 @@ func RankFromEnv() (Rank, error) {
 	const step = "SLURM_STEP_NUM_TASKS"
 	launchers := []struct {
 		rank, count string
-		least       string // a lower bound of count
+		least       string // lower bounds of count
 		hint        string // what else to say if they make no sense
 	}{
-		{"RANK", "WORLD_SIZE", step, ""},
+		{"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE FLUX_JOB_SIZE PMI_SIZE " + step, ""},
 		// No bound: the step may be one of daemons, which may outnumber the
 		// ranks.
 		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""},
@@ -801,9 +804,6 @@ func RankFromEnv() (Rank, error) {
 			"; start it with srun; in a container, pass SLURM_STEP_NUM_TASKS on, too"},
 		{"JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""},
 	}
-	const others = "PMIX_RANK PMI_ID MV2_COMM_WORLD_RANK JSM_NAMESPACE_RANK " +
-		"PALS_RANKID ALPS_APP_PE HOROVOD_RANK LSF_PM_TASKID PET_NODE_RANK " +
-		"VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX"
 	// Whether this is the script of sbatch, for one task, and not a step of
 	// srun.
 	script := os.Getenv("SLURM_PROCID") == "0" && os.Getenv(step) == "" &&
@@ -819,11 +819,13 @@ func RankFromEnv() (Rank, error) {
 				"the second must be the number of processes, the first 0 to one less%s",
 				l.rank, os.Getenv(l.rank), l.count, os.Getenv(l.count), l.hint)
 		}
-		if tasks, _ := strconv.Atoi(os.Getenv(l.least)); count < tasks {
-			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; "+
-				"unset %s and %[1]s if they are left over, "+
-				"or %[3]s if they are right, as in separate trainings",
-				l.count, count, step, tasks, l.rank)
+		for _, least := range strings.Fields(l.least) {
+			if tasks, _ := strconv.Atoi(os.Getenv(least)); count < tasks {
+				return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; "+
+					"unset %s and %[1]s if they are left over, "+
+					"or %[3]s if they are right, as in separate trainings",
+					l.count, count, least, tasks, l.rank)
+			}
 		}
 		return Rank{index, count}, nil
 	}
@@ -831,10 +833,14 @@ func RankFromEnv() (Rank, error) {
 		return Rank{}, fmt.Errorf("dataloader: RankFromEnv: "+
 			"WORLD_SIZE is %q but RANK is not set", size)
 	}
-	for _, name := range strings.Fields(others) {
-		if rank := cmp.Or(os.Getenv(name), "0"); rank != "0" {
+	const others = "PMI_ID PALS_RANKID ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX " +
+		"LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX TPU_WORKER_ID PADDLE_TRAINER_ID"
+	for _, setting := range slices.Sorted(slices.Values(os.Environ())) {
+		name, value, _ := strings.Cut(setting, "=")
+		isRank := strings.HasSuffix(name, "_RANK") || slices.Contains(strings.Fields(others), name)
+		if rank, _ := strconv.Atoi(value); isRank && rank > 0 {
 			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q, "+
-				"and the number of processes is not known; set RANK and WORLD_SIZE", name, rank)
+				"and the number of processes is not known; set RANK and WORLD_SIZE", name, value)
 		}
 	}
 	return Rank{}, nil
