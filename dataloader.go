@@ -116,8 +116,9 @@ type Options struct {
 	// Shuffle makes the order Random(data.Len(), Seed) instead of Sequential.
 	// PyTorch: shuffle.
 	Shuffle bool
-	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other.
-	// PyTorch: generator.
+	// Seed is the seed of Shuffle and of Rand. 0 is a seed like any other. All
+	// ranks need the same Seed: with others they deal out different orders, and
+	// samples come twice or never. PyTorch: generator.
 	Seed uint64
 	// DataVersion names the data, in UTF-8: a version, a date, a hash of the
 	// ids in hex. Cursors contain it. A loader of other data refuses them, even

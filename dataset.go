@@ -520,7 +520,8 @@ func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 // In any case it leaves out files at the top and names that begin with a dot.
 // Unlike Files, it follows links to folders at the top. It is an error if there
 // is no folder at the top, a folder at the top has no file that matches, or a
-// pattern matches no file.
+// pattern matches no file. Names are compared as bytes: "café" in two Unicode
+// forms (NFC, NFD) is two classes, and two keys in a shard.
 //
 // PyTorch: torchvision's ImageFolder, with its samples and classes; below a
 // class the order of folders and files may differ.
@@ -999,8 +1000,10 @@ func failedItem[T any](stage string, next Cursor, err error) Item[T] {
 }
 
 // Take ends each epoch after n items, and does not ask the source for more. n
-// must not be negative. torchdata: Header. To skip the first n items instead,
-// leave a loop over s.Run after them: its cursor goes on from there.
+// must not be negative. Behind a shuffled order it takes other samples in each
+// epoch: a test set is made by Split or Subset. torchdata: Header. To skip the
+// first n items instead, leave a loop over s.Run after them: its cursor goes on
+// from there.
 func (s Stream[T]) Take(n int) Stream[T] {
 	s.mustExist("Stream.Take")
 	panicIf(n < 0, "Stream.Take: n is %d, must not be negative", n)

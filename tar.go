@@ -134,7 +134,7 @@ type Opener func(ctx context.Context, name string, offset int64) (io.ReadCloser,
 // given.
 type TarOptions struct {
 	// Shuffle reads the shards in a new order each epoch, that of Random with
-	// Seed.
+	// Seed, which must be the same on all ranks.
 	Shuffle bool
 	Seed    uint64
 
@@ -1870,34 +1870,49 @@ func redactError(err error) error {
 	return fmt.Errorf("the request has failed with a %T", err)
 }
 
-// checkAnswer checks that an answer is the rest of the object, or all of it. It
-// is all of it in three cases: all was asked for, the server does not know
-// ranges, or the object is no longer that of If-Range. In the last case the
-// answer shows that the object has changed.
+// checkAnswer checks that an answer is the rest of the object, or all of it:
+//
+//	        Content-Range                asked for byte 0   for a later byte
+//	200     none, or 0 to the last byte  all of it          all: the first bytes
+//	                                                        are dropped
+//	        any other                    an error           an error (RFC 9110,
+//	                                                        14.4: no meaning)
+//	206     0 to the last byte           all of it          all
+//	        from an earlier byte on      an error           what comes twice is
+//	                                                        dropped
+//	        from a later byte on, none   an error           an error
+//	other                                an error           an error
+//
+// The object has changed if the size does, or the ETag, or without equal strong
+// ETags the Last-Modified. If If-Range was no longer right, the answer is a 200
+// that shows it.
 func (o *webObject) checkAnswer(resp *http.Response) (minWait time.Duration, err error) {
-	var first, last int64
 	size := resp.ContentLength
 	code := resp.StatusCode
-	switch {
-	case code == http.StatusOK:
-	case code == http.StatusPartialContent && o.offset > 0:
-		answer := resp.Header.Get("Content-Range")
+	if code != http.StatusOK && code != http.StatusPartialContent {
+		return retryTime(resp.Header), newStatusError(code)
+	}
+	var first, last int64
+	answer := resp.Header.Get("Content-Range")
+	if code == http.StatusPartialContent || answer != "" {
 		n, _ := fmt.Sscanf(answer, "bytes %d-%d/%d", &first, &last, &size)
 		if n < 3 {
 			size = -1 // "*" stands for an unknown size
 		}
-		if first != o.offset {
-			err = fmt.Errorf("the server answers with the range %s", quote(answer))
+		isAll := n == 3 && first == 0 && last == size-1
+		isRest := code == http.StatusPartialContent && o.offset > 0 &&
+			n >= 2 && first <= o.offset && o.offset <= last
+		if !isAll && !isRest {
+			err = fmt.Errorf("the server answers %d with the range %s", code, quote(answer))
 			return 0, permanentError{err}
 		}
-	default:
-		return parseRetryAfter(resp.Header.Get("Retry-After")), newStatusError(code)
 	}
 	tag := resp.Header.Get("ETag")
 	modified := resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
 	resized := o.size != size && o.size >= 0 && size >= 0
-	if resized || differ(o.tag, tag) || differ(o.modified, modified) {
+	isSame := tag == o.tag && strings.HasPrefix(tag, `"`) // strong, so it decides
+	if resized || differ(o.tag, tag) || !isSame && differ(o.modified, modified) {
 		return 0, errChanged
 	}
 	o.tag = cmp.Or(o.tag, tag)
@@ -1905,6 +1920,31 @@ func (o *webObject) checkAnswer(resp *http.Response) (minWait time.Duration, err
 	o.size = max(o.size, size)
 	o.surplus = o.offset - first
 	return 0, nil
+}
+
+// retryTime returns how long a server wants no other request: by Retry-After
+// or, without it, by the policies of RateLimit (draft-ietf-httpapi-ratelimit-
+// headers) of which nothing remains: "policy";r=0;t=30, "another";r=5;t=60.
+func retryTime(header http.Header) (wait time.Duration) {
+	if after := header.Get("Retry-After"); after != "" {
+		return parseRetryAfter(after)
+	}
+	for policy := range strings.SplitSeq(strings.Join(header.Values("RateLimit"), ","), ",") {
+		remaining, seconds := "", ""
+		for parameter := range strings.SplitSeq(policy, ";") {
+			name, value, _ := strings.Cut(strings.TrimSpace(parameter), "=")
+			switch name {
+			case "r":
+				remaining = value
+			case "t":
+				seconds = value
+			}
+		}
+		if remaining == "0" {
+			wait = max(wait, parseRetryAfter(seconds))
+		}
+	}
+	return wait
 }
 
 // parseRetryAfter parses the header Retry-After, a number of seconds or a date.
@@ -1946,6 +1986,9 @@ func parseRetryAfter(header string) time.Duration {
 // TarOptions.MaxRecord; x.gz.gz is decompressed twice, to 1 GiB in all. Images
 // must have pixels, and take at most 1 GiB: 2^27 pixels or, in progressive
 // JPEGs, 2^30/24. A small file can claim more.
+//
+// The image of a photograph is as the camera has stored it: its orientation, in
+// EXIF, is not looked at; the recipe Example_exifOrientation turns it.
 //
 // The image of a GIF is its first frame. If the frame is smaller than the
 // screen, its Bounds say where it is; Pillow returns the whole screen.
@@ -2040,8 +2083,17 @@ func isProgressive(data []byte) bool {
 	return false
 }
 
-// decodeJSON decodes JSON values, one after the other.
+// decodeJSON decodes JSON values, one after the other. It skips a byte order
+// mark. encoding/json would replace what is not UTF-8, and say nothing.
 func decodeJSON(data []byte) (values []any, err error) {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return nil, fmt.Errorf("byte %d of the JSON text, %#x, is not UTF-8", i, data[i])
+		}
+		i += n
+	}
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
 	for {
