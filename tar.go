@@ -263,13 +263,13 @@ type tarState struct {
 // be opened yields the records before the fault, then one error, and the next
 // shard follows. A record with a fault of its own (a field that comes twice, a
 // hard link, more bytes than MaxRecord) yields one error and no part of the
-// record, and the next record follows. So does a record whose key has come
-// before, because its files are not neighbors, or tar r has appended it again;
-// a resume does not know the keys before its place, nor does a shard of more
-// than 16,384 records know all. OpenTar refuses such a shard. Both are failed
-// items with a TarError, whose Rest tells them apart. So a loop that skips
-// failed items reads every sound record, except those behind the fault of a
-// damaged shard.
+// record, and the next record follows. Both are failed items with a TarError,
+// whose Rest tells them apart. So a loop that skips failed items reads every
+// sound record, except those behind the fault of a damaged shard.
+//
+// If files of a record are not neighbors, as in tar cf x.tar *.jpg *.txt, Tar
+// yields two records of one key, since a resume would not know the keys before
+// its place. OpenTar refuses such a shard, and TarWriter does not write it.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
 // even if Fields leaves the file out. The record before the file is lost, too,
@@ -383,7 +383,6 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		r := newRecordReader(name, opts.MaxRecord)
 		r.wanted = opts.Fields
-		r.keys = map[string]bool{}
 		err := try(func() error { return r.enterShard(ctx, opts.Open, from) })
 		if r.shard.ReadCloser != nil {
 			defer r.shard.Close()
@@ -458,19 +457,7 @@ type recordReader struct {
 	// lastCount is the number of files in the last record, a good guess for the
 	// next.
 	lastCount int
-
-	// keys are those of the records so far, the first maxKeys of them. It is
-	// nil if one record is read by itself.
-	keys map[string]bool
 }
-
-// maxKeys is how many keys of a shard are remembered. That takes 1 to 2 MB. If
-// files of a record are not neighbors, the first keys come again, too.
-const maxKeys = 1 << 14
-
-// errAgain is the fault of a record whose files are not neighbors.
-var errAgain = errors.New("comes again in this shard: the files of a record must be " +
-	"neighbors, as TarWriter and tar --sort=name write them")
 
 // newRecordReader returns a recordReader that has not entered its shard.
 func newRecordReader(name string, maxRecord int64) *recordReader {
@@ -562,12 +549,6 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	clear(r.fields)
 	r.memory = 0
 	r.sum = 0
-	if r.keys[key] {
-		err := fmt.Errorf("record %s %w", quote(key), errAgain)
-		r.item = Item[Record]{Err: newTarError(r.name, &r.entry, err)}
-	} else if r.keys != nil && len(r.keys) < maxKeys {
-		r.keys[key] = true
-	}
 	for err == nil && r.nextKey == key {
 		if r.item.Err == nil {
 			r.checkFile()
@@ -1228,7 +1209,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 func (s *tarShard) scan(ctx context.Context) error {
 	r := newRecordReader(s.name, defaultMaxRecord)
 	r.wanted = []string{} // no field: files are not loaded
-	r.keys = map[string]bool{}
+	keys := map[string]bool{}
 	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
 		if strings.Contains(s.name, "://") {
 			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1243,11 +1224,14 @@ func (s *tarShard) scan(ctx context.Context) error {
 	}
 	for err == nil {
 		begin := r.entry.begin
-		var item Item[Record]
-		if item, err = r.readRecord(); errors.Is(item.Err, errAgain) {
-			return item.Err
+		key := r.nextKey
+		if keys[key] {
+			err = fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
+				"as TarWriter and tar --sort=name write them", quote(key))
+			break
 		}
-		if err == nil {
+		keys[key] = key != ""
+		if _, err = r.readRecord(); err == nil {
 			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
 		}
 	}
