@@ -5596,7 +5596,7 @@ func TestJoinedSources(t *testing.T) {
 						}
 						for k, at := range maker.next {
 							every := map[bool]int{true: 5,
-								false: 60}[first == other] * unlessShort(1, 10)
+								false: 60}[first == other] * unlessShort(2, 10)
 							if tried++; tried%every > 0 && !*everyPipeline {
 								continue
 							}
@@ -6493,7 +6493,7 @@ func TestRanks(t *testing.T) {
 				for tail := range UnevenTail + 1 {
 					tried++
 					if !*everyPipeline && counter(1,
-						uint64(tried))%uint64(unlessShort(400, 3000)) > 0 {
+						uint64(tried))%uint64(unlessShort(1000, 3000)) > 0 {
 						continue
 					}
 					p := pipeline{
