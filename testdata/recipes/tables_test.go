@@ -36,67 +36,99 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing/fstest"
+	"unicode/utf8"
 
 	"dataloader"
 )
 
-// A file of JSON lines that is larger than memory is shuffled over the whole
-// epoch: one pass notes where each line begins, in 8 bytes a line, and Get
-// reads its line. A shuffle within a window would need no such pass, but a file
-// that is sorted would stay nearly sorted. Lines may have any length, the last
-// one need not end, and blank lines count as part of the line before. For CSV,
-// where a line break may stand between quotes, see Example_csv. With Go 1.27,
-// or GOEXPERIMENT=jsonv2 before, decoding a line takes 0.6 of the time, and all
-// of Get about 0.7.
-func Example_jsonLines() {
-	dir, err := os.MkdirTemp("", "lines")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	text := `{"text": "a"}` + "\n" +
-		`{"text": "be"}` + "\r\n\n" +
-		`{"text": "cat"}` + "\n" +
-		`{"text": 4}` + "\n" +
-		`{"text": "extra"}`
-	if err := os.WriteFile(filepath.Join(dir, "train.jsonl"), []byte(text), 0o666); err != nil {
-		log.Fatal(err)
-	}
+// A line is a sample: the fields that each line must have, and no others.
+type line struct {
+	Text *string `json:"text"` // a pointer, since a missing string would be ""
+}
 
-	file, err := os.Open(filepath.Join(dir, "train.jsonl"))
-	if err != nil {
-		log.Fatal(err)
+// decodeLine decodes a line. A misspelled key, a missing field, a text that is
+// not UTF-8 and what stands behind the sample are errors: encoding/json alone
+// would leave fields empty, and replace bytes. With Go 1.27, or
+// GOEXPERIMENT=jsonv2 before, it takes 0.6 of the time.
+func decodeLine(data []byte) (l line, err error) {
+	if !utf8.Valid(data) {
+		return l, errors.New("the line is not UTF-8")
 	}
-	defer file.Close()
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return l, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return l, errors.New("more than one sample in a line")
+	}
+	if l.Text == nil {
+		return l, errors.New(`no field "text"`)
+	}
+	return l, nil
+}
+
+// jsonLines reads a file once, to note where each line begins, in 8 bytes a
+// line, and Get reads its line. Lines may have any length, the last one need
+// not end, blank lines count as part of the line before, and a byte order mark
+// in front is skipped. The file stays open.
+func jsonLines(file *os.File) (dataloader.Dataset[line], error) {
 	var offsets []int64 // line i is the bytes from offsets[i] up to offsets[i+1]
-	end := int64(0)
-	for r := bufio.NewReaderSize(file, 1<<20); err == nil; {
-		var line []byte
-		line, err = r.ReadBytes('\n') // at the end of the file, with io.EOF, the rest of it
-		if len(bytes.TrimSpace(line)) > 0 {
+	r := bufio.NewReaderSize(file, 1<<20)
+	end, err := skipMark(r)
+	for err == nil {
+		var data []byte
+		data, err = r.ReadBytes('\n') // at the end of the file, with io.EOF, the rest of it
+		if len(bytes.TrimSpace(data)) > 0 {
 			offsets = append(offsets, end)
 		}
-		end += int64(len(line))
+		end += int64(len(data))
 	}
 	if err != io.EOF {
-		log.Fatal(err)
+		return nil, err
 	}
 	n := len(offsets)
 	offsets = append(offsets, end)
+	return dataloader.Func(n, func(_ context.Context, i int) (line, error) {
+		data := make([]byte, offsets[i+1]-offsets[i])
+		if _, err := file.ReadAt(data, offsets[i]); err != nil {
+			return line{}, err
+		}
+		l, err := decodeLine(data)
+		if err != nil {
+			return l, fmt.Errorf("%s at byte %d: %w", filepath.Base(file.Name()), offsets[i], err)
+		}
+		return l, nil
+	}), nil
+}
 
-	type sample struct {
-		Text string `json:"text"`
+// skipMark skips a byte order mark, which Windows programs write, and returns
+// its length.
+func skipMark(r *bufio.Reader) (int64, error) {
+	const mark = "\ufeff"
+	if begins, _ := r.Peek(len(mark)); string(begins) != mark {
+		return 0, nil // the next read returns what Peek has met
 	}
-	data := dataloader.Func(n, func(_ context.Context, i int) (s sample, err error) {
-		line := make([]byte, offsets[i+1]-offsets[i])
-		if _, err := file.ReadAt(line, offsets[i]); err != nil {
-			return s, err
-		}
-		if err := json.Unmarshal(line, &s); err != nil {
-			return s, fmt.Errorf("%s at byte %d: %w", filepath.Base(file.Name()), offsets[i], err)
-		}
-		return s, nil
-	})
+	n, err := r.Discard(len(mark))
+	return int64(n), err
+}
+
+// A file of JSON lines that is larger than memory is shuffled over the whole
+// epoch. A shuffle within a window would need no pass over the file before, but
+// a file that is sorted would stay nearly sorted. For CSV, where a line break
+// may stand between quotes, see Example_csv.
+func Example_jsonLines() {
+	text := "\ufeff" + `{"text": "a"}` + "\n" +
+		`{"text": "be"}` + "\r\n\n" +
+		`{"text": "cat"}` + "\n" +
+		`{"test": "misspelled"}` + "\n" +
+		`{"text": "extra"}`
+	file := openText("train.jsonl", text)
+	defer file.Close()
+	data, err := jsonLines(file)
+	if err != nil {
+		log.Fatal(err)
+	}
 	opts := dataloader.Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
 	opts.OnError = func(bad *dataloader.SampleError) error {
 		// What follows the place is encoding/json's, and differs between
@@ -105,7 +137,7 @@ func Example_jsonLines() {
 		fmt.Println("dropped", place)
 		return nil
 	}
-	loader, err := dataloader.New(data, dataloader.List[sample], opts)
+	loader, err := dataloader.New(data, dataloader.List[line], opts)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -113,123 +145,117 @@ func Example_jsonLines() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(batch)
+		var texts []string
+		for _, l := range batch {
+			texts = append(texts, *l.Text)
+		}
+		fmt.Println(texts)
 	}
 	// Output:
-	// [{cat} {be}]
-	// dropped train.jsonl at byte 47
-	// [{extra}]
-	// [{a}]
+	// [cat be]
+	// dropped train.jsonl at byte 50
+	// [extra]
+	// [a]
 }
 
-// Compressed JSON lines, as in .jsonl.gz, in many files: each is a stream, up
-// to 64 are read side by side, and their lines are shuffled. A resume
-// decompresses the files again, up to its place. Shuffle mixes only what is
-// near, so let it have ten times the lines of a file, or shuffle what you
-// write. The rest of a truncated file is one failed item, which costs more than
-// a line if the loop skips it. For .zst import
-// github.com/klauspost/compress/zstd, whose NewReader replaces that of gzip.
-// What fits on the disk decompressed is mixed better by Example_jsonLines.
-func Example_jsonLinesGzip() {
-	store := fstest.MapFS{} // or os.DirFS
-	for name, text := range map[string]string{
-		"0.jsonl.gz": `{"text": "a"}` + "\n" + `{"text": "b"}` + "\n\n" + `{"text": "c"}`,
-		"1.jsonl.gz": `{"text": "d"}` + "\n" + `{"text": "e"}` + "\n",
-	} {
-		var b bytes.Buffer
-		w := gzip.NewWriter(&b)
-		_, err := io.WriteString(w, text)
-		if err := errors.Join(err, w.Close()); err != nil {
-			log.Fatal(err)
-		}
-		store[name] = &fstest.MapFile{Data: b.Bytes()}
-	}
-	cut := store["1.jsonl.gz"]
-	store["2.jsonl.gz"] = &fstest.MapFile{Data: cut.Data[:len(cut.Data)-9]}
-
-	type sample struct {
-		Text string `json:"text"`
-	}
-	lines := func(name string) dataloader.Stream[[]byte] {
-		return dataloader.FromSeq(func(ctx context.Context, epoch int) iter.Seq2[[]byte, error] {
-			return func(yield func([]byte, error) bool) {
-				file, err := store.Open(name)
-				if err != nil {
-					yield(nil, err)
-					return
+// gzipLines is the stream of the lines of a compressed file. A resume
+// decompresses the file again, up to its place. The rest of a truncated file is
+// one failed item, which costs more than a line if the loop skips it. For .zst
+// import github.com/klauspost/compress/zstd, whose NewReader replaces that of
+// gzip.
+func gzipLines(fsys fs.FS, name string) dataloader.Stream[[]byte] {
+	return dataloader.FromSeq(func(context.Context, int) iter.Seq2[[]byte, error] {
+		return func(yield func([]byte, error) bool) {
+			fail := func(err error) { yield(nil, fmt.Errorf("%s: %w", name, err)) }
+			file, err := fsys.Open(name)
+			if err != nil {
+				fail(err)
+				return
+			}
+			defer file.Close()
+			unzipped, err := gzip.NewReader(bufio.NewReaderSize(file, 1<<20))
+			if err != nil {
+				fail(err)
+				return
+			}
+			r := bufio.NewReaderSize(unzipped, 1<<16)
+			for _, err = skipMark(r); err == nil; {
+				var data []byte
+				data, err = r.ReadBytes('\n') // at the end, with io.EOF, the rest of the file
+				if err != nil && err != io.EOF {
+					break
 				}
-				defer file.Close()
-				unzipped, err := gzip.NewReader(bufio.NewReaderSize(file, 1<<20))
-				if err != nil {
-					yield(nil, fmt.Errorf("%s: %w", name, err))
+				if len(bytes.TrimSpace(data)) > 0 && !yield(data, nil) {
 					return
-				}
-				r := bufio.NewReaderSize(unzipped, 1<<16)
-				for err == nil {
-					var line []byte
-					line, err = r.ReadBytes('\n') // at the end, with io.EOF, the rest of the file
-					if err != nil && err != io.EOF {
-						yield(nil, fmt.Errorf("%s: %w", name, err))
-						return
-					}
-					if len(bytes.TrimSpace(line)) > 0 && !yield(line, nil) {
-						return
-					}
 				}
 			}
-		})
-	}
-	var files []dataloader.Stream[[]byte]
-	for _, name := range slices.Sorted(maps.Keys(store)) { // fs.Glob lists a folder's
-		files = append(files, lines(name))
-	}
-	shuffled := dataloader.Mix(dataloader.MixOptions{}, files...).Shuffle(10_000, 1)
-	samples := dataloader.Map(shuffled, 2, func(_ context.Context, line []byte) (s sample,
-		err error) {
-		err = json.Unmarshal(line, &s)
-		return s, err
-	})
-	for s, err := range samples.Epoch(context.Background(), 0) {
-		fmt.Print(s)
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			fmt.Print(" the rest of 2.jsonl.gz ")
-		} else if err != nil {
-			log.Fatal(err)
+			if err != io.EOF {
+				fail(err)
+			}
 		}
-	}
-	// Output: {} the rest of 2.jsonl.gz {e}{b}{e}{d}{c}{d}{a}
+	})
 }
 
-// A CSV file that is larger than memory: csv.Reader says where each record
-// begins, since line breaks may stand between quotes, and Get parses its
-// record. Get takes a bufio.Reader from a pool, because csv.NewReader would
-// allocate one of 4 KB for each record. A record with too few or too many
-// fields is an error of the first pass. Several files are data sets for Concat.
-// For a file that fits into memory, set ReuseRecord, append the numbers of all
-// records to one []float32, and make Rows of it: a Slice of what ReadAll
-// returns takes 1.2 to 2.5 times as long. Clone the strings that stay, because
-// each keeps its record in memory.
-func Example_csv() {
-	dir, err := os.MkdirTemp("", "csv")
+// Compressed JSON lines, as in .jsonl.gz, in many files: up to 64 are read side
+// by side, and their lines are shuffled. Shuffle mixes only what is near, so
+// let it have ten times the lines of a file, or shuffle what you write. What
+// fits on the disk decompressed is mixed better by Example_jsonLines.
+func Example_jsonLinesGzip() {
+	whole := gzipped(`{"text": "d"}` + "\n" + `{"text": "e"}` + "\n")
+	store := fstest.MapFS{ // or os.DirFS
+		"0.jsonl.gz": {Data: gzipped(`{"text": "a"}` + "\n" + `{"text": "b"}` + "\n\n" +
+			`{"text": "c"}`)},
+		"1.jsonl.gz": {Data: whole},
+		"2.jsonl.gz": {Data: whole[:len(whole)-9]}, // truncated
+	}
+	names, err := fs.Glob(store, "*.jsonl.gz")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
-	text := "class,note,length,width\n" +
-		"cat,purrs,46,25\n" +
-		"\"dog\",\"barks,\nat night\",85,30\n\n" +
-		"cow,,240,70\n"
-	if err := os.WriteFile(filepath.Join(dir, "train.csv"), []byte(text), 0o666); err != nil {
-		log.Fatal(err)
+	var files []dataloader.Stream[[]byte]
+	for _, name := range names {
+		files = append(files, gzipLines(store, name))
 	}
+	shuffled := dataloader.Mix(dataloader.MixOptions{}, files...).Shuffle(10_000, 1)
+	samples := dataloader.Map(shuffled, 2, func(_ context.Context, data []byte) (line, error) {
+		return decodeLine(data)
+	})
+	for l, err := range samples.Epoch(context.Background(), 0) {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			fmt.Print("(the rest of 2.jsonl.gz) ")
+		} else if err != nil {
+			log.Fatal(err)
+		} else {
+			fmt.Print(*l.Text, " ")
+		}
+	}
+	// Output: (the rest of 2.jsonl.gz) e b e d c d a
+}
 
-	file, err := os.Open(filepath.Join(dir, "train.csv"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer file.Close()
+// A row of a table: its numbers, and its class.
+type row = dataloader.Pair[dataloader.Tensor[float32], string]
+
+// csvRows reads a CSV file once: csv.Reader says where each record begins,
+// since line breaks may stand between quotes, and Get parses its record. Get
+// takes a bufio.Reader from a pool, because csv.NewReader would allocate one of
+// 4 KB for each record. The columns are found by their names. A missing one,
+// and a record with too few or too many fields, are errors here. The file stays
+// open.
+func csvRows(file *os.File, class string, numbers ...string) (dataloader.Dataset[row], error) {
 	records := csv.NewReader(file)
 	header, err := records.Read()
+	if err != nil {
+		return nil, fmt.Errorf("%s: the header: %w", file.Name(), err)
+	}
+	header[0] = strings.TrimPrefix(header[0], "\ufeff") // the byte order mark of Windows programs
+	columns := make([]int, 0, 1+len(numbers))
+	for _, name := range append([]string{class}, numbers...) {
+		column := slices.Index(header, name)
+		if column < 0 {
+			return nil, fmt.Errorf("%s has no column %q, but %q", file.Name(), name, header)
+		}
+		columns = append(columns, column)
+	}
 	// Record i is the bytes from offsets[i] up to offsets[i+1].
 	offsets := []int64{records.InputOffset()}
 	for records.ReuseRecord = true; err == nil; {
@@ -238,35 +264,45 @@ func Example_csv() {
 		}
 	}
 	if err != io.EOF {
-		log.Fatal(err)
+		return nil, err
 	}
-	column := func(name string) int { return slices.Index(header, name) }
-	class, numbers := column("class"), []int{column("width"), column("length")}
-	if class < 0 || slices.Contains(numbers, -1) {
-		fmt.Println("a column is missing in", header)
-		return
-	}
-
-	type sample = dataloader.Pair[dataloader.Tensor[float32], string]
 	buffers := sync.Pool{New: func() any { return bufio.NewReader(nil) }}
-	data := dataloader.Func(len(offsets)-1, func(_ context.Context, i int) (sample, error) {
+	return dataloader.Func(len(offsets)-1, func(_ context.Context, i int) (r row, err error) {
 		buffer := buffers.Get().(*bufio.Reader)
 		defer buffers.Put(buffer)
 		buffer.Reset(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i]))
 		fields, err := csv.NewReader(buffer).Read()
 		if err != nil {
-			return sample{}, fmt.Errorf("record %d: %w", i, err)
+			return r, fmt.Errorf("record %d: %w", i, err)
 		}
-		x := dataloader.Tensor[float32]{Shape: []int{len(numbers)}}
-		for _, c := range numbers {
+		for k, c := range columns[1:] {
 			v, err := strconv.ParseFloat(fields[c], 32)
 			if err != nil {
-				return sample{}, fmt.Errorf("record %d, %s: %w", i, header[c], err)
+				return r, fmt.Errorf("record %d, %s: %w", i, numbers[k], err)
 			}
-			x.Data = append(x.Data, float32(v))
+			r.First.Data = append(r.First.Data, float32(v))
 		}
-		return sample{First: x, Second: fields[class]}, nil
-	})
+		r.First.Shape = []int{len(numbers)}
+		r.Second = fields[columns[0]]
+		return r, nil
+	}), nil
+}
+
+// A CSV file that is larger than memory, shuffled over the whole epoch. Several
+// files are data sets for Concat. For a file that fits into memory, set
+// ReuseRecord, append the numbers of all records to one []float32, and make
+// Rows of it: a Slice of what ReadAll returns takes 1.2 to 2.5 times as long.
+// Clone the strings that stay, because each keeps its record in memory.
+func Example_csv() {
+	file := openText("train.csv", "\ufeffclass,note,length,width\n"+
+		"cat,purrs,46,25\n"+
+		"\"dog\",\"barks,\nat night\",85,30\n\n"+
+		"cow,,240,70\n")
+	defer file.Close()
+	data, err := csvRows(file, "class", "width", "length")
+	if err != nil {
+		log.Fatal(err)
+	}
 	collate := dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[string])
 	opts := dataloader.Options{BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2}
 	loader, err := dataloader.New(data, collate, opts)
@@ -336,6 +372,95 @@ func Example_rowGroups() {
 	// {1 2} [[c2] [b2] [c1]]
 }
 
+// savedIDs returns the ids of an epoch: those of the file, or, for the first
+// process of the epoch, those of the table, which it saves. A killed process
+// leaves no half of a list.
+func savedIDs(ctx context.Context, db *sql.DB, name string) (ids []int64, err error) {
+	saved, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(saved, &ids)
+		return ids, err
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	if err := rows.Err(); err != nil { // Next also returns false if the connection breaks
+		return nil, err
+	}
+	if saved, err = json.Marshal(ids); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(name+".new", saved, 0o666); err != nil {
+		return nil, err
+	}
+	return ids, os.Rename(name+".new", name)
+}
+
+// textsOf returns the texts of the rows that still exist. The result of a query
+// is in any order, and has a row once that was asked for twice. Postgres has
+// $1, $2, … for the question marks, or id = ANY($1).
+func textsOf(ctx context.Context, db *sql.DB, ids []any) (map[int64]string, error) {
+	marks := "?" + strings.Repeat(", ?", len(ids)-1)
+	query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
+	rows, err := db.QueryContext(ctx, query, ids...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	found := map[int64]string{}
+	for rows.Next() {
+		var id int64
+		var text string
+		if err := rows.Scan(&id, &text); err != nil {
+			return nil, err
+		}
+		found[id] = text
+	}
+	return found, rows.Err()
+}
+
+// openTexts returns the loader of an epoch. It counts the rows that are
+// missing.
+func openTexts(
+	db *sql.DB, ids []int64, missing *atomic.Int64,
+) (*dataloader.DataLoader[[]string], error) {
+	load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
+		var wanted []any
+		for _, i := range indices {
+			wanted = append(wanted, ids[i])
+		}
+		found, err := textsOf(ctx, db, wanted)
+		if err != nil {
+			return nil, err
+		}
+		batch = batch[:0]
+		for _, i := range indices {
+			if text, ok := found[ids[i]]; ok {
+				batch = append(batch, text)
+			} else {
+				missing.Add(1)
+			}
+		}
+		return batch, nil
+	}
+	return dataloader.NewBatchFunc(len(ids), load, dataloader.Options{
+		BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
+		DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
+	})
+}
+
 // A table of a database, with one query for each batch, while other programs
 // insert and delete rows. An index is a place in the list of the ids, so the
 // list of an epoch is part of the checkpoint: a file, since it may be long. The
@@ -345,106 +470,25 @@ func Example_rowGroups() {
 // another list, and the resume refused. If rows are never deleted, save the
 // largest id instead, and add WHERE id <= ? to the query. On several ranks rank
 // 0 makes the file before the others look for it.
-//
-// The result of a query is in any order, and has a row once that was asked for
-// twice, so load puts the texts in the order of the indices. Postgres has $1,
-// $2, … for the question marks, or id = ANY($1).
 func Example_database() {
+	ctx := context.Background()
+	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
+	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
+	defer db.Close()
 	dir, err := os.MkdirTemp("", "run") // where the checkpoints are
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	ctx := context.Background()
-	table := tinyDB{10: "purr", 12: "moo", 15: "woof", 17: "meow"}
-	db := sql.OpenDB(table) // or sql.Open, with a driver and an address
-	defer db.Close()
-
-	queryIDs := func() (ids []int64, err error) {
-		rows, err := db.QueryContext(ctx, "SELECT id FROM texts ORDER BY id")
-		if err != nil {
-			return nil, err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var id int64
-			if err := rows.Scan(&id); err != nil {
-				return nil, err
-			}
-			ids = append(ids, id)
-		}
-		return ids, rows.Err() // Next also returns false if the connection breaks
-	}
-	idsOf := func(epoch int) (ids []int64, err error) {
-		name := filepath.Join(dir, fmt.Sprintf("ids-%d.json", epoch))
-		saved, err := os.ReadFile(name)
-		if err == nil {
-			err = json.Unmarshal(saved, &ids)
-			return ids, err
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		if ids, err = queryIDs(); err != nil {
-			return nil, err
-		}
-		if saved, err = json.Marshal(ids); err != nil {
-			return nil, err
-		}
-		if err := os.WriteFile(name+".new", saved, 0o666); err != nil {
-			return nil, err
-		}
-		return ids, os.Rename(name+".new", name) // a killed process leaves no half of a list
-	}
 
 	var missing atomic.Int64
-	open := func(epoch int) (*dataloader.DataLoader[[]string], error) {
-		ids, err := idsOf(epoch)
-		if err != nil {
-			return nil, err
-		}
-		load := func(ctx context.Context, batch []string, indices []int) ([]string, error) {
-			var args []any
-			for _, i := range indices {
-				args = append(args, ids[i])
-			}
-			marks := "?" + strings.Repeat(", ?", len(args)-1)
-			query := "SELECT id, text FROM texts WHERE id IN (" + marks + ")"
-			rows, err := db.QueryContext(ctx, query, args...)
-			if err != nil {
-				return nil, err
-			}
-			defer rows.Close()
-			found := map[int64]string{}
-			for rows.Next() {
-				var id int64
-				var text string
-				if err := rows.Scan(&id, &text); err != nil {
-					return nil, err
-				}
-				found[id] = text
-			}
-			if err := rows.Err(); err != nil {
-				return nil, err
-			}
-			batch = batch[:0]
-			for _, i := range indices {
-				if text, ok := found[ids[i]]; ok {
-					batch = append(batch, text)
-				} else {
-					missing.Add(1)
-				}
-			}
-			return batch, nil
-		}
-		return dataloader.NewBatchFunc(len(ids), load, dataloader.Options{
-			BatchSize: 2, Shuffle: true, Seed: 1, Workers: 2,
-			DataVersion: fmt.Sprintf("ids #%x", crc32.ChecksumIEEE(fmt.Append(nil, ids))),
-		})
-	}
 	train := func(at dataloader.Cursor, steps int) dataloader.Cursor { // one process
 		for at.Epoch < 2 {
-			loader, err := open(at.Epoch)
+			ids, err := savedIDs(ctx, db, filepath.Join(dir, fmt.Sprintf("ids-%d.json", at.Epoch)))
+			if err != nil {
+				log.Fatal(err)
+			}
+			loader, err := openTexts(db, ids, &missing)
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -474,6 +518,36 @@ func Example_database() {
 }
 
 // # Fixtures: what the demonstrations need, and you do not
+
+// openText writes a file, opens it, and removes its name. On Windows, where an
+// open file cannot be removed, it is left in the folder for temporary files.
+func openText(name, text string) *os.File {
+	dir, err := os.MkdirTemp("", "recipe")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	name = filepath.Join(dir, name)
+	if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+		log.Fatal(err)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return file
+}
+
+// gzipped compresses a text.
+func gzipped(text string) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := io.WriteString(w, text)
+	if err := errors.Join(err, w.Close()); err != nil {
+		log.Fatal(err)
+	}
+	return b.Bytes()
+}
 
 // tinyDB stands for the database of Example_database, with what database/sql
 // needs of a driver: a table of texts.
