@@ -110,86 +110,81 @@ func Example_filesOrShards() {
 	// string meow
 }
 
-// MNIST's files, as they are published: gzipped arrays of bytes behind a
-// header, the IDX format. Rows makes a data set of an array, Pairs joins the
-// images and their labels, and an image becomes float32 as it is fetched, so
-// the whole set stays in a quarter of the memory. For the real files let mnist
-// be os.DirFS of their folder. Fashion-MNIST, KMNIST and EMNIST have the same
-// format.
-func Example_mnist() {
-	mnist := fstest.MapFS{}
-	for name, data := range map[string][]byte{ // three images of 2 by 2 pixels
-		"train-images-idx3-ubyte.gz": {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 2,
-			0, 51, 0, 51, 102, 0, 102, 0, 255, 255, 255, 255},
-		"train-labels-idx1-ubyte.gz": {0, 0, 8, 1, 0, 0, 0, 3, 7, 4, 9},
-	} {
-		var b bytes.Buffer
-		w := gzip.NewWriter(&b)
-		_, err := w.Write(data)
-		if err := errors.Join(err, w.Close()); err != nil {
-			log.Fatal(err)
-		}
-		mnist[name] = &fstest.MapFile{Data: b.Bytes()}
+// readIDX reads a gzipped array with so many dimensions, in MNIST's format IDX:
+// the bytes 0, 0, 8 for uint8 and dims, the lengths, and the data.
+// Fashion-MNIST, KMNIST and EMNIST have it, too.
+func readIDX(fsys fs.FS, name string, dims int) (t dataloader.Tensor[uint8], err error) {
+	file, err := fsys.Open(name)
+	if err != nil {
+		return t, err
 	}
+	defer file.Close()
+	unzipped, err := gzip.NewReader(file)
+	if err != nil {
+		return t, fmt.Errorf("%s: %w", name, err)
+	}
+	data, err := io.ReadAll(unzipped) // to the end, where the checksum is
+	if err != nil {
+		return t, fmt.Errorf("%s: %w", name, err)
+	}
+	head := []byte{0, 0, 8, byte(dims)}
+	if !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
+		begins := data[:min(4, len(data))]
+		return t, fmt.Errorf("%s: it begins with % x, want % x", name, begins, head)
+	}
+	for d := range dims {
+		t.Shape = append(t.Shape, int(binary.BigEndian.Uint32(data[4+4*d:])))
+	}
+	t.Data = data[4+4*dims:] // Rows compares its length with the shape
+	return t, nil
+}
 
-	// read reads an array with so many dimensions: the bytes 0, 0, 8 for uint8
-	// and dims, the lengths, and the data.
-	read := func(name string, dims int) (t dataloader.Tensor[uint8], err error) {
-		file, err := mnist.Open(name)
-		if err != nil {
-			return t, err
-		}
-		defer file.Close()
-		unzipped, err := gzip.NewReader(file)
-		if err != nil {
-			return t, fmt.Errorf("%s: %w", name, err)
-		}
-		data, err := io.ReadAll(unzipped) // to the end, where the checksum is
-		if err != nil {
-			return t, fmt.Errorf("%s: %w", name, err)
-		}
-		head := []byte{0, 0, 8, byte(dims)}
-		if !bytes.HasPrefix(data, head) || len(data) < 4+4*dims {
-			begins := data[:min(4, len(data))]
-			return t, fmt.Errorf("%s: it begins with % x, want % x", name, begins, head)
-		}
-		for d := range dims {
-			t.Shape = append(t.Shape, int(binary.BigEndian.Uint32(data[4+4*d:])))
-		}
-		t.Data = data[4+4*dims:] // Rows compares its length with the shape
-		return t, nil
+// A labeled is an image, and the number that it shows.
+type labeled = dataloader.Pair[dataloader.Tensor[float32], dataloader.Tensor[uint8]]
+
+// mnist joins MNIST's images and labels. An image becomes float32 as it is
+// fetched, so the whole set stays in a quarter of the memory.
+func mnist(fsys fs.FS, images, labels string) (dataloader.Dataset[labeled], error) {
+	pixels, err1 := readIDX(fsys, images, 3)
+	digits, err2 := readIDX(fsys, labels, 1)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
 	}
-	pixels, err := read("train-images-idx3-ubyte.gz", 3)
+	rows, err1 := dataloader.Rows(pixels)
+	targets, err2 := dataloader.Rows(digits)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	scaled := dataloader.Transform(rows, toFloats)
+	return dataloader.Pairs(scaled, targets)
+}
+
+// toFloats maps bytes to the numbers from 0 to 1.
+func toFloats(_ context.Context, image dataloader.Tensor[uint8]) (
+	x dataloader.Tensor[float32], err error,
+) {
+	x.Data, x.Shape = make([]float32, len(image.Data)), image.Shape
+	for j, p := range image.Data {
+		x.Data[j] = float32(p) / 255
+	}
+	return x, nil
+}
+
+// MNIST's files, as they are published, become a data set and batches.
+func Example_mnist() {
+	folder := fstest.MapFS{ // or os.DirFS; here three images of 2 by 2 pixels
+		"train-images-idx3-ubyte.gz": {Data: compressed("\x00\x00\x08\x03" +
+			"\x00\x00\x00\x03\x00\x00\x00\x02\x00\x00\x00\x02" +
+			"\x00\x33\x00\x33" + "\x66\x00\x66\x00" + "\xff\xff\xff\xff")},
+		"train-labels-idx1-ubyte.gz": {Data: compressed("\x00\x00\x08\x01" +
+			"\x00\x00\x00\x03" + "\x07\x04\x09")},
+	}
+	data, err := mnist(folder, "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 	if err != nil {
 		log.Fatal(err)
 	}
-	digits, err := read("train-labels-idx1-ubyte.gz", 1)
-	if err != nil {
-		log.Fatal(err)
-	}
-	rows, err := dataloader.Rows(pixels)
-	if err != nil {
-		log.Fatal(err)
-	}
-	labels, err := dataloader.Rows(digits)
-	if err != nil {
-		log.Fatal(err)
-	}
-	type sample = dataloader.Tensor[float32]
-	images := dataloader.Transform(rows, func(_ context.Context,
-		image dataloader.Tensor[uint8]) (sample, error) {
-		x := sample{Data: make([]float32, len(image.Data)), Shape: image.Shape}
-		for j, p := range image.Data {
-			x.Data[j] = float32(p) / 255
-		}
-		return x, nil
-	})
-	data, err := dataloader.Pairs(images, labels)
-	if err != nil {
-		log.Fatal(err)
-	}
-	loader, err := dataloader.New(data, dataloader.CollatePair(dataloader.Stack[float32],
-		dataloader.Stack[uint8]), dataloader.Options{
+	collate := dataloader.CollatePair(dataloader.Stack[float32], dataloader.Stack[uint8])
+	loader, err := dataloader.New(data, collate, dataloader.Options{
 		BatchSize: 2, Shuffle: true, Seed: 2, Workers: 2,
 	})
 	if err != nil {
@@ -267,72 +262,81 @@ func Example_npz() {
 	// {{[2 -2] [2]} {[0] []}} <nil>
 }
 
-// TFRecord files, as TensorFlow writes them. A record is its length in 8 bytes,
-// a sum of these, the data, and a sum of them: a CRC-32C that is rotated, plus
-// a constant. A record with a wrong sum is a failed item. A length with a wrong
-// sum, or a truncated file, costs the rest of the file, also as one item, since
-// nobody knows where the next record begins. A resume reads the file again, up
-// to its place. Most records are messages tf.Example: decode them with a
-// package for protocol buffers in a Map. Several files are mixed as in
-// Example_jsonLinesGzip.
-func Example_tfrecord() {
-	castagnoli := crc32.MakeTable(crc32.Castagnoli)
-	masked := func(data []byte) uint32 {
-		return bits.RotateLeft32(crc32.Checksum(data, castagnoli), 17) + 0xa282ead8
+// maskedSum is TensorFlow's checksum: a CRC-32C that is rotated, plus a
+// constant.
+func maskedSum(data []byte) uint32 {
+	sum := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	return bits.RotateLeft32(sum, 17) + 0xa282ead8
+}
+
+// A framed record is data, and whether their sum is right.
+type framed struct {
+	data  []byte
+	sound bool
+}
+
+// readFrame reads a record: its length in 8 bytes, a sum of these, the data,
+// and a sum of them. At the end of the file its error is io.EOF.
+func readFrame(file io.Reader) (f framed, err error) {
+	var head [12]byte
+	if _, err := io.ReadFull(file, head[:]); err != nil {
+		return f, err
 	}
-	read := func(file *bufio.Reader) (data []byte, sound bool, err error) {
-		var head [12]byte
-		if _, err := io.ReadFull(file, head[:]); err != nil {
-			return nil, false, err // io.EOF at the end
-		}
-		length := binary.LittleEndian.Uint64(head[:])
-		if binary.LittleEndian.Uint32(head[8:]) != masked(head[:8]) || length > 1<<30 {
-			return nil, false, fmt.Errorf("no TFRecord, or damaged: % x", head)
-		}
-		data = make([]byte, length+4)
-		if _, err := io.ReadFull(file, data); err != nil {
-			return nil, false, io.ErrUnexpectedEOF
-		}
-		sum := binary.LittleEndian.Uint32(data[length:])
-		return data[:length], sum == masked(data[:length]), nil
+	length := binary.LittleEndian.Uint64(head[:])
+	if binary.LittleEndian.Uint32(head[8:]) != maskedSum(head[:8]) || length > 1<<30 {
+		return f, fmt.Errorf("no TFRecord, or damaged: % x", head)
 	}
-	records := func(fsys fs.FS, name string) dataloader.Stream[[]byte] {
-		return dataloader.FromSeq(func(context.Context, int) iter.Seq2[[]byte, error] {
-			return func(yield func([]byte, error) bool) {
-				file, err := fsys.Open(name)
-				if err != nil {
-					yield(nil, err)
+	f.data = make([]byte, length+4)
+	if _, err = io.ReadFull(file, f.data); err == io.EOF {
+		err = io.ErrUnexpectedEOF // the file ends behind the head
+	}
+	sum := binary.LittleEndian.Uint32(f.data[length:])
+	f.data = f.data[:length]
+	f.sound = sum == maskedSum(f.data)
+	return f, err
+}
+
+// tfrecords is the stream of a file's records. A record with a wrong sum is a
+// failed item. A length with a wrong sum, or a truncated file, costs the rest
+// of the file, also as one item, since nobody knows where the next record
+// begins. A resume reads the file again, up to its place.
+func tfrecords(fsys fs.FS, name string) dataloader.Stream[[]byte] {
+	return dataloader.FromSeq(func(context.Context, int) iter.Seq2[[]byte, error] {
+		return func(yield func([]byte, error) bool) {
+			file, err := fsys.Open(name)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			defer file.Close()
+			r := bufio.NewReaderSize(file, 1<<20)
+			for k := 0; ; k++ {
+				f, err := readFrame(r)
+				switch {
+				case err == io.EOF:
+					return
+				case err != nil:
+					yield(nil, fmt.Errorf("%s, record %d: %w", name, k, err))
+					return
+				case !f.sound:
+					f.data, err = nil, fmt.Errorf("%s, record %d: its sum is wrong", name, k)
+				}
+				if !yield(f.data, err) {
 					return
 				}
-				defer file.Close()
-				r := bufio.NewReaderSize(file, 1<<20)
-				for k := 0; ; k++ {
-					data, sound, err := read(r)
-					if err == io.EOF {
-						return
-					}
-					if err != nil {
-						yield(nil, fmt.Errorf("%s, record %d: %w", name, k, err))
-						return
-					}
-					if !sound {
-						data, err = nil, fmt.Errorf("%s, record %d: its sum is wrong", name, k)
-					}
-					if !yield(data, err) {
-						return
-					}
-				}
 			}
-		})
-	}
+		}
+	})
+}
 
+// TFRecord files, as TensorFlow writes them. Most records are messages
+// tf.Example: decode them with a package for protocol buffers in a Map. Several
+// files are mixed as in Example_jsonLinesGzip.
+func Example_tfrecord() {
 	// An empty record as TensorFlow writes it, and four of our own.
 	content := "\x00\x00\x00\x00\x00\x00\x00\x00\x29\x03\x98\x07\xd8\xea\x82\xa2"
 	for _, text := range []string{"cat", "cow", "dog", "rat"} {
-		frame := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
-		frame = binary.LittleEndian.AppendUint32(frame, masked(frame))
-		frame = binary.LittleEndian.AppendUint32(append(frame, text...), masked([]byte(text)))
-		content += string(frame)
+		content += frame(text)
 	}
 	content = strings.Replace(content, "cow", "cew", 1) // damaged
 	fsys := fstest.MapFS{                               // or os.DirFS
@@ -340,7 +344,7 @@ func Example_tfrecord() {
 		"b": {Data: []byte("another file")},
 	}
 	for _, name := range []string{"a", "b"} {
-		for data, err := range records(fsys, name).Epoch(context.Background(), 0) {
+		for data, err := range tfrecords(fsys, name).Epoch(context.Background(), 0) {
 			var bad *dataloader.SampleError
 			if errors.As(err, &bad) {
 				fmt.Println(bad.Err)
@@ -361,6 +365,25 @@ func Example_tfrecord() {
 }
 
 // # Fixtures: what the demonstrations need, and you do not
+
+// compressed compresses data by gzip.
+func compressed(data string) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := io.WriteString(w, data)
+	if err := errors.Join(err, w.Close()); err != nil {
+		log.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// frame is a text as a record of a TFRecord file.
+func frame(text string) string {
+	f := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+	f = binary.LittleEndian.AppendUint32(f, maskedSum(f))
+	f = binary.LittleEndian.AppendUint32(append(f, text...), maskedSum([]byte(text)))
+	return string(f)
+}
 
 // npy is an array file as NumPy writes it.
 func npy(version byte, descr, fortran, shape, data string) string {

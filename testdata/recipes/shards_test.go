@@ -156,10 +156,37 @@ func Example_damagedShards() {
 	// dog: 1 I am a dog
 }
 
-// A model learns from the stream of tar shards: records that are shuffled,
-// decoded by several goroutines, and batched. Its cursor resumes in the middle
-// of a shard, of the shuffle and of an epoch. Then the same shards are a data
-// set, which tests what was learned.
+// A digit is an image of the shape [3 16 16], and the number that it shows.
+type digit = dataloader.Pair[dataloader.Tensor[float32], int]
+
+// decodeDigit makes a digit of a record with the fields png and cls.
+func decodeDigit(_ context.Context, r dataloader.Record) (digit, error) {
+	img, err1 := dataloader.Decode("png", r.Get("png"))
+	label, err2 := dataloader.Decode("cls", r.Get("cls"))
+	if err := errors.Join(err1, err2); err != nil {
+		return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
+	}
+	pixels := dataloader.ImageTensor(dataloader.Tensor[float32]{}, img.(image.Image))
+	return digit{First: pixels, Second: label.(int)}, nil
+}
+
+// digitBatches is the stream of a training: the records of the shards are
+// shuffled, decoded by several goroutines, and batched ahead of the loop.
+func digitBatches(shards []string, workers int) (
+	batches dataloader.Stream[dataloader.Pair[dataloader.Tensor[float32], []int]], err error,
+) {
+	records, err := dataloader.Tar(shards, dataloader.TarOptions{Shuffle: true, Seed: 1})
+	if err != nil {
+		return batches, err
+	}
+	digits := dataloader.Map(records.Shuffle(200, 2), workers, decodeDigit)
+	collate := dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int])
+	return dataloader.Batch(digits, 32, collate).Prefetch(2), nil
+}
+
+// A model learns from tar shards. The stream's cursor resumes in the middle of
+// a shard, of the shuffle and of an epoch. Then the same shards are a data set,
+// which tests what was learned.
 func Example_trainingFromTar() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "shards")
@@ -172,58 +199,24 @@ func Example_trainingFromTar() {
 		log.Fatal(err)
 	}
 
-	// A digit is an image of the shape [3 16 16], and the digit that it shows.
-	type digit = dataloader.Pair[dataloader.Tensor[float32], int]
-	decode := func(_ context.Context, r dataloader.Record) (digit, error) {
-		img, err1 := dataloader.Decode("png", r.Get("png"))
-		label, err2 := dataloader.Decode("cls", r.Get("cls"))
-		if err := errors.Join(err1, err2); err != nil {
-			return digit{}, fmt.Errorf("%s of %s: %w", r.Key, r.Shard, err)
-		}
-		pixels := dataloader.ImageTensor(dataloader.Tensor[float32]{}, img.(image.Image))
-		return digit{First: pixels, Second: label.(int)}, nil
-	}
-
-	// The model is a perceptron: a weight for each digit and pixel. The digit
-	// with the largest sum is its guess.
-	const pixels = 3 * 16 * 16
-	type model [10][pixels]float64
-	guess := func(m *model, image []float32) int {
-		var sums [10]float64
-		for d := range m {
-			for j, x := range image {
-				sums[d] += m[d][j] * float64(x)
-			}
-		}
-		return slices.Index(sums[:], slices.Max(sums[:]))
-	}
-
 	type checkpoint struct {
-		Model model
+		Model perceptron
 		At    dataloader.Cursor
 	}
 	// train resumes a checkpoint, runs until epoch 10 or until it is
 	// interrupted after a number of batches, and returns the next checkpoint.
 	train := func(c checkpoint, workers, batches int) checkpoint {
-		records, err := dataloader.Tar(shards, dataloader.TarOptions{Shuffle: true, Seed: 1})
+		stream, err := digitBatches(shards, workers)
 		if err != nil {
 			log.Fatal(err)
 		}
-		digits := dataloader.Map(records.Shuffle(200, 2), workers, decode)
-		stream := dataloader.Batch(digits, 32,
-			dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int])).Prefetch(2)
 		for c.At.Epoch < 10 {
 			for batch, err := range stream.Run(ctx, &c.At) {
 				if err != nil {
 					log.Fatal(err)
 				}
 				for i, label := range batch.Second {
-					image := batch.First.Data[i*pixels : (i+1)*pixels]
-					wrong := guess(&c.Model, image)
-					for j, x := range image { // nothing changes if the guess was right
-						c.Model[label][j] += float64(x)
-						c.Model[wrong][j] -= float64(x)
-					}
+					c.Model.learn(batch.First.Data[i*pixels:(i+1)*pixels], label)
 				}
 				if batches--; batches == 0 {
 					return c
@@ -242,13 +235,13 @@ func Example_trainingFromTar() {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	images, recognized := dataloader.Transform(data, decode), 0
+	images, recognized := dataloader.Transform(data, decodeDigit), 0
 	for i := range images.Len() {
 		d, err := images.Get(ctx, i)
 		if err != nil {
 			log.Fatal(err)
 		}
-		if guess(&rest.Model, d.First.Data) == d.Second {
+		if rest.Model.guess(d.First.Data) == d.Second {
 			recognized++
 		}
 	}
@@ -258,55 +251,57 @@ func Example_trainingFromTar() {
 	// more than 9 of 10 training images recognized: true
 }
 
-// A data set is written as shards of limited size: when one is full, the next
-// begins. The folder is renamed when all of them are written, so nobody trains
-// on a part of the data. The errors of every close count: a full disk may show
-// only there. After any error, also of a record that Write refuses, and after a
-// kill, the folder train.part is left, into which no other process writes:
-// delete it, and begin again. The samples come from a stream, here by two
-// workers, and in random order, since a shard is read from front to back. Write
-// at least as many shards as there will be ranks.
+// A shard ends with the record that reaches one of its limits. Often they are
+// 10,000 records and 1 << 30 bytes.
+type limits struct{ records, bytes int }
+
+// writeShards writes a data set as shards: when one is full, the next begins.
+// The folder is renamed when all of them are written, so nobody trains on a
+// part of the data. The errors of every close count: a full disk may show only
+// there. After any error, also of a record that Write refuses, and after a
+// kill, the folder dir.part is left, into which no other process writes: delete
+// it, and begin again.
+func writeShards(dir string, full limits, records iter.Seq2[dataloader.Record, error]) error {
+	if err := os.Mkdir(dir+".part", 0o777); err != nil { // an error if there is one
+		return err
+	}
+	next, stop := iter.Pull2(records)
+	defer stop()
+	r, err, more := next()
+	for k := 0; more; k++ {
+		file, failed := os.Create(filepath.Join(dir+".part", fmt.Sprintf("train-%06d.tar", k)))
+		if failed != nil {
+			return failed
+		}
+		buffer := bufio.NewWriterSize(file, 1<<20)
+		w := dataloader.NewTarWriter(buffer)
+		for n, size := 0, 0; more && failed == nil && n < full.records && size < full.bytes; n++ {
+			failed = err
+			if failed == nil {
+				failed = w.Write(r)
+			}
+			for _, f := range r.Files {
+				size += len(f.Data)
+			}
+			r, err, more = next()
+		}
+		failed = errors.Join(failed, w.Close(), buffer.Flush(), file.Sync(), file.Close())
+		if failed != nil {
+			return failed
+		}
+	}
+	return os.Rename(dir+".part", dir) // an error if there are files in dir
+}
+
+// Shards of limited size are written from a stream: by two workers, and in
+// random order, since a shard is read from front to back. Write at least as
+// many shards as there will be ranks.
 func Example_rollingShards() {
 	parent, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(parent)
-	// The first that is reached ends a shard. Often they are 10,000 and 1 <<
-	// 30.
-	const maxRecords, maxBytes = 3, 20
-
-	writeShards := func(dir string, records iter.Seq2[dataloader.Record, error]) error {
-		if err := os.Mkdir(dir+".part", 0o777); err != nil { // an error if there is one
-			return err
-		}
-		next, stop := iter.Pull2(records)
-		defer stop()
-		r, err, more := next()
-		for k := 0; more; k++ {
-			file, failed := os.Create(filepath.Join(dir+".part", fmt.Sprintf("train-%06d.tar", k)))
-			if failed != nil {
-				return failed
-			}
-			buffer := bufio.NewWriterSize(file, 1<<20)
-			w := dataloader.NewTarWriter(buffer)
-			for n, size := 0, 0; more && failed == nil && n < maxRecords && size < maxBytes; n++ {
-				failed = err
-				if failed == nil {
-					failed = w.Write(r)
-				}
-				for _, f := range r.Files {
-					size += len(f.Data)
-				}
-				r, err, more = next()
-			}
-			failed = errors.Join(failed, w.Close(), buffer.Flush(), file.Sync(), file.Close())
-			if failed != nil {
-				return failed
-			}
-		}
-		return os.Rename(dir+".part", dir) // an error if there are files in dir
-	}
 
 	texts := dataloader.Slice[string]{"cat", "a text that is long", "cow", "dog", "goat", "pig",
 		"rat"}
@@ -316,9 +311,11 @@ func Example_rollingShards() {
 	}
 	records := dataloader.Map(dataloader.Indices(dataloader.Random(texts.Len(), 1)), 2, record)
 	dir := filepath.Join(parent, "train")
-	if err := writeShards(dir, records.Epoch(context.Background(), 0)); err != nil {
+	err = writeShards(dir, limits{records: 3, bytes: 20}, records.Epoch(context.Background(), 0))
+	if err != nil {
 		log.Fatal(err)
 	}
+
 	names, err := filepath.Glob(filepath.Join(dir, "*.tar")) // Expand lists those of a server
 	if err != nil {
 		log.Fatal(err)
@@ -343,77 +340,79 @@ func Example_rollingShards() {
 	// train-000002.tar 00000002 cow
 }
 
+// A readers is a fixed number of virtual readers of shards, which are dealt to
+// the ranks in blocks. A step takes perReader records of each reader, so the
+// steps stay the same on any number of ranks.
+type readers struct {
+	shards           []string
+	count, perReader int
+}
+
+// rank trains for some steps, as a rank of so many. It begins at the cursors of
+// all readers, updates those of its own block, and returns the keys of each
+// step. A rank with many readers has as many shards open, and a rank without
+// one is an error.
+func (r readers) rank(index, ranks, steps int, at []dataloader.Cursor) (keys []string, err error) {
+	if ranks > r.count {
+		return nil, fmt.Errorf("%d ranks are more than %d readers", ranks, r.count)
+	}
+	var next []func() (dataloader.Record, error, bool)
+	for i := index * r.count / ranks; i < (index+1)*r.count/ranks; i++ {
+		records, err := dataloader.Tar(r.shards, dataloader.TarOptions{
+			Rank: dataloader.Rank{Index: i, Count: r.count}, Shuffle: true, Seed: 1,
+		})
+		if err != nil {
+			return nil, err
+		}
+		endless := records.Cycle().Prefetch(r.perReader)
+		pull, stop := iter.Pull2(endless.Run(context.Background(), &at[i]))
+		defer stop()
+		next = append(next, pull)
+	}
+	for range steps {
+		var batch []string
+		for _, next := range next {
+			for range r.perReader {
+				record, err, _ := next()
+				if err != nil {
+					return nil, err
+				}
+				batch = append(batch, record.Key)
+			}
+		}
+		keys = append(keys, strings.Join(batch, " "))
+	}
+	return keys, nil
+}
+
 // Elastic training from shards: the number of ranks may change at any
-// checkpoint, and the steps stay the same. The shards are read by a fixed
-// number of virtual readers, which are dealt to the ranks in blocks. A step
-// takes perReader records of each reader. Only a rank knows where its readers
+// checkpoint, and the steps stay the same. Only a rank knows where its readers
 // stand, so each rank saves the cursors of its block, and a resume reads the
-// files of all ranks. A rank with many readers has as many shards open, and a
-// rank without one is an error.
+// files of all ranks.
 func Example_elasticShards() {
-	const readers, perReader = 4, 2
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	var shards []string
-	// As many shards as readers, or more. Here shard 0 has the records a0 to
-	// a3.
-	for i := range readers {
+	r := readers{count: 4, perReader: 2}
+	for i := range r.count { // as many shards as readers, or more
 		var records []string
-		for k := range 4 + i {
+		for k := range 4 + i { // the first shard has the records a0 to a3
 			records = append(records, fmt.Sprintf("%c%d.txt=", 'a'+i, k))
 		}
-		shards = append(shards, filepath.Join(dir, fmt.Sprint(i, ".tar")))
-		if err := writeShard(shards[i], records...); err != nil {
+		r.shards = append(r.shards, filepath.Join(dir, fmt.Sprint(i, ".tar")))
+		if err := writeShard(r.shards[i], records...); err != nil {
 			log.Fatal(err)
 		}
 	}
 
-	// rank trains for some steps, from the cursors of its readers on, which it
-	// updates. It returns the keys of each step.
-	rank := func(index, count, steps int, at []dataloader.Cursor) (keys []string, err error) {
-		if count > readers {
-			return nil, fmt.Errorf("%d ranks are more than %d readers", count, readers)
-		}
-		first := index * readers / count
-		var next []func() (dataloader.Record, error, bool)
-		for i := range at {
-			records, err := dataloader.Tar(shards, dataloader.TarOptions{
-				Rank: dataloader.Rank{Index: first + i, Count: readers}, Shuffle: true, Seed: 1,
-			})
-			if err != nil {
-				return nil, err
-			}
-			endless := records.Cycle().Prefetch(perReader)
-			pull, stop := iter.Pull2(endless.Run(context.Background(), &at[i]))
-			defer stop()
-			next = append(next, pull)
-		}
-		for range steps {
-			var batch []string
-			for _, next := range next {
-				for range perReader {
-					r, err, _ := next()
-					if err != nil {
-						return nil, err
-					}
-					batch = append(batch, r.Key)
-				}
-			}
-			keys = append(keys, strings.Join(batch, " "))
-		}
-		return keys, nil
-	}
 	// train runs all ranks, which in truth are processes, from one checkpoint
 	// to the next, and returns their steps.
 	train := func(ranks, steps int, at []dataloader.Cursor) (together []string) {
 		together = make([]string, steps)
 		for index := range ranks {
-			// What the rank saves, as JSON.
-			block := at[index*readers/ranks : (index+1)*readers/ranks]
-			keys, err := rank(index, ranks, steps, block)
+			keys, err := r.rank(index, ranks, steps, at)
 			if err != nil {
 				return []string{err.Error()}
 			}
@@ -423,8 +422,8 @@ func Example_elasticShards() {
 		}
 		return together
 	}
-	// the cursors of all ranks' files
-	at, other := make([]dataloader.Cursor, readers), make([]dataloader.Cursor, readers)
+	// What all ranks' files have, as JSON.
+	at, other := make([]dataloader.Cursor, r.count), make([]dataloader.Cursor, r.count)
 	fmt.Println(strings.Join(train(4, 4, at), "\n"))
 	changing := slices.Concat(train(4, 1, other), train(1, 2, other), train(2, 1, other))
 	fmt.Println("4 ranks, then 1, then 2:", changing[3])
@@ -568,4 +567,29 @@ func digitShards(pattern string) ([]string, error) {
 		}
 	}
 	return shards, nil
+}
+
+// A perceptron has a weight for each digit and pixel. The digit with the
+// largest sum is its guess.
+type perceptron [10][pixels]float64
+
+const pixels = 3 * 16 * 16
+
+func (m *perceptron) guess(image []float32) int {
+	var sums [10]float64
+	for d := range m {
+		for j, x := range image {
+			sums[d] += m[d][j] * float64(x)
+		}
+	}
+	return slices.Index(sums[:], slices.Max(sums[:]))
+}
+
+// learn changes nothing if the guess is right.
+func (m *perceptron) learn(image []float32, label int) {
+	wrong := m.guess(image)
+	for j, x := range image {
+		m[label][j] += float64(x)
+		m[wrong][j] -= float64(x)
+	}
 }
