@@ -49,12 +49,49 @@ import (
 // write into it.
 func mapped(name string) ([]byte, error) { return os.ReadFile(name) }
 
-// Records of any length in one file, without headers, and in a second file the
-// offsets at which they begin, as Arrow and FFCV store them. If the file is
-// mapped, a record is a part of it, and an epoch allocates and copies nothing.
-// Compared with a tar shard by OpenTar, nobody else can read such files, and
-// nothing notices damage. The file of offsets is written last and renamed, so
-// that an interrupted run leaves none.
+// flatFile opens records of any length in one file, without headers, and the
+// second file of the offsets at which they begin, as Arrow and FFCV store them.
+// A record is a part of the file, so if the file is mapped, an epoch allocates
+// and copies nothing. Nothing notices damage, except a length that does not
+// fit.
+func flatFile(name string) (dataloader.Dataset[[]byte], error) {
+	data, err := mapped(name)
+	if err != nil {
+		return nil, err
+	}
+	index, err := os.ReadFile(name + ".offsets")
+	if err != nil {
+		return nil, err
+	}
+	at := func(i int) uint64 { return binary.LittleEndian.Uint64(index[8*i:]) }
+	n := len(index)/8 - 1
+	if n < 0 || at(0) != 0 || at(n) != uint64(len(data)) {
+		return nil, fmt.Errorf("%s has %d bytes, which its offsets do not fit", name, len(data))
+	}
+	return dataloader.Func(n, func(_ context.Context, i int) ([]byte, error) {
+		return data[at(i):at(i+1):at(i+1)], nil // no capacity: an append copies
+	}), nil
+}
+
+// writeFlatFile writes the offsets last and renames them, so that an
+// interrupted run leaves none.
+func writeFlatFile(name string, records []string) error {
+	var content []byte
+	offsets := []uint64{0}
+	for _, r := range records {
+		content = append(content, r...)
+		offsets = append(offsets, uint64(len(content)))
+	}
+	index, err := binary.Append(nil, binary.LittleEndian, offsets)
+	return cmp.Or(err,
+		os.WriteFile(name, content, 0o666),
+		os.WriteFile(name+".part", index, 0o666),
+		os.Rename(name+".part", name+".offsets"))
+}
+
+// Records in one file with their offsets are the fastest to read by index.
+// Nobody else can read such files, where a tar shard by OpenTar is one that
+// many programs know.
 func Example_flatFile() {
 	dir, err := os.MkdirTemp("", "records")
 	if err != nil {
@@ -62,37 +99,13 @@ func Example_flatFile() {
 	}
 	defer os.RemoveAll(dir)
 	name := filepath.Join(dir, "train.bin")
-	var content []byte
-	offsets := []uint64{0}
-	for _, text := range []string{"a cat", "two dogs", "", "a goat"} {
-		content = append(content, text...)
-		offsets = append(offsets, uint64(len(content)))
+	if err := writeFlatFile(name, []string{"a cat", "two dogs", "", "a goat"}); err != nil {
+		log.Fatal(err)
 	}
-	index, err := binary.Append(nil, binary.LittleEndian, offsets)
-	err = cmp.Or(err,
-		os.WriteFile(name, content, 0o666),
-		os.WriteFile(name+".part", index, 0o666),
-		os.Rename(name+".part", name+".offsets"))
+	records, err := flatFile(name)
 	if err != nil {
 		log.Fatal(err)
 	}
-
-	data, err := mapped(name)
-	if err != nil {
-		log.Fatal(err)
-	}
-	index, err = os.ReadFile(name + ".offsets")
-	if err != nil {
-		log.Fatal(err)
-	}
-	at := func(i int) uint64 { return binary.LittleEndian.Uint64(index[8*i:]) }
-	n := len(index)/8 - 1
-	if n < 0 || at(0) != 0 || at(n) != uint64(len(data)) {
-		log.Fatalf("%s has %d bytes, which its offsets do not fit", name, len(data))
-	}
-	records := dataloader.Func(n, func(_ context.Context, i int) ([]byte, error) {
-		return data[at(i):at(i+1):at(i+1)], nil // no capacity: an append copies
-	})
 	loader, err := dataloader.New(records, dataloader.List[[]byte],
 		dataloader.Options{BatchSize: 3, Shuffle: true})
 	if err != nil {
@@ -110,54 +123,17 @@ func Example_flatFile() {
 	// ["a cat"]
 }
 
-// A cache of decoded samples on disk, for decoding that takes longer than
-// reading its result: a file of encoding/gob with a checksum for each sample. A
-// file is renamed when all of it is written, and all users may read it, so
-// goroutines and processes may share the folder. A sample whose file is empty
-// or damaged, as after a loss of power, is decoded and written again. If
-// nothing can be written, as on a full disk, the log says so once, and samples
-// are decoded each time. Processes that are killed leave files *.part. Random
-// augmentation belongs in a Transform of the result; in the cache its first
-// outcome would stay for ever. A change of the decoding or of the data needs a
-// new folder, and gob does not write unexported fields. gob is slow for floats.
-// Pixels that are kept as uint8, and made float32 in a Transform, take a third
-// to a quarter of the time, and a sixth of the space.
-func Example_cacheOnDisk() {
-	type sample = dataloader.Tensor[float32]
-	raw := dataloader.Slice[string]{"1.5 2", "3 4.5", "5 6"}
-	var decoded atomic.Int64
-	decode := func(_ context.Context, text string) (x sample, err error) {
-		decoded.Add(1)
-		x = sample{Data: make([]float32, 2), Shape: []int{2}}
-		_, err = fmt.Sscan(text, &x.Data[0], &x.Data[1])
-		return x, err
-	}
-
-	dir, err := os.MkdirTemp("", "decoded-v1")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	slow := dataloader.Transform(raw, decode)
-	keep := func(name string, x sample) error {
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(x); err != nil {
-			return err
-		}
-		file, err := os.CreateTemp(dir, "*.part")
-		if err != nil {
-			return err
-		}
-		defer os.Remove(file.Name()) // of no effect after Rename
-		sum := crc32.ChecksumIEEE(b.Bytes())
-		_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), sum))
-		if err := errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
-			return err
-		}
-		return os.Rename(file.Name(), name)
-	}
+// cacheOnDisk keeps the samples of slow in a folder: a file of encoding/gob
+// with a checksum for each. A file is renamed when all of it is written, and
+// all users may read it, so goroutines and processes may share the folder. A
+// sample whose file is empty or damaged, as after a loss of power, is decoded
+// and written again. If nothing can be written, as on a full disk, the log says
+// so once, and samples are decoded each time. Processes that are killed leave
+// files *.part. A change of the decoding or of the data needs a new folder, and
+// gob does not write unexported fields.
+func cacheOnDisk[T any](dir string, slow dataloader.Dataset[T]) dataloader.Dataset[T] {
 	var warning sync.Once
-	cached := dataloader.Func(raw.Len(), func(ctx context.Context, i int) (x sample, err error) {
+	return dataloader.Func(slow.Len(), func(ctx context.Context, i int) (x T, err error) {
 		name := filepath.Join(dir, fmt.Sprintf("%08d.gob", i))
 		kept, _ := os.ReadFile(name) // what cannot be read is decoded again
 		if n := len(kept) - 4; n > 0 {
@@ -168,12 +144,54 @@ func Example_cacheOnDisk() {
 			}
 		}
 		if x, err = slow.Get(ctx, i); err == nil { // an error is not kept
-			if err := keep(name, x); err != nil {
+			if err := keepOnDisk(name, x); err != nil {
 				warning.Do(func() { log.Print("samples are not kept: ", err) })
 			}
 		}
 		return x, err
 	})
+}
+
+// keepOnDisk writes a sample with its checksum.
+func keepOnDisk(name string, x any) error {
+	var b bytes.Buffer
+	if err := gob.NewEncoder(&b).Encode(x); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(filepath.Dir(name), "*.part")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name()) // of no effect after Rename
+	sum := crc32.ChecksumIEEE(b.Bytes())
+	_, err = file.Write(binary.LittleEndian.AppendUint32(b.Bytes(), sum))
+	if err := errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), name)
+}
+
+// A cache of decoded samples on disk, for decoding that takes longer than
+// reading its result. Random augmentation belongs in a Transform of the result;
+// in the cache its first outcome would stay for ever. gob is slow for floats.
+// Pixels that are kept as uint8, and made float32 in a Transform, take a third
+// to a quarter of the time, and a sixth of the space.
+func Example_cacheOnDisk() {
+	type sample = dataloader.Tensor[float32]
+	raw := dataloader.Slice[string]{"1.5 2", "3 4.5", "5 6"}
+	var decoded atomic.Int64
+	slow := dataloader.Transform(raw, func(_ context.Context, text string) (x sample, err error) {
+		decoded.Add(1)
+		x = sample{Data: make([]float32, 2), Shape: []int{2}}
+		_, err = fmt.Sscan(text, &x.Data[0], &x.Data[1])
+		return x, err
+	})
+	dir, err := os.MkdirTemp("", "decoded-v1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	cached := cacheOnDisk(dir, slow)
 	augmented := dataloader.Transform(cached, func(ctx context.Context, x sample) (sample, error) {
 		x.Data[0] += float32(dataloader.Rand(ctx).IntN(10)) // x is this call's own
 		return x, nil
@@ -198,33 +216,17 @@ func Example_cacheOnDisk() {
 	// [3.5 2 8 4.5 6 6] <nil> decoded so far: 5
 }
 
-// A stream is kept in memory when an epoch has been read to its end, and later
-// epochs read nothing. An epoch that the loop leaves, or in which an item
+// inMemory keeps a stream in memory when an epoch has been read to its end, and
+// later epochs read nothing. An epoch that the loop leaves, or in which an item
 // fails, is not kept, and the next loop reads the source again; OnError before
 // the cache drops items that always fail. What is kept is whole after a resume,
-// too: FromSeq calls its function from the start, and skips. Put in your own
-// source and type of items. Shuffle and augment after the cache, because all
-// epochs are the source's epoch 0, and do not change items in place.
-func Example_cachedStream() {
-	var read atomic.Int64
-	source := dataloader.FromSeq(func(context.Context, int) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) { // open, read, decode
-			for line := range strings.FieldsSeq("a b c d e") {
-				var err error
-				if read.Add(1) == 6 {
-					err = io.ErrUnexpectedEOF // the connection broke
-				}
-				if !yield(line, err) {
-					return
-				}
-			}
-		}
-	})
-
-	type item = string
-	var memory atomic.Pointer[[]item] // nil until an epoch has been read to its end
-	cached := dataloader.FromSeq(func(ctx context.Context, _ int) iter.Seq2[item, error] {
-		return func(yield func(item, error) bool) {
+// too: FromSeq calls its function from the start, and skips. Shuffle and
+// augment after the cache, because all epochs are the source's epoch 0, and do
+// not change items in place.
+func inMemory[T any](source dataloader.Stream[T]) dataloader.Stream[T] {
+	var memory atomic.Pointer[[]T] // nil until an epoch has been read to its end
+	return dataloader.FromSeq(func(ctx context.Context, _ int) iter.Seq2[T, error] {
+		return func(yield func(T, error) bool) {
 			if kept := memory.Load(); kept != nil {
 				for _, value := range *kept {
 					if !yield(value, nil) {
@@ -233,7 +235,7 @@ func Example_cachedStream() {
 				}
 				return
 			}
-			items, complete := []item{}, true
+			items, complete := []T{}, true
 			for next, err := range source.Items(ctx, dataloader.Cursor{}) {
 				if err != nil && ctx.Err() == nil {
 					// The source has broken. FromSeq would take an error for
@@ -256,7 +258,25 @@ func Example_cachedStream() {
 			}
 		}
 	})
+}
 
+// A stream that is read once, and then stays in memory.
+func Example_cachedStream() {
+	var read atomic.Int64
+	source := dataloader.FromSeq(func(context.Context, int) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { // open, read, decode
+			for line := range strings.FieldsSeq("a b c d e") {
+				var err error
+				if read.Add(1) == 6 {
+					err = io.ErrUnexpectedEOF // the connection broke
+				}
+				if !yield(line, err) {
+					return
+				}
+			}
+		}
+	})
+	cached := inMemory(source)
 	var at dataloader.Cursor
 	for _, steps := range []int{2, -1, -1, -1} {
 		fmt.Print("epoch ", at.Epoch, " from pos ", at.Pos, ":")

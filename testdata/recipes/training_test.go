@@ -32,13 +32,63 @@ import (
 )
 
 // A checkpoint is what the next training process must know: the model, here a
-// sum, and the cursor. Among ranks only rank 0 saves it. It is written to a
-// file of its own and renamed, so that the name always stands for a whole
-// checkpoint: of two processes the last one wins, and a full disk or a loss of
-// power leaves the checkpoint before. A killed process may leave a file *.new.
-// A file without a cursor is refused: it is another program's, and the training
-// would begin anew and overwrite it. If your weights are written by
-// encoding/gob, gob the cursor's JSON with them.
+// sum, and the cursor. If your weights are written by encoding/gob, gob the
+// cursor's JSON with them.
+type checkpoint struct {
+	Sum int
+	At  dataloader.Cursor
+}
+
+// save writes a file of its own and renames it, so that the name always stands
+// for a whole checkpoint: of two processes the last one wins, and a full disk
+// or a loss of power leaves the checkpoint before. A killed process may leave a
+// file *.new.
+func (c checkpoint) save(name string) error {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(name)
+	file, err := os.CreateTemp(dir, filepath.Base(name)+".*.new")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name()) // of no effect after Rename
+	_, err = file.Write(data)
+	err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), name)
+	}
+	if folder, failed := os.Open(dir); failed == nil {
+		folder.Sync() // so that a loss of power does not undo Rename, where the system can
+		folder.Close()
+	}
+	return err
+}
+
+// loadCheckpoint returns the zero checkpoint if there is no file: the first
+// process begins with it. A file without a cursor is refused: it is another
+// program's, and the training would begin anew and overwrite it.
+func loadCheckpoint(name string) (c checkpoint, err error) {
+	data, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	c.At.Epoch = -1
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err == nil && c.At.Epoch < 0 {
+		err = errors.New("it has no cursor")
+	}
+	if err != nil {
+		err = fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	return c, err
+}
+
+// A training is interrupted, and resumes from a checkpoint in a file. Among
+// ranks only rank 0 saves it.
 func Example_checkpoint() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
@@ -53,52 +103,9 @@ func Example_checkpoint() {
 		log.Fatal(err)
 	}
 
-	type checkpoint struct {
-		Sum int
-		At  dataloader.Cursor
-	}
-	save := func(c checkpoint) error {
-		data, err := json.Marshal(c)
-		if err != nil {
-			return err
-		}
-		file, err := os.CreateTemp(dir, filepath.Base(name)+".*.new")
-		if err != nil {
-			return err
-		}
-		defer os.Remove(file.Name()) // of no effect after Rename
-		_, err = file.Write(data)
-		err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
-		if err == nil {
-			err = os.Rename(file.Name(), name)
-		}
-		if folder, failed := os.Open(dir); failed == nil {
-			folder.Sync() // so that a loss of power does not undo Rename, where the system can
-			folder.Close()
-		}
-		return err
-	}
-	load := func() (c checkpoint, err error) {
-		data, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			return c, nil // the first process begins with the zero checkpoint
-		}
-		c.At.Epoch = -1
-		if err == nil {
-			err = json.Unmarshal(data, &c)
-		}
-		if err == nil && c.At.Epoch < 0 {
-			err = errors.New("it has no cursor")
-		}
-		if err != nil {
-			err = fmt.Errorf("checkpoint %s: %w", name, err)
-		}
-		return c, err
-	}
-
 	// train is one process. It is interrupted after a number of steps.
 	train := func(steps int) error {
-		c, err := load()
+		c, err := loadCheckpoint(name)
 		if err != nil {
 			return err
 		}
@@ -110,7 +117,7 @@ func Example_checkpoint() {
 				for _, x := range batch {
 					c.Sum += x
 				}
-				if err := save(c); err != nil {
+				if err := c.save(name); err != nil {
 					return err
 				}
 				if steps--; steps == 0 {
