@@ -312,67 +312,72 @@ func Example_presignedURL() {
 	// aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404
 }
 
-// Remote shards that are kept on a local disk: the epochs after the first read
-// them there. A shard gets its name when all of it is on the disk and Tar finds
-// its end, so processes may share the folder. A record with a fault of its own
-// is kept. What is truncated, or does not fit, is read from the server in each
-// epoch, after an attempt to keep it. Nothing is removed, and a shard that is
-// replaced on the server is not noticed: give it a new name. Processes that are
-// killed leave files *.part.
+// A diskCache keeps remote shards in a folder of a local disk. Nothing is
+// removed, and a shard that is replaced on the server is not noticed: give it a
+// new name. Processes that are killed leave files *.part.
+type diskCache string
+
+// open is an Opener. What is truncated, or does not fit, is read from the
+// server in each epoch, after an attempt to keep it.
+func (dir diskCache) open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	// Without a signature. Keep the query if it names the shard.
+	address, _, _ := strings.Cut(name, "?")
+	local := filepath.Join(string(dir), fmt.Sprintf("%x.tar", sha256.Sum256([]byte(address))))
+	if _, err := os.Stat(local); err != nil {
+		if err := dir.keep(ctx, name, local); err != nil {
+			fmt.Println("not kept:", path.Base(address)) // log err, too
+			return dataloader.OpenShard(ctx, name, offset)
+		}
+	}
+	return dataloader.OpenShard(ctx, local, offset)
+}
+
+// keep downloads a shard, which gets its name when all of it is on the disk and
+// Tar finds its end, so processes may share the folder. A record with a fault
+// of its own is kept.
+func (dir diskCache) keep(ctx context.Context, name, local string) error {
+	remote, err := dataloader.OpenShard(ctx, name, 0) // or any other store
+	if err != nil {
+		return err
+	}
+	defer remote.Close()
+	file, err := os.CreateTemp(string(dir), "*.part")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name()) // of no effect after Rename
+	_, err = io.Copy(file, remote)
+	err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
+	if err != nil {
+		return err
+	}
+	// No fields: the data of all files are skipped.
+	records, err := dataloader.Tar([]string{file.Name()}, dataloader.TarOptions{Fields: []string{}})
+	if err != nil {
+		return err
+	}
+	for _, err := range records.Epoch(ctx, 0) {
+		var bad *dataloader.TarError
+		if err != nil && (!errors.As(err, &bad) || bad.Rest) {
+			return err
+		}
+	}
+	return os.Rename(file.Name(), local)
+}
+
+// Remote shards are kept on a local disk: the epochs after the first read them
+// there.
 func Example_shardsOnDisk() {
 	dir, err := os.MkdirTemp("", "shards")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	keep := func(ctx context.Context, name, local string) error {
-		remote, err := dataloader.OpenShard(ctx, name, 0) // or any other store
-		if err != nil {
-			return err
-		}
-		defer remote.Close()
-		file, err := os.CreateTemp(dir, "*.part")
-		if err != nil {
-			return err
-		}
-		defer os.Remove(file.Name()) // of no effect after Rename
-		_, err = io.Copy(file, remote)
-		err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
-		if err != nil {
-			return err
-		}
-		// No fields: the data of all files are skipped.
-		records, err := dataloader.Tar([]string{file.Name()},
-			dataloader.TarOptions{Fields: []string{}})
-		if err != nil {
-			return err
-		}
-		for _, err := range records.Epoch(ctx, 0) {
-			var bad *dataloader.TarError
-			if err != nil && (!errors.As(err, &bad) || bad.Rest) {
-				return err
-			}
-		}
-		return os.Rename(file.Name(), local)
-	}
-	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-		// Without a signature. Keep the query if it names the shard.
-		address, _, _ := strings.Cut(name, "?")
-		local := filepath.Join(dir, fmt.Sprintf("%x.tar", sha256.Sum256([]byte(address))))
-		if _, err := os.Stat(local); err != nil {
-			if err := keep(ctx, name, local); err != nil {
-				fmt.Println("not kept:", path.Base(address)) // log err, too
-				return dataloader.OpenShard(ctx, name, offset)
-			}
-		}
-		return dataloader.OpenShard(ctx, local, offset)
-	}
-
 	store := fstest.MapFS{}
 	server := httptest.NewServer(http.FileServerFS(store))
 	defer server.Close()
 	records, err := dataloader.Tar([]string{server.URL + "/a.tar"},
-		dataloader.TarOptions{Open: open})
+		dataloader.TarOptions{Open: diskCache(dir).open})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -392,55 +397,99 @@ func Example_shardsOnDisk() {
 	// epoch 2: "", failed: true
 }
 
+// A recordPlace is an entry of an index, which is saved as JSON: where a record
+// is, and a checksum of its bytes and of the header behind them, with which the
+// next record begins. So a record that was replaced, or has another file now,
+// is an error.
+type recordPlace struct {
+	Shard, Key string
+	Begin, End int64
+	Sum        uint32
+}
+
+// indexRecords appends the records of a tar file, before its upload. The file
+// is one of a TarWriter, not compressed, and of another program's it refuses
+// those whose records lie in pieces.
+func indexRecords(index []recordPlace, shard string, all []byte) ([]recordPlace, error) {
+	keys := map[string]bool{}
+	stored := bytes.NewReader(all)
+	begin := int64(0)
+	for t := tar.NewReader(stored); ; {
+		h, err := t.Next()
+		if err == io.EOF {
+			return index, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		dir, base := path.Split(h.Name)
+		base, _, _ = strings.Cut(base, ".")
+		if key := dir + base; begin == 0 || index[len(index)-1].Key != key {
+			if keys[key] {
+				return nil, fmt.Errorf("%s: the files of record %s are not neighbors", shard, key)
+			}
+			keys[key] = true
+			index = append(index, recordPlace{Shard: shard, Key: key, Begin: begin})
+		}
+		data := stored.Size() - int64(stored.Len()) // where the file's data begin
+		begin = data + (h.Size+511)/512*512         // whole blocks
+		p := &index[len(index)-1]
+		p.End = begin
+		p.Sum = crc32.ChecksumIEEE(all[p.Begin:min(begin+512, stored.Size())])
+	}
+}
+
+// remoteRecord requests the bytes of a record, and reads its files.
+func remoteRecord(ctx context.Context, client *http.Client, origin string, p recordPlace) (
+	r dataloader.Record, err error,
+) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, origin+"/"+p.Shard, nil)
+	if err != nil {
+		return r, err
+	}
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.Begin, p.End+511))
+	resp, err := client.Do(req)
+	if err != nil {
+		return r, err
+	}
+	defer resp.Body.Close()
+	// A server that knows no ranges would send all.
+	got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+513))
+	if err == nil && crc32.ChecksumIEEE(got) != p.Sum {
+		err = errors.New("other bytes than those of the index")
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s of %s: %s: %w", p.Key, p.Shard, resp.Status, err)
+	}
+	r.Key, r.Shard = p.Key, p.Shard
+	for t := tar.NewReader(bytes.NewReader(got[:p.End-p.Begin])); ; {
+		h, err := t.Next()
+		if err == io.EOF {
+			return r, nil
+		}
+		if err != nil {
+			return r, err
+		}
+		data, err := io.ReadAll(t)
+		if err != nil {
+			return r, err
+		}
+		field := strings.TrimPrefix(h.Name[len(p.Key):], ".")
+		r.Files = append(r.Files, dataloader.File{Name: field, Data: data})
+	}
+}
+
 // Records of remote tar files by index: a data set for Shuffle, Weighted or
 // Subset, whose cursors fit any number of ranks. Nothing is downloaded before,
 // but each record costs a request, so Tar is much faster. At 20 ms to the first
-// byte a worker loads 40 records a second. The tar files are those of a
-// TarWriter, not compressed. Their index is made before the upload: where each
-// record is, and a checksum of its bytes and of the header behind them, with
-// which the next record begins. So a record that was replaced, or has another
-// file now, is an error. Example_retry asks again.
+// byte a worker loads 40 records a second. Example_retry asks again.
 func Example_remoteRecords() {
 	shard := shardOf("cat.txt=purr", "cow.txt=moo") // a tar file with two records
-	folder := fstest.MapFS{"a.tar": {Data: shard}}
-
-	type place struct {
-		Shard, Key string
-		Begin, End int64
-		Sum        uint32
+	index, err := indexRecords(nil, "a.tar", shard)
+	if err != nil {
+		log.Fatal(err)
 	}
-	var index []place // save it as JSON
-	for _, name := range []string{"a.tar"} {
-		all := folder[name].Data // or os.ReadFile
-		begin := int64(0)
-		keys := map[string]bool{}
-		stored := bytes.NewReader(all)
-		for t := tar.NewReader(stored); ; {
-			h, err := t.Next()
-			if err == io.EOF {
-				break
-			}
-			if err != nil {
-				log.Fatal(err)
-			}
-			dir, base := path.Split(h.Name)
-			base, _, _ = strings.Cut(base, ".")
-			if begin == 0 || index[len(index)-1].Key != dir+base {
-				if keys[dir+base] {
-					log.Fatalf("%s: the files of record %s%s are not neighbors", name, dir, base)
-				}
-				keys[dir+base] = true
-				index = append(index, place{Shard: name, Key: dir + base, Begin: begin})
-			}
-			data := stored.Size() - int64(stored.Len()) // where the file's data begin
-			begin = data + (h.Size+511)/512*512         // whole blocks
-			p := &index[len(index)-1]
-			p.End = begin
-			p.Sum = crc32.ChecksumIEEE(all[p.Begin:min(begin+512, stored.Size())])
-		}
-	}
-
-	store := httptest.NewServer(http.FileServerFS(folder))
+	store := httptest.NewServer(http.FileServerFS(fstest.MapFS{"a.tar": {Data: shard}}))
 	defer store.Close()
 	// Each worker keeps its connection, where by default all but two would
 	// connect anew for each record.
@@ -449,41 +498,7 @@ func Example_remoteRecords() {
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record, error) {
-		p := index[i]
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, store.URL+"/"+p.Shard, nil)
-		if err != nil {
-			return dataloader.Record{}, err
-		}
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", p.Begin, p.End+511))
-		resp, err := client.Do(req)
-		if err != nil {
-			return dataloader.Record{}, err
-		}
-		defer resp.Body.Close()
-		// A server that knows no ranges would send all.
-		got, err := io.ReadAll(io.LimitReader(resp.Body, p.End-p.Begin+513))
-		if err == nil && crc32.ChecksumIEEE(got) != p.Sum {
-			err = errors.New("other bytes than those of the index")
-		}
-		if err != nil {
-			return dataloader.Record{}, fmt.Errorf("%s of %s: %s: %w", p.Key, p.Shard, resp.Status,
-				err)
-		}
-		r := dataloader.Record{Key: p.Key, Shard: p.Shard}
-		for t := tar.NewReader(bytes.NewReader(got[:p.End-p.Begin])); ; {
-			h, err := t.Next()
-			if err == io.EOF {
-				return r, nil
-			}
-			if err != nil {
-				return r, err
-			}
-			data, err := io.ReadAll(t)
-			if err != nil {
-				return r, err
-			}
-			r.Files = append(r.Files, dataloader.File{Name: h.Name[len(p.Key)+1:], Data: data})
-		}
+		return remoteRecord(ctx, client, store.URL, index[i])
 	})
 	for i := range records.Len() { // or a loader with that number of Workers
 		r, err := records.Get(context.Background(), i)

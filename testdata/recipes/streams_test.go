@@ -76,22 +76,21 @@ func Example_stdin() {
 	// SEVEN | then epoch 1
 }
 
-// A source of your own is a function from a cursor to the items after it. This
-// one reads numbers, one in a line. The State of its cursors is the offset of
-// the next line, so a resume seeks, where FromSeq would read the file again.
-// Put in your own file, State and items. The helper checkStream in
-// dataloader_test.go tests a stream of your own.
-func Example_ownSource() {
-	file := strings.NewReader("1\n22\nthree\n4\n5")
-	type state struct {
-		By     string `json:"by"`
-		Offset int64  `json:"offset"`
-	}
-	const by = "numbers.txt" // tells its cursors from those of other streams
-	numbers := dataloader.NewStream(func(ctx context.Context,
+// A place is the State of the cursors of numbersOf: the offset of the next
+// line.
+type place struct {
+	By     string `json:"by"` // tells its cursors from those of other streams
+	Offset int64  `json:"offset"`
+}
+
+// numbersOf is a source: a function from a cursor to the items after it. It
+// reads numbers, one in a line. A resume seeks, where FromSeq would read the
+// file again.
+func numbersOf(file io.ReaderAt, by string) dataloader.Stream[int] {
+	return dataloader.NewStream(func(ctx context.Context,
 		from dataloader.Cursor) iter.Seq2[dataloader.Item[int], error] {
 		return func(yield func(dataloader.Item[int], error) bool) {
-			var at state
+			var at place
 			err := from.Load(&at) // which leaves at as it is at the start of an epoch
 			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
 				err = fmt.Errorf("%w %v is not of %s", dataloader.ErrCursor, from, by)
@@ -110,20 +109,19 @@ func Example_ownSource() {
 					err = nil // the last line has no end
 				}
 				if err == nil {
-					err = context.Cause(ctx) // before each item: has ctx ended?
+					err = context.Cause(ctx) // an item is ready: has ctx ended?
 				}
 				if err != nil {
 					yield(dataloader.Item[int]{}, err)
 					return
 				}
-				at = state{by, at.Offset + int64(len(line))}
-				item := dataloader.Item[int]{Next: dataloader.Cursor{Epoch: from.Epoch, Pos: pos,
-					State: at}}
-				n, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-				if err == nil {
+				at = place{by, at.Offset + int64(len(line))}
+				next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: at}
+				item := dataloader.Item[int]{Next: next} // Next is the cursor after the item
+				if n, err := strconv.Atoi(strings.TrimSuffix(line, "\n")); err == nil {
 					item.Value = n
-				} else { // Value stays zero, and Next is the cursor after the item
-					item.Err = fmt.Errorf("%q is not a number", line)
+				} else {
+					item.Err = fmt.Errorf("%q is not a number", line) // Value stays zero
 				}
 				if !yield(item, nil) {
 					return
@@ -131,6 +129,13 @@ func Example_ownSource() {
 			}
 		}
 	})
+}
+
+// A source of your own resumes where it was. Put in your own file, State and
+// items. The helper checkStream in dataloader_test.go tests a stream of your
+// own.
+func Example_ownSource() {
+	numbers := numbersOf(strings.NewReader("1\n22\nthree\n4\n5"), "numbers.txt")
 	var at dataloader.Cursor
 	for n, err := range numbers.Run(context.Background(), &at) {
 		fmt.Println(n, err)
@@ -152,73 +157,73 @@ func Example_ownSource() {
 	// 5 <nil>
 }
 
-// A stage of your own is a function from a stream to a stream. This one pairs
-// each item with the item before it. The State of its cursors is the source's
-// cursor before the last item, because a resume must read that item again. A
-// stage that decides about each item alone needs no State: it yields each item
-// with the Next that the item has.
-func Example_ownStage() {
-	type pair = dataloader.Pair[string, string]
-	type state struct {
-		By     string            `json:"by"`
-		Source dataloader.Cursor `json:"source"`
-	}
+// A before is the State of the cursors of neighbours: the source's cursor
+// before the last item, because a resume must read that item again.
+type before struct {
+	By     string            `json:"by"`
+	Source dataloader.Cursor `json:"source"`
+}
+
+// neighbours is a stage: a function from a stream to a stream. It pairs each
+// item with the item before it.
+func neighbours(source dataloader.Stream[string]) dataloader.Stream[[2]string] {
 	const by = "neighbours"
-	neighbours := func(source dataloader.Stream[string]) dataloader.Stream[pair] {
-		return dataloader.NewStage(source, false, func(
-			ctx context.Context, source dataloader.Stream[string], from dataloader.Cursor,
-		) iter.Seq2[dataloader.Item[pair], error] {
-			return func(yield func(dataloader.Item[pair], error) bool) {
-				// At the start of an epoch Load leaves at as it is.
-				at := state{Source: dataloader.Cursor{Epoch: from.Epoch}}
-				err := from.Load(&at)
-				if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
-					err = fmt.Errorf("%w %v is not of %s", dataloader.ErrCursor, from, by)
-				}
-				if err != nil {
-					yield(dataloader.Item[pair]{}, err)
+	return dataloader.NewStage(source, false, func(
+		ctx context.Context, source dataloader.Stream[string], from dataloader.Cursor,
+	) iter.Seq2[dataloader.Item[[2]string], error] {
+		return func(yield func(dataloader.Item[[2]string], error) bool) {
+			at := before{Source: dataloader.Cursor{Epoch: from.Epoch}} // of the start of an epoch
+			err := from.Load(&at)
+			if err == nil && at.By != by && (from.Pos != 0 || from.State != nil) {
+				err = fmt.Errorf("%w %v is not of %s", dataloader.ErrCursor, from, by)
+			}
+			if err != nil {
+				yield(dataloader.Item[[2]string]{}, err)
+				return
+			}
+			var last dataloader.Item[string]
+			pos := from.Pos - 1 // the first item has no neighbour yet
+			// The source looks at ctx when an item is ready.
+			for item, err := range source.Items(ctx, at.Source) {
+				if err != nil { // the source cannot be continued, and so the stage cannot
+					yield(dataloader.Item[[2]string]{}, err)
 					return
 				}
-				var last dataloader.Item[string]
-				pos := from.Pos - 1 // the first item has no neighbour yet
-				// The source looks at ctx before each item.
-				for item, err := range source.Items(ctx, at.Source) {
-					if err != nil { // the source cannot be continued, and so the stage cannot
-						yield(dataloader.Item[pair]{}, err)
+				if pos++; pos > from.Pos {
+					next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: before{by, last.Next}}
+					out := dataloader.Item[[2]string]{Next: next, Err: cmp.Or(last.Err, item.Err)}
+					if out.Err == nil {
+						out.Value = [2]string{last.Value, item.Value}
+					}
+					if !yield(out, nil) {
 						return
 					}
-					if pos++; pos > from.Pos {
-						next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos,
-							State: state{by, last.Next}}
-						out := dataloader.Item[pair]{Next: next}
-						out.Err = cmp.Or(last.Err, item.Err)
-						if out.Err == nil {
-							out.Value = pair{First: last.Value, Second: item.Value}
-						}
-						if !yield(out, nil) {
-							return
-						}
-					}
-					last = item
 				}
+				last = item
 			}
-		})
-	}
+		}
+	})
+}
+
+// A stage of your own has a State. A stage that decides about each item alone
+// needs none: it yields each item with the Next that the item has.
+func Example_ownStage() {
 	words := dataloader.Slice[string]{"to", "be", "or", "not"}
 	pairs := neighbours(dataloader.Map(dataloader.Indices(dataloader.Sequential(len(words))), 2,
 		words.Get))
 	var at dataloader.Cursor
 	for at.Epoch == 0 { // leave the loop and resume after each pair
-		for p, err := range pairs.Run(context.Background(), &at) {
+		for pair, err := range pairs.Run(context.Background(), &at) {
 			if err != nil {
 				log.Fatal(err)
 			}
-			fmt.Println(p.First, p.Second, at)
+			state := at.State.(before)
+			fmt.Println(pair, "the next loop reads from pos", state.Source.Pos)
 			break
 		}
 	}
 	// Output:
-	// to be {"epoch":0,"pos":1,"state":{"by":"neighbours","source":{"epoch":0,"pos":1,"state":{"by":"Indices(Sequential(4))"}}}}
-	// be or {"epoch":0,"pos":2,"state":{"by":"neighbours","source":{"epoch":0,"pos":2,"state":{"by":"Indices(Sequential(4))"}}}}
-	// or not {"epoch":0,"pos":3,"state":{"by":"neighbours","source":{"epoch":0,"pos":3,"state":{"by":"Indices(Sequential(4))"}}}}
+	// [to be] the next loop reads from pos 1
+	// [be or] the next loop reads from pos 2
+	// [or not] the next loop reads from pos 3
 }

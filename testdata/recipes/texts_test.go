@@ -374,81 +374,88 @@ func Example_packedTexts() {
 	// saved: {"epoch":0,"pos":6,"state":{"by":"Unbatch","source":{"epoc…
 }
 
-// Whole documents packed into rows, as fine-tuning wants it: the longest first,
-// each into the first row that has room for it. A batch says what keeps the
-// documents apart. A token may attend to those of its own document only (a
+// A doc is the tokens of a document, the last of which ends it.
+type doc = []int32
+
+// A packing is the number of tokens in a row, 2 or more.
+type packing int
+
+// divide divides a document that is longer than a row. Its parts share a token,
+// so that each token but the first is a target once.
+func (length packing) divide(_ context.Context, d doc) (parts []doc, err error) {
+	for n := int(length); len(d) > n; d = d[n-1:] {
+		parts = append(parts, d[:n])
+	}
+	if len(d) > 1 { // otherwise it has no target
+		parts = append(parts, d)
+	}
+	return parts, nil
+}
+
+// pack puts documents into rows: the longest first, each into the first row
+// that has room for it.
+func (length packing) pack(_ context.Context, docs []doc) (rows [][]doc, err error) {
+	slices.SortStableFunc(docs, func(a, b doc) int { return len(b) - len(a) })
+	var room []int // in each row
+	for _, d := range docs {
+		r := slices.IndexFunc(room, func(free int) bool { return free >= len(d) })
+		if r < 0 { // in no row
+			r = len(rows)
+			rows = append(rows, nil)
+			room = append(room, int(length))
+		}
+		rows[r] = append(rows[r], d)
+		room[r] -= len(d)
+	}
+	return rows, nil
+}
+
+// A packedBatch says what keeps the documents apart, in four arrays of the
+// shape [rows length]. A token may attend to those of its own document only (a
 // block mask): documents numbers the documents of a row from 1 on, and the
 // padding has 0. Positions begin again with each document. A target is the next
 // token of the same document. At the end of a document and in the padding the
 // target is -100, for which there must be no loss: divide the sum of the losses
 // by the number of the other targets, over all ranks.
-//
-// A document that is longer than a row is divided. Its parts share a token, so
-// that each token but the first is a target once. The more documents are packed
-// together, the fuller the rows: documents of 140 tokens on average fill rows
-// of 512 to 97 % if 64 are packed together, and to 99.8 % if 1,024 are. A
-// resume packs the same documents again, and goes on with the next row. Shuffle
-// the rows, because rows of long documents come before those of short ones. A
-// failed document fails all that are packed with it; OnError before the first
-// Unbatch drops it instead, but then a resume may be refused if a document
-// fails for a moment: try the cursor again. If it failed before the checkpoint,
-// a Shuffle refuses the cursor for ever.
-func Example_packedDocuments() {
-	const length, together = 8, 1024 // tokens in a row, 2 or more; documents
-	type doc = []int32               // tokens, the last of which ends it
-	divide := func(_ context.Context, d doc) (parts []doc, err error) {
-		for ; len(d) > length; d = d[length-1:] {
-			parts = append(parts, d[:length])
-		}
-		if len(d) > 1 { // otherwise it has no target
-			parts = append(parts, d)
-		}
-		return parts, nil
-	}
-	pack := func(_ context.Context, docs []doc) (rows [][]doc, err error) {
-		slices.SortStableFunc(docs, func(a, b doc) int { return len(b) - len(a) })
-		var room []int // in each row
-		for _, d := range docs {
-			r := slices.IndexFunc(room, func(free int) bool { return free >= len(d) })
-			if r < 0 { // in no row
-				r = len(rows)
-				rows = append(rows, nil)
-				room = append(room, length)
-			}
-			rows[r] = append(rows[r], d)
-			room[r] -= len(d)
-		}
-		return rows, nil
-	}
-	// Four arrays of the shape [rows length].
-	type batch struct{ tokens, documents, positions, targets []int32 }
-	collate := func(_ batch, rows [][]doc) (batch, error) {
-		n := len(rows) * length
-		b := batch{make(doc, n), make(doc, n), make(doc, n), slices.Repeat(doc{-100}, n)}
-		for r, docs := range rows {
-			at := r * length
-			for k, d := range docs {
-				copy(b.tokens[at:], d)
-				for j := range d {
-					b.documents[at+j] = int32(k + 1)
-					b.positions[at+j] = int32(j)
-					if j > 0 {
-						b.targets[at+j-1] = d[j]
-					}
-				}
-				at += len(d)
-			}
-		}
-		return b, nil
-	}
+type packedBatch struct{ tokens, documents, positions, targets []int32 }
 
+// collate makes a batch of rows.
+func (length packing) collate(_ packedBatch, rows [][]doc) (packedBatch, error) {
+	n := len(rows) * int(length)
+	b := packedBatch{make(doc, n), make(doc, n), make(doc, n), slices.Repeat(doc{-100}, n)}
+	for r, docs := range rows {
+		at := r * int(length)
+		for k, d := range docs {
+			copy(b.tokens[at:], d)
+			for j := range d {
+				b.documents[at+j] = int32(k + 1)
+				b.positions[at+j] = int32(j)
+				if j > 0 {
+					b.targets[at+j-1] = d[j]
+				}
+			}
+			at += len(d)
+		}
+	}
+	return b, nil
+}
+
+// Whole documents are packed into rows, as fine-tuning wants it. The more
+// documents are packed together, the fuller the rows: documents of 140 tokens
+// on average fill rows of 512 to 97 % if 64 are packed together, and to 99.8 %
+// if 1,024 are. A resume packs the same documents again, and goes on with the
+// next row. Shuffle the rows, because rows of long documents come before those
+// of short ones. A failed document fails all that are packed with it; OnError
+// before the first Unbatch drops it instead, but then a resume may be refused
+// if a document fails for a moment: try the cursor again. If it failed before
+// the checkpoint, a Shuffle refuses the cursor for ever.
+func Example_packedDocuments() {
 	texts := dataloader.Slice[doc]{{11, 12, 13}, {}, {21, 22, 23, 24, 25, 26, 27, 28, 29}, {31, 32}}
-	// Random shuffles them
+	p := packing(8)
 	docs := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, texts.Get)
-	parts := dataloader.Unbatch(dataloader.Map(docs, 0, divide))
-	rows := dataloader.Unbatch(dataloader.Map(dataloader.Batch(parts, together,
-		dataloader.List[doc]), 2, pack))
-	for b, err := range dataloader.Batch(rows, 1, collate).Epoch(context.Background(), 0) {
+	parts := dataloader.Unbatch(dataloader.Map(docs, 0, p.divide))
+	rows := dataloader.Unbatch(dataloader.Map(dataloader.Batch(parts, 1024, dataloader.List[doc]), 2, p.pack))
+	for b, err := range dataloader.Batch(rows, 1, p.collate).Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)
 		}
