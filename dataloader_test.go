@@ -1518,6 +1518,7 @@ func TestRandomIsUniform(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it computes 490,000 orders")
 	}
+	t.Parallel()
 	for _, n := range []int{3, 4, 5, 10, 33, 100, 300, 1000, maxTable, maxTable + 1, 1 << 16,
 		65537, 1281167} {
 		runRow(t, fmt.Sprint("n ", n), func(t *testing.T) {
@@ -2154,6 +2155,7 @@ func TestContextEnds(t *testing.T) {
 // its slot, or returns, when the context has ended, and a reader that then
 // sends no end. TestEnds notices all three.
 func TestEverySchedule(t *testing.T) {
+	t.Parallel()
 	// workers, window, tasks
 	rows := [][3]int{{0, 0, 3}, {1, 1, 3}, {1, 2, 4}, {2, 2, 3}, {2, 2, 5}, {3, 3, 4}, {3, 4, 5}}
 	if testing.Short() {
@@ -2690,6 +2692,7 @@ func TestOnError(t *testing.T) {
 // what comes is what should, and a resume anywhere, by any workers, neither
 // loses nor repeats.
 func TestResumeExhaustive(t *testing.T) {
+	t.Parallel()
 	workers := 0 // each deal has another number, in the loop and in the resume
 	for n := range 11 {
 		if testing.Short() && n%5 != 0 {
@@ -5252,6 +5255,7 @@ func TestFilesOnDisk(t *testing.T) {
 // stream, in epoch 0, whose cursors are nearly zero, and in epoch 2. What it
 // yields in epoch 2 tells which epochs it has read.
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	spoiled := func([]int, []int) ([]int, error) { return []int{7}, errBad }
 	several := func(_ context.Context, i int) ([]int, error) { return make([]int, i%3), nil }
 	odd := func(i int) bool { return i%2 == 1 }
@@ -5484,6 +5488,7 @@ func TestChangedSources(t *testing.T) {
 // exactly what is left of one of the two, or is refused; with its own it is
 // never refused.
 func TestJoinedSources(t *testing.T) {
+	t.Parallel()
 	ordered := func(order Sampler) lists {
 		return Map(Indices(order), 0, func(_ context.Context, i int) ([]int, error) {
 			return []int{i}, nil
@@ -5628,6 +5633,7 @@ func TestJoinedSources(t *testing.T) {
 // try has the exact rest. So has the first, or it has an error, unless OnError
 // drops what has failed.
 func TestMomentaryFailures(t *testing.T) {
+	t.Parallel()
 	const n = 7
 	var sick atomic.Int64 // which item fails once; -1: none
 	fails := func(i int) error {
@@ -6480,6 +6486,7 @@ func TestOwnersOfLoaders(t *testing.T) {
 // that stages leave in step. Resumed on another number of ranks nothing is lost
 // and nothing comes twice, and the cursor of the only rank fits any number.
 func TestRanks(t *testing.T) {
+	t.Parallel()
 	tried, counts := 0, map[bool]int{}
 	defer func() { t.Logf("%d resumes were exact, %d refused", counts[false], counts[true]) }()
 	for _, deal := range rankDeals {
@@ -6518,6 +6525,7 @@ func TestRanks(t *testing.T) {
 // left, or one of them refuses the cursor. If only the rank itself accepts it,
 // that rank has what it had left.
 func TestBatchSizes(t *testing.T) {
+	t.Parallel()
 	every, exact, refusals := func([]int) bool { return true }, 0, 0
 	for name, of := range map[string]func(part func(first int) lists) lists{
 		"alone":    func(part func(int) lists) lists { return part(0) },
