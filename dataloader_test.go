@@ -437,8 +437,8 @@ func inBubble(t *testing.T, test func(t *testing.T)) {
 
 // inBubbles matches the stack of a goroutine that waits in a bubble: how, in
 // which, and the first line of this package.
-var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:\n(?:.+\n)*?` +
-	`.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
+var inBubbles = regexp.MustCompile(`(goroutine \d+ \[.*) \(durable\), synctest bubble (\d+)\]:` +
+	`\n(?:.+\n)*?.*\b((?:dataset|sampler|batch|worker|dataloader|tar|dataloader_test)\.go:\d+)`)
 
 // rowWords matches the words of the name of a row.
 var rowWords = regexp.MustCompile(`[\pL\d_.-]+`)
@@ -1595,7 +1595,8 @@ func TestGoldenOrders(t *testing.T) {
 		"[1 4 5 0 2 3]":                  positions(must(Weighted(weights, 6, false, 0)), 0),
 		"[[3 2] [0 6] [5] [7 4]]":        [][]int{buckets(0), buckets(1), buckets(2), buckets(3)},
 		"[553 203]":                      batches(t, newLoader(t, drawn, Options{Seed: 9}), 2)[7],
-		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(Weighted(weights, 6, false, 0)),
+		"Weighted(6 of 6, weights #dc404c201882b333, replace false, seed 0), version 2": must(
+			Weighted(weights, 6, false, 0)),
 	} {
 		runRow(t, want, func(t *testing.T) {
 			equal(t, "an order that has changed", fmt.Sprint(got), want)
@@ -1904,8 +1905,8 @@ func TestRankFromEnv(t *testing.T) {
 		// mpirun in an sbatch script
 		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"},
 		{"SLURM_PROCID=0 SLURM_NTASKS=8",
-			`SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number of ` +
-				`processes, the first 0 to one less; start it with srun; in a container, pass`},
+			`SLURM_PROCID is "0" and SLURM_STEP_NUM_TASKS is ""; the second must be the number ` +
+				`of processes, the first 0 to one less; start it with srun; in a container, pass`},
 		// in a container, to which only this was passed on
 		{"SLURM_PROCID=3", `SLURM_PROCID is "3"`},
 		{"SLURM_PROCID=0 SLURM_NTASKS=1", "no error, {0 0}"},
@@ -1952,8 +1953,8 @@ func TestRankFromEnv(t *testing.T) {
 			all = append(all, name)
 		}
 	}
-	for _, name := range strings.Fields("PMIX_RANK LOCAL_RANK SKYPILOT_NODE_RANK PMI_ID PALS_RANKID " +
-		"ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX " +
+	for _, name := range strings.Fields("PMIX_RANK LOCAL_RANK SKYPILOT_NODE_RANK PMI_ID " +
+		"PALS_RANKID ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX " +
 		"TPU_WORKER_ID PADDLE_TRAINER_ID") {
 		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
 			[2]string{name + "=1",
@@ -2145,9 +2146,11 @@ func TestContextEnds(t *testing.T) {
 //
 //	sent  = min(all, taken + window)
 //	begun = min(sent, done + workers)
-//	The loop does not wait if a result is ready that it may hand over: in order that of task number taken, out of order any.
+//	The loop does not wait if a result is ready that it may hand over: in order
+//	that of task number taken, out of order any.
 //	After the end, which is a break or that of the context, no task begins.
-//	When the loop has returned, no task runs. Without an end all results have been taken: each once, in order if ordered.
+//	When the loop has returned, no task runs. Without an end all results have
+//	been taken: each once, in order if ordered.
 //
 // Between two events the goroutines take their steps in the order that the Go
 // scheduler chooses. Other orders are not played, and the context ends only
@@ -2337,7 +2340,9 @@ func (w *world) wait(ctx context.Context, who int, events ...string) (event stri
 // Goexit, fails its batch and nothing else.
 func TestUserCodeThatDies(t *testing.T) {
 	const goexit = "runtime.Goexit was called"
-	for name, die := range map[string]func(){"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit} {
+	for name, die := range map[string]func(){
+		"panic: EOF": func() { panic(io.EOF) }, goexit: runtime.Goexit,
+	} {
 		runRow(t, name, func(t *testing.T) {
 			at := func(bad int) func(int) int {
 				return func(i int) int {
@@ -2777,7 +2782,8 @@ func TestUnorderedResume(t *testing.T) {
 // FuzzCursor checks that arbitrary bytes as a cursor never panic, hang or
 // repeat a batch.
 func FuzzCursor(f *testing.F) {
-	const state = `"state":{"by":"Random(20, seed 1)","seed":1,"rank":{"Index":0,"Count":1},"size":2,"done":`
+	const state = `"state":{"by":"Random(20, seed 1)","seed":1,` +
+		`"rank":{"Index":0,"Count":1},"size":2,"done":`
 	for _, rest := range []string{"0," + state + "[[1,3],[5,6]]}",
 		"4," + state + "[[1,9223372036854775807]]}", "1e99"} {
 		f.Add([]byte(`{"epoch":1,"pos":` + rest + "}"))
@@ -6080,7 +6086,7 @@ func TestBadStreams(t *testing.T) {
 	})
 	unordered := newLoader(t, numbers(3), Options{Unordered: true})
 	saysAll(t, ending(StreamOf(unordered).Epoch(t.Context(), 0)),
-		"Options.Unordered is no stream, because a resume could lose samples: use its Run, or leave")
+		"Options.Unordered is no stream, because a resume could lose samples: use its Run")
 	for _, stage := range stages {
 		runRow(t, stage.name, func(t *testing.T) {
 			name := stage.name + ": "
@@ -6309,7 +6315,8 @@ var rankStages = []rankStage{
 
 // passes is a stage of a user's that passes its items on.
 func passes[T any](s Stream[T]) Stream[T] {
-	return NewStage(s, true, func(ctx context.Context, s Stream[T], from Cursor) iter.Seq2[Item[T], error] {
+	return NewStage(s, true, func(ctx context.Context, s Stream[T],
+		from Cursor) iter.Seq2[Item[T], error] {
 		return s.Items(ctx, from)
 	})
 }
@@ -7066,7 +7073,9 @@ func TestWorkersOfMap(t *testing.T) {
 // of a stage it fails the item. In the goroutines of a stage that is so for
 // runtime.Goexit too. All goroutines are joined.
 func TestStreamsThatDie(t *testing.T) {
-	for what, die := range map[string]func(){"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit} {
+	for what, die := range map[string]func(){
+		"panic: ouch": func() { panic("ouch") }, "runtime.Goexit was called": runtime.Goexit,
+	} {
 		runRow(t, what, func(t *testing.T) {
 			f := func(_ context.Context, i int) (int, error) {
 				if i%100 == 1 {
@@ -7658,8 +7667,8 @@ func TestTarFiles(t *testing.T) {
 	_, err := OpenTar(pattern)
 	saysAll(t, err, "Expand lists its names")
 	equal(t, "a shard that was opened", tarOutcomes(t, opening(strings.NewReader("")), "{a}"),
-		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no tar archive, or it has been truncated: ""; ` +
-			`the shard is not read further`})
+		[]string{`error shard "{a}", entry "", offset 0: it has only 0 bytes, so it is no ` +
+			`tar archive, or it has been truncated: ""; the shard is not read further`})
 	same(t, "a query", tarOutcomes(t, inMemory(nil), "https://x/?y"),
 		`error shard "https://x/": `+fs.ErrNotExist.Error())
 	if e := (*TarError)(nil); !errors.As(err, &e) || e.Offset != -1 ||
@@ -7832,8 +7841,8 @@ func unBase64(text string) string { return string(must(base64.StdEncoding.Decode
 func TestTarArchives(t *testing.T) {
 	const a, c = "a{cls:1 txt:first\n}; ", "c{cls:3 txt:}"
 	b := briefRecord("b", "cls", "2", "txt", strings.Repeat("second\n", 100)) + "; "
-	long := "bb-folder-number-0001/bb-folder-number-0002/bb-folder-number-0003/bb-folder-number-0004/" +
-		"bb-folder-number-0005/bb-folder-number-0006/bb-folder-number-0007/"
+	long := "bb-folder-number-0001/bb-folder-number-0002/bb-folder-number-0003/" +
+		"bb-folder-number-0004/bb-folder-number-0005/bb-folder-number-0006/bb-folder-number-0007/"
 	wanted := map[string]string{}
 	for names, want := range map[string]string{
 		"v7 oldgnu gnu ustar posix posix-global gzip bzip2 members": a + b + c,
@@ -7843,7 +7852,8 @@ func TestTarArchives(t *testing.T) {
 		"gnu-long oldgnu-long ustar-prefix": a + b + long + "long-name{cls:4 txt:long\n}; " + c,
 		"posix-long": a + b + long + long +
 			"long-name{cls:5 txt:longer\n}; " + c,
-		"gnu-sparse posix-sparse-0.0 posix-sparse-0.1 posix-sparse-1.0": `error entry "s.bin" … tar --sparse … record "a" is left out`,
+		"gnu-sparse posix-sparse-0.0 posix-sparse-0.1 posix-sparse-1.0": `error entry "s.bin" … ` +
+			`tar --sparse … record "a" is left out`,
 		"gnu-links posix-links": a + `error entry "b.txt" … it is a hard link to "a.txt"` +
 			"; c{cls:3}; d/x{cls:7 txt:x\n}",
 	} {
@@ -8092,12 +8102,13 @@ func (s *tarServer) requests() (all []string) {
 // records are the outcomes of the shard that the server has, and of a sound one
 // after it.
 func (s *tarServer) records(t *testing.T, path string) []string {
-	return tarOutcomes(t, func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	open := func(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 		if name == "after" {
 			return io.NopCloser(bytes.NewReader(tarEntries("z.txt=after"))), nil
 		}
 		return s.web.open(ctx, name, offset)
-	}, s.URL+path, "after")
+	}
+	return tarOutcomes(t, open, s.URL+path, "after")
 }
 
 // sends is the answer of a good server that has data with an ETag. Its
@@ -8972,7 +8983,8 @@ func TestDecode(t *testing.T) {
 		{"jsn", " 12345678901234567890.10\n", "json.Number 12345678901234567890.10"},
 		{"jsonl", "{\"a\":1}\n\n[2]\r\n9007199254740993",
 			"[]interface {} [map[a:1] [2] 9007199254740993]"},
-		{"jsonl", "", "[]interface {} []"}, {"json", "\xef\xbb\xbf[\"\xc3\xa9\\ud800\"]", "[]interface {} [é\ufffd]"},
+		{"jsonl", "", "[]interface {} []"},
+		{"json", "\xef\xbb\xbf[\"\xc3\xa9\\ud800\"]", "[]interface {} [é\ufffd]"},
 		{"json jsonl", "{\"a\":\"caf\xe9\"}", "error byte 9 of the JSON text, 0xe9, is not UTF-8"},
 		{"txt text a.transcript", "text", "string text"},
 		{"cls cls2 class index inx id", " 12\n", "int 12"}, {"count", "-1", "int -1"},

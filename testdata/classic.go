@@ -10,8 +10,8 @@
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
 // and leaves out the imports that only the second half uses. It writes a go.mod
-// if DIR is in no module. The training, testdata/recipes/digits,
-// and the page of the lesson, testdata/play, import DIR.
+// if DIR is in no module. The training, testdata/recipes/digits, and the page
+// of the lesson, testdata/play, import DIR.
 package main
 
 import (
@@ -44,7 +44,8 @@ func main() {
 	names = append(names, users...)
 	if !inModule(os.Args[1]) {
 		names = append(names, "go.mod")
-		fmt.Println("wrote go.mod, too: DIR is in no module. Remove it when DIR becomes part of one.")
+		fmt.Println("wrote go.mod, too: DIR is in no module. " +
+			"Remove it when DIR becomes part of one.")
 	}
 	for _, name := range names {
 		if err := write(os.Args[1], name); err != nil {
@@ -89,7 +90,8 @@ func write(dir, name string) error {
 		return err
 	}
 	name = filepath.Join(dir, name)
-	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o777), os.WriteFile(name, []byte(text), 0o666))
+	return errors.Join(os.MkdirAll(filepath.Dir(name), 0o777),
+		os.WriteFile(name, []byte(text), 0o666))
 }
 
 // firstHalf returns what stands before the line "Second reading", without the

@@ -298,7 +298,8 @@ func TestDecodeTo(t *testing.T) {
 	must(0, decodeTo(got, file.Bytes()))
 	for i, v := range got {
 		y, x := i/imageSide%imageSide, i%imageSide
-		if want := [3]int{x, y, (x + y) / 2}[i/imageSide/imageSide]; math.Abs(float64(255*v)-float64(want)) > 4 {
+		want := [3]int{x, y, (x + y) / 2}[i/imageSide/imageSide]
+		if math.Abs(float64(255*v)-float64(want)) > 4 {
 			t.Fatalf("colour %d at %d, %d is %v, want %d", i/imageSide/imageSide, x, y, 255*v, want)
 		}
 	}

@@ -47,7 +47,8 @@ func TestIndex(t *testing.T) {
 		}
 	}
 	var others []string
-	for _, example := range examples.FindAllStringSubmatch(string(must(os.ReadFile("../../dataloader_test.go"))), -1) {
+	inside := string(must(os.ReadFile("../../dataloader_test.go")))
+	for _, example := range examples.FindAllStringSubmatch(inside, -1) {
 		others = append(others, example[1])
 	}
 	for _, name := range regexp.MustCompile("`(Example\\w*)`").FindAllStringSubmatch(index, -1) {

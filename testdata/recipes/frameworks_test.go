@@ -28,7 +28,8 @@ import (
 // does: then a batch that was given back with Recycle is filled again, and the
 // loop allocates no new one. Without a struct, nested pairs do the same:
 //
-//	CollatePair(Stack[float32], CollatePair(List[int32], List[string])) // of Pair[Tensor[float32], Pair[int32, string]]
+//	// of Pair[Tensor[float32], Pair[int32, string]]
+//	CollatePair(Stack[float32], CollatePair(List[int32], List[string]))
 func Example_batchOfStructs() {
 	type sample struct {
 		image dataloader.Tensor[float32]

@@ -491,8 +491,8 @@ func Example_decodedBatches() {
 			if err != nil {
 				return batch, fmt.Errorf("record %s of %s: %w", r.Key, r.Shard, err)
 			}
-			// or augment
-			dataloader.ImageTensor(dataloader.Tensor[float32]{Data: batch.Data[k*pixels:][:pixels]}, img)
+			place := batch.Data[k*pixels:][:pixels]
+			dataloader.ImageTensor(dataloader.Tensor[float32]{Data: place}, img) // or augment
 		}
 		return batch, nil
 	}

@@ -497,9 +497,10 @@ func Example_remoteRecords() {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: workers}
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	records := dataloader.Func(len(index), func(ctx context.Context, i int) (dataloader.Record, error) {
+	get := func(ctx context.Context, i int) (dataloader.Record, error) {
 		return remoteRecord(ctx, client, store.URL, index[i])
-	})
+	}
+	records := dataloader.Func(len(index), get)
 	for i := range records.Len() { // or a loader with that number of Workers
 		r, err := records.Get(context.Background(), i)
 		fmt.Printf("%s: %s %v\n", r.Key, r.Get("txt"), err)

@@ -190,7 +190,8 @@ func neighbours(source dataloader.Stream[string]) dataloader.Stream[[2]string] {
 					return
 				}
 				if pos++; pos > from.Pos {
-					next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: before{by, last.Next}}
+					state := before{by, last.Next}
+					next := dataloader.Cursor{Epoch: from.Epoch, Pos: pos, State: state}
 					out := dataloader.Item[[2]string]{Next: next, Err: cmp.Or(last.Err, item.Err)}
 					if out.Err == nil {
 						out.Value = [2]string{last.Value, item.Value}

@@ -454,7 +454,8 @@ func Example_packedDocuments() {
 	p := packing(8)
 	docs := dataloader.Map(dataloader.Indices(dataloader.Sequential(len(texts))), 2, texts.Get)
 	parts := dataloader.Unbatch(dataloader.Map(docs, 0, p.divide))
-	rows := dataloader.Unbatch(dataloader.Map(dataloader.Batch(parts, 1024, dataloader.List[doc]), 2, p.pack))
+	together := dataloader.Batch(parts, 1024, dataloader.List[doc])
+	rows := dataloader.Unbatch(dataloader.Map(together, 2, p.pack))
 	for b, err := range dataloader.Batch(rows, 1, p.collate).Epoch(context.Background(), 0) {
 		if err != nil {
 			log.Fatal(err)

@@ -222,7 +222,8 @@ func declared(t *testing.T) (names map[string]bool, source map[string]string) {
 			case *ast.FuncDecl:
 				receiver := ""
 				if d.Recv != nil { // *engine[S]
-					receiver = regexp.MustCompile(`\w+`).FindString(types.ExprString(d.Recv.List[0].Type)) + "."
+					of := types.ExprString(d.Recv.List[0].Type)
+					receiver = regexp.MustCompile(`\w+`).FindString(of) + "."
 				}
 				names[receiver+d.Name.Name] = true
 			case *ast.GenDecl:
@@ -375,7 +376,8 @@ func TestLesson(t *testing.T) {
 	for _, item := range all("^- Break: .*", lesson) {
 		pattern := `in "(?:(\w+)\.)?(\w+)" (?:replace|move|delete)(?: the second)? "([^"]+)"`
 		part := all(pattern, item[0])[0] // type, function and code
-		function := regexp.MustCompile(fmt.Sprintf(`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
+		function := regexp.MustCompile(fmt.Sprintf(
+			`(?ms)^func (\(\w+ \*?%s(\[\w+\])?\) )?%s\W.*?^}`, part[1], part[2]))
 		stands := strings.Contains(function.FindString(fmt.Sprint(source)), part[3])
 		failIf(t, !stands, "%s: there is no such code", item[0])
 	}

@@ -63,7 +63,8 @@ func main() {
 	fmt.Println("Without the interruption, and without workers:")
 	var whole checkpoint
 	whole.train(images, test, 0, -1)
-	fmt.Println("The weights are the same as without the interruption, bit for bit:", resumed.Model == whole.Model)
+	fmt.Println("The weights are the same as without the interruption, bit for bit:",
+		resumed.Model == whole.Model)
 
 	fmt.Println("Five of the test images, and what the model says they are:")
 	whole.Model.show(test)
