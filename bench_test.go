@@ -17,6 +17,8 @@ import (
 	"math"
 	"math/bits"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -1005,6 +1007,128 @@ func TestTarHeadersAreCheap(t *testing.T) {
 	}
 	failIf(t, slices.Max(allocations) > slices.Min(allocations)+50,
 		"allocations with PAX records, with GNU names, and with neither: %v", allocations)
+}
+
+// TestWebWaits shows what is asked for after a failure, and how long the waits
+// are: they double, start anew after a byte, and are as long as Retry-After
+// says.
+func TestWebWaits(t *testing.T) {
+	const s = time.Second
+	breaks := sends(tarEntries("a.txt="+strings.Repeat("x", 5000),
+		"b.txt="+strings.Repeat("y", 5000)), `"tag"`, 4000)
+	for _, c := range []struct {
+		answer   answer
+		requests []string
+		waits    []time.Duration
+	}{
+		{inTurn(breaks, status(429, "Retry-After", "100"), breaks),
+			[]string{"", `bytes=4000- "tag"`, `bytes=4000- "tag"`, `bytes=8000- "tag"`,
+				`bytes=12000- "tag"`},
+			[]time.Duration{s, 100 * s, s, s}},
+		{status(500), make([]string, 6), []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s}},
+	} {
+		runRow(t, fmt.Sprint(len(c.requests), " requests"), func(t *testing.T) {
+			server := serveTar(t, c.answer)
+			server.records(t, "")
+			equal(t, "requests", server.requests(), c.requests)
+			equal(t, "waits", len(server.waits), len(c.waits))
+			for i, d := range server.waits {
+				if want := c.waits[i]; d > want || d < want/2 || want > 30*s && d != want {
+					t.Errorf("wait %d is %v, want %v or, without Retry-After, up to a half less",
+						i, d, want)
+				}
+			}
+		})
+	}
+	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
+	for _, c := range []struct {
+		header   string
+		min, max time.Duration // in seconds
+	}{
+		{"", 0, 0}, {"soon", 0, 0}, {"-5", 0, 0}, {"0", 0, 0}, {"7", 7, 7}, {"119", 119, 119},
+		{"121", 120, 120},
+		{"99999999999999999999", 120, 120}, {in(-time.Hour), 0, 0},
+		{in(100 * time.Second), 90, 101}, {in(time.Hour), 120, 120},
+	} {
+		runRow(t, fmt.Sprintf("%d to %d", c.min, c.max), func(t *testing.T) {
+			d := parseRetryAfter(c.header)
+			failIf(t, d < c.min*s || d > c.max*s, "Retry-After: %q: %v, want %d to %d seconds",
+				c.header, d, c.min, c.max)
+		})
+	}
+}
+
+// TestWebStall shows, in fake time and over a network in memory, that a server
+// that stops in the middle is asked again after a minute, and that a loop that
+// takes its time is no such server.
+func TestWebStall(t *testing.T) {
+	data, large := tarEntries("a.txt="+strings.Repeat("x", 5000), "b.txt=2"),
+		strings.Repeat("x", 3*tarBuffer)
+	slow := tarEntries("a.bin="+large, "b.bin="+large)
+	whole := func(promised int, sent []byte) string {
+		return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", promised, sent)
+	}
+	rest := fmt.Sprintf("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes "+
+		"3000-%d/*\r\nContent-Length: %d\r\n\r\n%s",
+		len(data)-1, len(data)-3000, data[3000:])
+	for _, c := range []struct {
+		name    string
+		answers []string // each followed by silence
+		asked   []string
+		pause   time.Duration // of the loop, after each record
+		stalls  int
+		want    string
+	}{
+		{"stalls", []string{whole(len(data), data[:3000]), "", rest},
+			[]string{"", "bytes=3000-", "bytes=3000-"}, 0, 2,
+			briefRecord("a", "txt", strings.Repeat("x", 5000)) + "; b{txt:2}"},
+		{"slow loop", []string{whole(len(slow), slow)}, []string{""}, time.Hour, 0,
+			briefRecord("a", "bin", large) + "; " + briefRecord("b", "bin", large)},
+		{"no answer", make([]string, 6), make([]string, 6), 0, 6,
+			"error attempt 6: the server has stalled"},
+		{"no data", slices.Repeat([]string{whole(9, nil)}, 6), make([]string, 6), 0, 6,
+			"error attempt 6: the server has stalled"},
+	} {
+		runRowInBubble(t, c.name, func(t *testing.T) {
+			s := tarServer{asked: make(chan string, 10)}
+			transport := &http.Transport{DialContext: func(context.Context, string,
+				string) (net.Conn, error) {
+				client, server := net.Pipe()
+				go func() {
+					defer server.Close()
+					if r, err := http.ReadRequest(bufio.NewReader(server)); err == nil {
+						s.asked <- r.Header.Get("Range")
+						io.WriteString(server, c.answers[min(len(s.asked), len(c.answers))-1])
+						io.Copy(io.Discard, server) // until the client goes
+					}
+				}()
+				return client, nil
+			}}
+			defer transport.CloseIdleConnections()
+			w := webSettings{client: &http.Client{Transport: transport}, attempts: 6,
+				stall: time.Minute, wait: pause}
+			var got []string
+			start := time.Now()
+			ctx := foreign{context.Background(), make(chan struct{})}
+			for v, err := range briefly(tarFrom(w.open, "http://x")).Epoch(ctx, 0) {
+				got = append(got, outcomes(one(v, err))...)
+				time.Sleep(c.pause)
+			}
+			took := time.Since(start) - time.Duration(len(got))*c.pause
+			same(t, "records", got, c.want)
+			equal(t, "requests", s.requests(), c.asked)
+			if least := time.Duration(c.stalls) * time.Minute; took < least ||
+				took > least+time.Second<<c.stalls-time.Second {
+				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took,
+					c.stalls)
+			}
+			start = time.Now()
+			wait, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
+			defer cancel()
+			equal(t, "a wait whose context ends",
+				fmt.Sprint(pause(wait, time.Hour), time.Since(start)), "bad sample 1m0s")
+		})
+	}
 }
 
 // TestProgress: what is shown of a sequence, on a terminal and elsewhere, is

@@ -246,6 +246,10 @@ type tarState struct {
 	// reader that begins at Offset could not tell, because only the first bytes
 	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
+
+	// First is the key of the shard's first record, or nil if nobody knows it:
+	// at the start of a shard, and in cursors that were saved without it.
+	First []byte `json:"first,omitempty"`
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be
@@ -267,9 +271,11 @@ type tarState struct {
 // whose Rest tells them apart. So a loop that skips failed items reads every
 // sound record, except those behind the fault of a damaged shard.
 //
-// If files of a record are not neighbors, as in tar cf x.tar *.jpg *.txt, Tar
-// yields two records of one key, since a resume would not know the keys before
-// its place. OpenTar refuses such a shard, and TarWriter does not write it.
+// The files of a record must be neighbors. In a shard that tar cf x.tar *.jpg
+// *.txt has written they are not, and its first key comes again: that ends the
+// shard. Tar compares keys with the first key only, which takes no memory and
+// is part of the cursor, so a resume finds what an epoch without it finds.
+// OpenTar compares all keys, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
 // even if Fields leaves the file out. The record before the file is lost, too,
@@ -404,6 +410,7 @@ func readShard(
 				ShardNumber: from.ShardNumber,
 				Offset:      r.entry.begin,
 				Compressed:  r.compressed,
+				First:       r.firstKey,
 			}
 			if !yield(item, next) {
 				return
@@ -443,6 +450,11 @@ type recordReader struct {
 	nextWanted         bool
 	endErr             error
 
+	// firstKey is that of the shard's first record; nil if it is not known
+	// because a resume began behind it.
+	firstKey []byte
+	resumed  bool
+
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
 
@@ -474,6 +486,8 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 // uncompressed bytes. enterShard never returns io.EOF, which would mean the
 // end.
 func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
+	r.firstKey = from.First
+	r.resumed = from.Offset > 0
 	if !from.Compressed {
 		r.offset = from.Offset
 	}
@@ -544,6 +558,12 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 		return Item[Record]{}, r.endErr
 	}
 	key := r.nextKey
+	if key == string(r.firstKey) {
+		return Item[Record]{}, keyComesAgain(key)
+	}
+	if r.firstKey == nil && !r.resumed {
+		r.firstKey = []byte(key)
+	}
 	files := make([]File, 0, r.lastCount)
 	r.item = Item[Record]{Value: Record{Key: key, Shard: r.name, Files: files}}
 	clear(r.fields)
@@ -566,6 +586,12 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	}
 	r.lastCount = len(r.item.Value.Files)
 	return r.item, nil
+}
+
+// keyComesAgain is the error of a shard whose records lie in pieces.
+func keyComesAgain(key string) error {
+	return fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
+		"as TarWriter and tar --sort=name write them", quote(key))
 }
 
 // checkFile counts the memory of the next file. If the file has a fault, the
@@ -1163,16 +1189,18 @@ type recordPlace struct {
 }
 
 // OpenTar opens tar shards, which are files, as one data set. It reads all
-// headers, sixteen shards at a time, and keeps 24 bytes for each record. Every
+// headers, sixteen shards at a time, and keeps 24 bytes for each record. While
+// it reads a shard, it keeps the keys, too, and needs some 110 bytes. Every
 // start of a program reads the headers again, so shards on a slow disk or a
 // network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
-// compressed, or that has a sparse file, files but no record, or more zeros
-// after its end marker than Tar allows. The number of records does not change
-// afterwards. A record with a fault of its own (a field that comes twice, a
-// hard link, more than 1 GiB, which is Tar's MaxRecord of 0) has its index, and
-// Get returns the error. Errors of both kinds are a TarError.
+// compressed, in which a key comes again, or that has a sparse file, files but
+// no record, or more zeros after its end marker than Tar allows. The number of
+// records does not change afterwards. A record with a fault of its own (a field
+// that comes twice, a hard link, more than 1 GiB, which is Tar's MaxRecord of
+// 0) has its index, and Get returns the error. Errors of both kinds are a
+// TarError.
 func OpenTar(paths ...string) (*TarDataset, error) {
 	d := new(TarDataset)
 	var datasets []Dataset[Record]
@@ -1226,8 +1254,7 @@ func (s *tarShard) scan(ctx context.Context) error {
 		begin := r.entry.begin
 		key := r.nextKey
 		if keys[key] {
-			err = fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
-				"as TarWriter and tar --sort=name write them", quote(key))
+			err = keyComesAgain(key)
 			break
 		}
 		keys[key] = key != ""
