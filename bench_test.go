@@ -34,6 +34,7 @@ import (
 	"testing/fstest"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 	"weak"
 )
 
@@ -1137,7 +1138,7 @@ func TestWebStall(t *testing.T) {
 func TestProgress(t *testing.T) {
 	const s, hour = time.Second, time.Hour
 	bar := func(done int) string {
-		return "[" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]"
+		return " [" + strings.Repeat("#", done) + strings.Repeat(".", 6-done) + "]"
 	}
 	for _, c := range []struct {
 		name            string
@@ -1156,16 +1157,15 @@ func TestProgress(t *testing.T) {
 			"5 0.5/s, 10s, waited 0%\n6 0.2/s, 30s, waited 60%"},
 		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 1, "1000 1000000/s, 0s, waited 0%"},
 		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 1,
-			"1/2147483647   0% 0.000139/s, 2h0m0s, 1281023h53m38.4s left, waited 100%"},
+			"1/2147483647   0% 0.000139/s, 2h0m, 1281023h54m left, waited 100%"},
 		{"a bar", true, 2, 2, 0, s / 4, 3 * s / 4, 0, 3,
-			"1/2  50% " + bar(6) + " 1/s, 1s, 1s left, waited 25%\n" +
-				"2/2 100% " + bar(12) + " 1/s, 2s, waited 25%\n2/2 100% " + bar(12) +
-				" 1/s, 2s, waited 25%"},
+			"1/2" + bar(3) + " 1/s, 1s, 1s left, waited 25%\n" +
+				"2/2" + bar(6) + " 1/s, 2s, waited 25%\n2/2" + bar(6) + " 1/s, 2s, waited 25%"},
 		{"a break", true, 100, 100, 2, s / 4, s / 4, 0, 2,
-			"1/100   1% " + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\n" +
-				"2/100   2% " + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
+			"1/100" + bar(0) + " 2/s, 500ms, 49.5s left, waited 50%\n" +
+				"2/100" + bar(0) + " 2.67/s, 800ms, 36.8s left, waited 67%"},
 		{"ten times a second", true, 0, 10000, 0, s / 1000, 0, 0, 101, ""},
-		{"less than 80 columns", true, 99999, 20, 0, hour / 6, 5 * hour / 6, 0, 21, ""},
+		{"shorter lines", true, 99999, 40, 0, 9 * s, 9 * s, 0, 41, ""},
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			source := &feed{n: c.n, bad: []int{1}, before: func(_ context.Context, i int) {
@@ -1174,7 +1174,7 @@ func TestProgress(t *testing.T) {
 			var out strings.Builder
 			k := 0
 			for i, err := range progress(&out, c.total, c.terminal,
-				source.stream().Epoch(t.Context(), 0)) {
+				source.stream().Epoch(t.Context(), 0), nil) {
 				failed := isSampleError(err)
 				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
 				if k++; k == c.leave {
@@ -1190,9 +1190,10 @@ func TestProgress(t *testing.T) {
 				lines = strings.Split(got, "\r")[1:]
 				for i, line := range lines {
 					lines[i] = strings.TrimRight(line, " ")
-					failIf(t, len(line) < last || len(line) > 79, "%q has %d columns, after %d",
-						line, len(line), last)
-					last = len(lines[i])
+					columns := utf8.RuneCountInString(lines[i])
+					equal(t, fmt.Sprintf("columns of %q, after %d", line, last),
+						utf8.RuneCountInString(line), max(columns, last))
+					last = columns
 				}
 			}
 			equal(t, "lines", len(lines), c.lines)
@@ -1201,6 +1202,13 @@ func TestProgress(t *testing.T) {
 			}
 		})
 	}
+	long := meter{total: 99999, count: 12345, elapsed: 4 * hour, waited: 4 * hour}.line(true)
+	failIf(t, len(long) > 60, "%q has %d columns, want at most 60", long, len(long))
+	var out strings.Builder
+	loss := func() string { return "größe 0.5" }
+	for range Progress(&out, 0, counting(3).Epoch(t.Context(), 0), loss, loss) {
+	}
+	saysAll(t, errors.New(out.String()), "3 ", ", waited ", ", größe 0.5, größe 0.5\n")
 	file, null := must(os.Create(filepath.Join(t.TempDir(), "log"))), must(os.Open(os.DevNull))
 	defer file.Close()
 	defer null.Close()

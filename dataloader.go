@@ -100,6 +100,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // All of it together: this file has the options, the order and its cursors, the
@@ -1353,22 +1354,23 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 // Progress returns seq, and shows on w how far seq has got: the number of
 // items, of total unless that is 0 or less, the rate, the time left, and the
 // share of the time in which the loop waited for seq. Values and errors pass
-// unchanged.
+// unchanged. text, which is called when a line is written, adds what else you
+// want to see, such as a loss.
 //
 // total is the number of items in seq. Progress counts from 0, also after a
 // resume, so pass the number of items that are left. At a loader's Cursor at,
 // l.Len() - k are left, where k is at.Pos / (ranks × BatchSize), or at.Pos /
-// ranks under a BatchSampler, rounded up. The recipe Example_progressBar shows
-// the whole epoch.
-//
+// ranks under a BatchSampler, rounded up, as in the recipe Example_progressBar.
 // The recipe Example_slowStage finds the slow stage of a pipeline.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an
 // item is done. Elsewhere it writes a line, at most every ten seconds. A last
 // line comes at the end, also after a break. PyTorch: what tqdm does around a
 // DataLoader.
-func Progress[B any](w io.Writer, total int, seq iter.Seq2[B, error]) iter.Seq2[B, error] {
-	return progress(w, total, isTerminal(w), seq)
+func Progress[B any](
+	w io.Writer, total int, seq iter.Seq2[B, error], text ...func() string,
+) iter.Seq2[B, error] {
+	return progress(w, total, isTerminal(w), seq, text)
 }
 
 // isTerminal reports whether w is a terminal, as far as the standard library
@@ -1383,20 +1385,32 @@ func isTerminal(w io.Writer) bool {
 }
 
 // progress is Progress for a writer that is a terminal, or not. On a terminal
-// each line overwrites the line before.
+// each line overwrites the line before, and no more: a line that is wider than
+// the terminal would be two.
 func progress[B any](
-	w io.Writer, total int, terminal bool, seq iter.Seq2[B, error],
+	w io.Writer, total int, terminal bool, seq iter.Seq2[B, error], text []func() string,
 ) iter.Seq2[B, error] {
-	every, format := 10*time.Second, "%s\n"
+	every, begin, end := 10*time.Second, "", "\n"
 	if terminal {
-		every, format = time.Second/10, "\r%-79s"
+		every, begin, end = time.Second/10, "\r", ""
 	}
 	return func(yield func(B, error) bool) {
+		width := 0 // of the last line
 		start := time.Now()
 		drawn := start    // the last line
 		returned := start // from the loop's body
 		more := true
 		m := meter{total: total}
+		write := func(end string) {
+			line := m.line(terminal)
+			for _, t := range text {
+				line += ", " + t()
+			}
+			fmt.Fprintf(w, "%s%-*s%s", begin, width, line, end)
+			if terminal {
+				width = utf8.RuneCountInString(line)
+			}
+		}
 		for item, err := range seq {
 			m.waited += time.Since(returned)
 			more = yield(item, err)
@@ -1408,14 +1422,14 @@ func progress[B any](
 			}
 			if returned.Sub(drawn) >= every {
 				drawn = returned
-				fmt.Fprintf(w, format, m.line(terminal))
+				write(end)
 			}
 		}
 		if more { // the loop has waited for the end of seq
 			m.waited += time.Since(returned)
 			m.elapsed = time.Since(start)
 		}
-		fmt.Fprintf(w, strings.TrimSuffix(format, "\n")+"\n", m.line(terminal))
+		write("\n")
 	}
 }
 
@@ -1425,27 +1439,40 @@ type meter struct {
 	elapsed, waited time.Duration
 }
 
-// line returns the meter as a line. On a terminal it has a bar, and less than
-// 80 columns unless the numbers are large.
+// line returns the meter as a line. On a terminal it has a bar in place of the
+// percentage, and less than 60 columns unless the numbers are large.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)
 	if m.total > 0 {
 		share := min(float64(m.count)/float64(m.total), 1)
-		text = fmt.Sprintf("%d/%d %3.0f%%", m.count, m.total, 100*share)
-		if bar {
-			done := int(12 * share)
-			text += " [" + strings.Repeat("#", done) + strings.Repeat(".", 12-done) + "]"
+		text = fmt.Sprintf("%d/%d ", m.count, m.total)
+		if done := int(6 * share); bar {
+			text += "[" + strings.Repeat("#", done) + strings.Repeat(".", 6-done) + "]"
+		} else {
+			text += fmt.Sprintf("%3.0f%%", 100*share)
 		}
 	}
-	rate, format := float64(m.count)/elapsed.Seconds(), " %.3g/s, %v"
+	rate, format := float64(m.count)/elapsed.Seconds(), " %.3g/s, %s"
 	if rate >= 100 {
-		format = " %.0f/s, %v"
+		format = " %.0f/s, %s"
 	}
-	text += fmt.Sprintf(format, rate, m.elapsed.Round(time.Second/10))
+	text += fmt.Sprintf(format, rate, roundTime(m.elapsed))
 	if m.count > 0 && m.count < m.total {
 		left := float64(elapsed) / float64(m.count) * float64(m.total-m.count)
-		text += fmt.Sprintf(", %v left", time.Duration(min(left, 1<<62)).Round(time.Second/10))
+		text += fmt.Sprintf(", %s left", roundTime(time.Duration(min(left, 1<<62))))
 	}
 	return text + fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(elapsed))
+}
+
+// roundTime returns a duration with tenths of a second, with seconds from a
+// minute on, and with minutes from an hour on.
+func roundTime(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return d.Round(time.Second / 10).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	}
+	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 }

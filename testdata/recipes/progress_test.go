@@ -13,7 +13,6 @@ package recipes
 import (
 	"context"
 	"fmt"
-	"io"
 	"iter"
 	"log"
 	"regexp"
@@ -172,12 +171,10 @@ func Example_pictureOfTimes() {
 	// {"name": "load 1", "ph": "X", "pid": 1, "tid": 2, "ts": …, "dur": …},
 }
 
-// A progress bar with the loss in it, which is right after a resume, where
-// Progress would count from 0 again. The cursor says how many steps have been
-// taken: each moves Pos by BatchSize × ranks or, with a BatchSampler, by the
-// number of ranks. The time left follows from the steps since the resume. Call
-// bar in the loop body, with whatever else you want to see. PyTorch: tqdm with
-// initial and set_postfix.
+// A progress bar with the loss in it, and with the step of the epoch, since
+// Progress counts from 0 again after a resume. The cursor says how many steps
+// have been taken: each moves Pos by BatchSize × ranks or, with a BatchSampler,
+// by the number of ranks. PyTorch: tqdm with initial and set_postfix.
 func Example_progressBar() {
 	const perStep = 2 // BatchSize × ranks
 	data := dataloader.Slice[float64]{5, 9, 6, 8, 7, 7, 8, 6, 9}
@@ -186,58 +183,37 @@ func Example_progressBar() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	var clock time.Time
-	now := func() time.Time { return clock } // in a program: now := time.Now
-
-	// newBar begins a bar on a terminal, when some of all steps have been
-	// taken. It is drawn at most ten times a second.
-	newBar := func(w io.Writer, taken, all int) func(step int, loss float64) {
-		begin, drawn := now(), time.Time{}
-		return func(step int, loss float64) {
-			if step < all && now().Sub(drawn) < time.Second/10 {
-				return
-			}
-			drawn = now()
-			left := drawn.Sub(begin) / time.Duration(max(1, step-taken)) * time.Duration(all-step)
-			bar := strings.Repeat("#", 20*step/all) + strings.Repeat(".", 20-20*step/all)
-			fmt.Fprintf(w, "\r%3d%% [%s] %d/%d, %v left, loss %-12.4g",
-				100*step/all, bar, step, all, left.Round(time.Second), loss)
-		}
-	}
-
 	var terminal strings.Builder // in a program os.Stderr
 	var at dataloader.Cursor     // the checkpoint: the cursor and
-	mean := 0.0                  // the model
+	mean, loss := 0.0, 0.0       // the model
 	train := func(steps int) {
-		step := func() int { return (at.Pos + perStep - 1) / perStep }
-		bar := newBar(&terminal, step(), loader.Len())
-		for batch, err := range loader.Run(context.Background(), &at) {
+		taken := (at.Pos + perStep - 1) / perStep
+		show := func() string {
+			return fmt.Sprintf("step %d of %d, loss %.3g", taken, loader.Len(), loss)
+		}
+		batches := loader.Run(context.Background(), &at)
+		left := loader.Len() - taken
+		for batch, err := range dataloader.Progress(&terminal, left, batches, show) {
 			if err != nil {
 				log.Fatal(err)
 			}
-			loss := 0.0
+			loss = 0
 			for _, x := range batch {
 				loss += (x - mean) * (x - mean) / float64(len(batch))
 				mean += (x - mean) / 2
 			}
-			clock = clock.Add(3 * time.Second)
-			bar(step(), loss)
+			taken++
 			if steps--; steps == 0 {
 				break
 			}
 		}
-		fmt.Fprintln(&terminal)
 	}
 	train(2) // interrupted
 	train(-1)
-	shown := strings.ReplaceAll(terminal.String(), "\n", "")
-	for line := range strings.SplitSeq(shown[1:], "\r") {
-		fmt.Println(strings.TrimSpace(line))
-	}
+	// A line begins with what Progress measures: 2/5  40% 120/s, 0s, 0s left,
+	// waited 12%.
+	fmt.Print(regexp.MustCompile(`(?m)^.*waited.*?, `).ReplaceAllString(terminal.String(), ""))
 	// Output:
-	// 20% [####................] 1/5, 12s left, loss 33.62
-	// 40% [########............] 2/5, 9s left, loss 2.289
-	// 60% [############........] 3/5, 6s left, loss 0.002441
-	// 80% [################....] 4/5, 3s left, loss 1.629
-	// 100% [####################] 5/5, 0s left, loss 5.08
+	// step 2 of 5, loss 2.29
+	// step 5 of 5, loss 5.08
 }

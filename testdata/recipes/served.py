@@ -6,7 +6,7 @@
     for step, batch in enumerate(loader, step // ranks):  # batch is a list of tensors, one for each array of encode
         ...
 
-The server is Example_servedBatches of dataloader_test.go. batches.steps is the number of steps in an epoch, so
+The server is Example_servedBatches of served_test.go. batches.steps is the number of steps in an epoch, so
 end is epochs * batches.steps. A checkpoint has the step and batches.tag, and the sampler begins at the step: that is the
 resume. Let step be a multiple of ranks, and end - step too, so that all ranks take equal steps. (DistributedSampler
 shuffles, and cannot begin at a step.) Without worker processes threads are faster, and need only NumPy:
@@ -18,7 +18,7 @@ A batch that the servers cannot make is a BadBatch. To skip it, begin again behi
 batch can be had now: end the training, and resume it later. There is no authentication, and by https only what
 http.client checks.
 
-    python3 testdata/served.py http://127.0.0.1:8080 0 100
+    python3 testdata/recipes/served.py http://127.0.0.1:8080 0 100
 
 prints a checksum of each array of steps 0 to 99, by both ways if torch is installed.
 """
@@ -81,7 +81,7 @@ class Batches:
         if getattr(_here, "key", None) != key:
             kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[url.scheme]
             _here.key, _here.connection = key, kind(url.netloc, timeout=self.timeout)
-        _here.connection.request("GET", url.path + path, headers={"If-Match": self.tag} if self.tag else {})
+        _here.connection.request("GET", url.path + path, headers={"Batch-Tag": self.tag} if self.tag else {})
         response = _here.connection.getresponse()
         if response.length is None:
             raise http.client.HTTPException(f"{path}: {response.status} {response.reason}, without a length")
@@ -89,7 +89,7 @@ class Batches:
         length = response.readinto(body)
         if length < len(body):
             raise http.client.IncompleteRead(body[:length], len(body) - length)
-        tag = response.headers.get("ETag")
+        tag = response.headers.get("Batch-Tag")
         text = f"{path}: {response.status} {response.reason}: {body[:1000].decode(errors='replace')}"
         if tag and 400 <= response.status < 500:
             raise Refused(text)

@@ -218,7 +218,7 @@ func TestServed(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	says := func(status int, tag string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("ETag", tag)
+			w.Header().Set("Batch-Tag", tag)
 			http.Error(w, "a proxy", status)
 		}
 	}
@@ -249,6 +249,13 @@ func TestServed(t *testing.T) {
 		first("a proxy without a server", time.Second, "/batch/5", says(502, "")),
 		first("a proxy that fails itself", time.Second, "/batch/5", says(500, "")),
 		first("a page of somebody else", time.Second, "/batch/5", says(200, `"x"`)),
+		one("a proxy that makes ETags weak and forgets If-Match", 0, want, func() http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				r.Header.Del("If-Match")
+				w.Header().Set("ETag", `W/"of the proxy"`)
+				sound.ServeHTTP(w, r)
+			})
+		}),
 		one("a batch that fails for ever", 6*time.Second, skipping(1, 5, 8), func() http.Handler {
 			return serveInts(failing(7, 3), opts)
 		}),
@@ -299,6 +306,10 @@ func TestServedArrays(t *testing.T) {
 	equal(t, "the first", got, want)
 	equal(t, "the second", rest, both[len(first):])
 	equal(t, "where its data are, from a multiple of 64 on", (len(both)-1)%64, 0)
+	number := must(appendArray(nil, nil, []int64{7}))
+	seven, _, err := cutArray(dataloader.Tensor[int64]{}, number)
+	equal(t, "error", err, nil)
+	equal(t, "a number", fmt.Sprint(seven), "{[7] []}")
 	for n := range first {
 		failIf(t, errorOf2(cutArray(got, first[:n])) == nil, "%d bytes are an array", n)
 	}
@@ -323,7 +334,7 @@ func TestServedTags(t *testing.T) {
 		w := httptest.NewRecorder()
 		handler := must(serveBatches(numbers(n), encodeInts, opts, version, 1))
 		handler.ServeHTTP(w, httptest.NewRequest("GET", "/ready", nil))
-		return w.Header().Get("ETag")
+		return w.Header().Get("Batch-Tag")
 	}
 	opts := dataloader.Options{BatchSize: 2, Seed: 1, DataVersion: "a"}
 	tag := tagOf(10, opts, "1")
@@ -732,7 +743,7 @@ func TestServedPython(t *testing.T) {
 		case step%3 == 0:
 			w = &breaking{w, 150}
 		case step%3 == 1:
-			w.Header().Set("ETag", r.Header.Get("If-Match"))
+			w.Header().Set("Batch-Tag", r.Header.Get("Batch-Tag"))
 			http.Error(w, "once", http.StatusInternalServerError)
 			return
 		default:

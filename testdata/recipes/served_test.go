@@ -111,10 +111,11 @@ func Example_servedBatches() {
 // wait for a disk or a network. Batch has all of them in Worker -1, so keep
 // decoders in a sync.Pool.
 //
-// Every answer about a batch has a tag: a hash of all that the batch depends
-// on. A sampler of your own needs a String method that describes it. An
+// Every answer has a tag, in the header Batch-Tag: a hash of all that a batch
+// depends on. An ETag would not do, because proxies that compress make it weak,
+// or drop it. A sampler of your own needs a String method that describes it. An
 // OrderFunc is described by its length only: change version with it. A request
-// with another tag in If-Match is refused (412). Other answers are 400 if step
+// with another tag in Batch-Tag is refused (412). Other answers are 400 if step
 // is not a number from 0 on, 404 if there are no samples, and 500 with the
 // error's text if the batch failed.
 //
@@ -137,7 +138,7 @@ func serveBatches[T any](
 	if err != nil {
 		return nil, err
 	}
-	tag := fmt.Sprintf(`"%x"`, sha256.Sum256(fmt.Appendf(nil, "%d %t %v %v %q %d %d %t %v %d %q",
+	tag := fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%d %t %v %v %q %d %d %t %v %d %q",
 		data.Len(), opts.Shuffle, opts.Sampler, opts.BatchSampler, opts.DataVersion, opts.Seed,
 		opts.BatchSize, opts.DropLast, opts.Rank, opts.Tail, version)))
 
@@ -150,7 +151,7 @@ func serveBatches[T any](
 		c.SetReadDeadline(limit) // of a body that may never come
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		w.Header().Set("ETag", tag)
+		w.Header().Set("Batch-Tag", tag)
 		w.WriteHeader(status)
 		_, err := w.Write(body)
 		return err
@@ -190,7 +191,7 @@ func serveBatches[T any](
 		}
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if match := r.Header.Get("If-Match"); match != "" && match != tag {
+		if match := r.Header.Get("Batch-Tag"); match != "" && match != tag {
 			answer(w, http.StatusPreconditionFailed, []byte("another order, or another version"))
 			return
 		}
@@ -273,10 +274,12 @@ func cutArray[E any](dst dataloader.Tensor[E], body []byte) (_ dataloader.Tensor
 	}
 	header := string(body[10:end])
 	_, axes, _ := strings.Cut(header, "'shape': (")
-	axes, _, _ = strings.Cut(axes, ",)")
+	axes, _, _ = strings.Cut(axes, ")")
 	dst.Shape = dst.Shape[:0]
-	count := 1
-	for axis := range strings.SplitSeq(axes, ",") {
+	count := 1 // of the shape (), which is a number
+	for axes != "" {
+		var axis string
+		axis, axes, _ = strings.Cut(axes, ",")
 		n, err := strconv.Atoi(axis)
 		if err != nil || n < 0 || n > len(body) || count*n > len(body) {
 			return bad()
@@ -464,7 +467,7 @@ func (c *batchClient) try(ctx context.Context, path string, body *bytes.Buffer) 
 		return fmt.Errorf("%w: %w", errRefused, err)
 	}
 	if c.tag != "" {
-		request.Header.Set("If-Match", c.tag)
+		request.Header.Set("Batch-Tag", c.tag)
 	}
 	resp, err := c.http.Do(request)
 	if err != nil {
@@ -475,7 +478,7 @@ func (c *batchClient) try(ctx context.Context, path string, body *bytes.Buffer) 
 	if _, err := body.ReadFrom(resp.Body); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	tag := resp.Header.Get("ETag")
+	tag := resp.Header.Get("Batch-Tag")
 	if c.tag == "" && resp.StatusCode == http.StatusOK { // of ready, before any batch
 		c.tag = tag
 	}
