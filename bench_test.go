@@ -467,6 +467,11 @@ func TestStats(t *testing.T) {
 		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms,
 			"waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
 				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
+		// Six workers would need 290, too, and three out of order 250.
+		{"slow batch, busy workers", Options{Workers: 3}, 1, 12, slices.Concat(d{40 * ms, 50 * ms,
+			190 * ms, 50 * ms}, slices.Repeat(d{40 * ms, 50 * ms}, 4)), 10 * ms,
+			"waited 59 % of 290ms, 34 % blocked; workers: 3, 79 % busy: " +
+				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
 			"10 batches, 15 samples (12/s), 5 dropped; " +
 				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +
@@ -525,6 +530,16 @@ func TestStats(t *testing.T) {
 			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
+	// Fake time has no time between the end of a load and the loop.
+	stats, now, us := new(Stats), time.Now(), time.Microsecond
+	for range 9 {
+		stats.Observe(Timing{Start: now.Add(60 * us), Done: now.Add(70 * us),
+			Received: now.Add(100 * us), Wait: 100 * us, Body: us})
+		now = now.Add(101 * us)
+	}
+	saysAll(t, errors.New(stats.String()),
+		"10 % busy: handing batches over takes longer than loading them: make them larger, "+
+			"raise Prefetch, or have no more workers than CPUs if they compute")
 }
 
 // BenchmarkStart is the time and memory of New and of the first batch: of 10^12

@@ -1219,8 +1219,9 @@ type Stats struct {
 	loading, waiting, training time.Duration
 	// starting is the part of waiting that was for the first batches of loops.
 	// blocked is the part during which the batch after the awaited one was
-	// ready.
-	starting, blocked time.Duration
+	// ready. awaited is the part during which the awaited batch was loaded;
+	// otherwise it had not been taken by a worker, or was handed over.
+	starting, blocked, awaited time.Duration
 
 	last Timing
 }
@@ -1236,6 +1237,11 @@ func (s *Stats) Observe(t Timing) {
 	s.loading += t.Done.Sub(t.Start)
 	s.waiting += t.Wait
 	s.training += t.Body
+	begin := t.Received.Add(-t.Wait)
+	if t.Start.After(begin) {
+		begin = t.Start
+	}
+	s.awaited += max(0, t.Done.Sub(begin))
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
@@ -1305,10 +1311,13 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 			min(enough, s.workers))
 	case s.workers == 0 && enough <= 1:
 		return "loading and training take turns, a worker would load during training"
+	case s.workers > 0 && busy < 75 && s.awaited < s.waiting/2:
+		return "handing batches over takes longer than loading them: make them larger, " +
+			"raise Prefetch, or have no more workers than CPUs if they compute"
 	case enough <= s.workers && s.starting > s.waiting/2:
 		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
 			s.loops)
-	case enough <= s.workers && s.blocked > s.waiting/2:
+	case s.blocked > s.waiting/2: // more workers would fill the window sooner, and then wait
 		return "slow batches block the batches behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
 		return "the loader keeps up on average but not always, raise Prefetch"
