@@ -279,7 +279,11 @@ func TestPlay(t *testing.T) {
 		"", "workers=0", "workers=1&train=50", "unordered=1", "prefetch=5", "batches=40&workers=8",
 		"train=0", "fails=2", "fails=0&slow=0&workers=0", "leaves=3", "leaves=3&deaf=1&unit=h",
 		"leaves=0&unordered=1&deaf=1", "unit=m&load=200&takes=1000&at=300", "batches=1",
-		"load=1&longer=0&train=0&slow=-1",
+		"load=1&longer=0&train=0&slow=-1", "fails=1&leaves=0",
+	}
+	for k := range 4 * 4 * 3 * 2 {
+		queries = append(queries, fmt.Sprintf("batches=6&fails=%d&leaves=%d&workers=%d", k%4,
+			k/4%4-1, k/16%3)+[]string{"", "&unordered=1"}[k/48])
 	}
 	lesson := must(os.ReadFile("../lesson.md"))
 	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson,
@@ -356,6 +360,8 @@ func checkPage(t *testing.T, s *scenario, page string) {
 		far := math.Abs(x-percent(from))+math.Abs(x+w-percent(min(to, end))) > 0.03
 		failIf(t, far, "%s: left %v %%, width %v %%, must be from %v to %v", what, x, w, from, to)
 	}
+	negative := regexp.MustCompile(`(left|width): -`).MatchString(page)
+	equal(t, "whether a bar has a negative place or width", negative, false)
 	loads, trains := 0, 0
 	laneOf := regexp.MustCompile(`<div class="lane"><span>(\w+).*`)
 	barOf := regexp.MustCompile(`<b class="[\w -]+" style="left: ([\d.]+)%; width: ([\d.]+)%">(\d+)</b>`)

@@ -278,7 +278,8 @@ func (p *played) rows(
 	for _, j := range sorted {
 		from, to := span(j)
 		to = min(to, p.end)
-		if failed := class == "train" && j.batch == p.fails; to-from <= p.blink() && !failed {
+		had := from < never // a failed batch that the loop had takes no time, but is shown
+		if to-from <= p.blink() && !(class == "train" && j.batch == p.fails && had) {
 			continue
 		}
 		i := laneOf(j, lanes)
