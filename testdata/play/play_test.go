@@ -360,7 +360,7 @@ func checkPage(t *testing.T, s *scenario, page string) {
 		far := math.Abs(x-percent(from))+math.Abs(x+w-percent(min(to, end))) > 0.03
 		failIf(t, far, "%s: left %v %%, width %v %%, must be from %v to %v", what, x, w, from, to)
 	}
-	negative := regexp.MustCompile(`(left|width): -`).MatchString(page)
+	negative := regexp.MustCompile(`style="[^"]*(left|width): -`).MatchString(page)
 	equal(t, "whether a bar has a negative place or width", negative, false)
 	loads, trains := 0, 0
 	laneOf := regexp.MustCompile(`<div class="lane"><span>(\w+).*`)
