@@ -38,7 +38,7 @@ import (
 // read page by page as it is used, and processes share it:
 //
 //	file, err := os.Open(name)
-//	info, err := file.Stat()
+//	info, err := file.Stat() // if its Size is 0, there is nothing to map
 //	data, err := syscall.Mmap(int(file.Fd()), 0, int(info.Size()),
 //		syscall.PROT_READ, syscall.MAP_SHARED)
 //
