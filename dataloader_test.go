@@ -5105,7 +5105,7 @@ func ExampleDecode() {
 		{Name: "cls", Data: []byte("7")},
 		{Name: "json", Data: []byte(`{"legs": 4}`)},
 		{Name: "cat.txt", Data: []byte("meow")},
-		{Name: "x.json", Data: []byte(`{"legs": `)},
+		{Name: "x.json", Data: []byte("[4")},
 	} {
 		value, err := Decode(file.Name, file.Data)
 		fmt.Printf("%T %v %v\n", value, value, err)
@@ -5114,7 +5114,7 @@ func ExampleDecode() {
 	// int 7 <nil>
 	// map[string]interface {} map[legs:4] <nil>
 	// string meow <nil>
-	// <nil> <nil> dataloader: Decode("x.json"): JSON value 1: unexpected EOF
+	// <nil> <nil> dataloader: Decode("x.json"): JSON value 1: unexpected EOF; its 2 bytes begin with "[4"
 }
 
 // ImageTensor makes a sample of an image: the planes red, green and blue, from
@@ -5253,6 +5253,20 @@ func TestFilesOnDisk(t *testing.T) {
 	equal(t, "a broken link", errors.Is(errorOf(Files(os.DirFS(dir))), fs.ErrNotExist), true)
 	equal(t, "a broken link as a class", errors.Is(errorOf(folder()), fs.ErrNotExist), true)
 	equal(t, "a broken link that no pattern matches", must(folder("*/*")), labels)
+}
+
+// TestFileNames: a file whose name is not UTF-8 is listed, and its Get says why
+// it cannot be read. A folder with such a name cannot be listed.
+func TestFileNames(t *testing.T) {
+	files := fstest.MapFS{"a.txt": {}, "\xff.txt": {}}
+	data := must(Files(files))
+	equal(t, "files", data.Len(), 2)
+	equal(t, "its neighbor", errorOf(data.Get(t.Context(), 0)), nil)
+	err := errorOf(data.Get(t.Context(), 1))
+	saysAll(t, err, `"\xff.txt" is not UTF-8`, "rename it")
+	files["\xff/b.txt"] = new(fstest.MapFile)
+	saysAll(t, errorOf(Files(files)), `dataloader: Files: … "\xff" is not UTF-8`)
+	equal(t, "files at the top", must(Files(files, "*.txt")).Len(), 2)
 }
 
 // ## What every stream promises
@@ -7455,8 +7469,11 @@ func TestTarCompressed(t *testing.T) {
 			whole + "; error " + gzip.ErrChecksum.Error()},
 		{"text behind", slices.Concat(packed, []byte("and something more")),
 			whole + "; error what follows the compressed"},
-		{"zeros behind", slices.Concat(packed, make([]byte, 512)),
+		{"zeros behind", slices.Concat(packed, make([]byte, 300<<10)), whole},
+		{"zeros and text behind", slices.Concat(packed, make([]byte, 300<<10), []byte("x")),
 			whole + "; error what follows the compressed … " + gzip.ErrHeader.Error()},
+		{"empty members", slices.Concat(bytes.Repeat(gzipped(nil), 300), packed, gzipped(nil)),
+			whole},
 		{"magic alone", []byte("\x1f\x8b"), "error unexpected EOF"},
 	} {
 		runRow(t, c.name, func(t *testing.T) {
@@ -7547,7 +7564,29 @@ func TestTarOptions(t *testing.T) {
 				"with Stream.Shard"},
 		{fails(TarOptions{Rank: Rank{2, 2}}, "a", "b"), "Tar: Rank is {Index: 2, Count: 2}"},
 		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
+		{fails(TarOptions{}, "a", "http://h/a#1.tar"), `Tar: shard 1, "http://h/a": … write %23`},
+		{fails(TarOptions{}, "http://h/100%.tar"), "Tar: shard 0, … two hexadecimal digits … %25"},
+		{fails(TarOptions{Open: inMemory(nil)}, "s3://b/100%#1.tar"), ""},
+		{fails(TarOptions{}, "100%#1.tar", "http://h/100%25%231.tar?a=%"), ""},
 	})
+	saysAll(t, errorOf(OpenShard(t.Context(), "file:///a#1.tar", 0)), `"file:///a": in a URL, #`)
+}
+
+// TestTarBadPAX: PAX records that are not valid are quoted, wherever they
+// stand.
+func TestTarBadPAX(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	must(0, w.WriteHeader(&tar.Header{Name: "a.txt", Mode: 0o444, Format: tar.FormatPAX,
+		PAXRecords: map[string]string{"a.bc": "-512"}}))
+	must(0, w.Close())
+	bad := bytes.Replace(b.Bytes(), []byte("a.bc="), []byte("size="), 1)
+	const want = `error its PAX records, "13 size=-512\n", … are not valid`
+	for name, shard := range map[string][]byte{
+		"at the start": bad, "after a record": slices.Concat(tarEntries("b.txt=")[:512], bad),
+	} {
+		same(t, name, tarOutcomes(t, inMemory(map[string][]byte{"x": shard}), "x"), want)
+	}
 }
 
 // TestTarShards shows how shards are dealt out to ranks: in the order given or,
@@ -8508,7 +8547,7 @@ func TestSecrets(t *testing.T) {
 		{s.web.open, "http://user:secret@127.0.0.1:secret/x.tar", "http:(not a URL)",
 			"attempt 1: this is not a URL"},
 		{s.web.open, "http://user:sec%ret@x/", "http:(not a URL)", "attempt 1: this is not a URL"},
-		{nil, "s3://user:secret@bucket/x.tar?sig=secret#secret", "s3://bucket/x.tar",
+		{nil, "s3://user:secret@bucket/x.tar?sig=secret", "s3://bucket/x.tar",
 			"http and https … Opener"},
 		{nil, "pipe:curl -s https://user:secret@host/x.tar", "pipe:(not a URL)", "http and https"},
 		{nil, "foo:bar://user:secret@host/x.tar", "foo:(not a URL)", "http and https"},
@@ -8894,6 +8933,8 @@ func TestDecode(t *testing.T) {
 		{"d.x/a.cls.gz", gz("1") + gz("2"), "int 12"},
 		{"txt.gz", gz("1") + gz("") + gz("23") + gz(""), "string 123"},
 		{"txt.gz", gz("text") + gz("x")[:20], "error unexpected EOF"},
+		{"txt.gz", gz("te") + gz("xt") + strings.Repeat("\x00", 3000), "string text"},
+		{"txt.gz", gz("text") + "\x00\x00x", "error " + gzip.ErrHeader.Error()},
 		{"gz a.gz", gz("x"), "[]uint8 [120]"}, {"txt.gz.gz", gz(gz("text")), "string text"},
 		{"png.gz", gz(pngs), gray},
 		{"gif", gifOf(65535), "error 65535 × 65535 pixels, must have 1 to 134217728"},
@@ -8914,15 +8955,19 @@ func TestDecode(t *testing.T) {
 			"error 3 × 0 pixels, must have 1"},
 		{"jpg", strings.Replace(jpegs, "\x00\x02\x00\x03", "\x00\x02\x00\x00", 1),
 			"error 0 × 2 pixels, must have 1"},
-		{"a.png", "no image", "error " + image.ErrFormat.Error()},
-		{"gif", "", "error " + image.ErrFormat.Error()},
+		{"a.png", "no image", `error its 8 bytes begin with "no image" … ` +
+			image.ErrFormat.Error()},
+		{"jpg", "RIFF\x24\x00\x00\x00WEBPVP8 and more", "error " +
+			`whose decoder is imported … begin with "RIFF$\x00\x00\x00WEBPVP8 "`},
+		{"gif", "", "error it is empty … " + image.ErrFormat.Error()},
 		{"cls", "one", "error " + strconv.ErrSyntax.Error()},
 		{"cls.gz", gz("one"), "error " + strconv.ErrSyntax.Error()},
 		{"json", "{", "error unexpected EOF"}, {"json", "", "error there are 0 JSON values"},
 		{"json", "1 2", "error there are 2 JSON values"}, {"json", "1 }", "error JSON value 2: "},
 		{"jsonl", "1\n\n[2\n", "error JSON value 2: unexpected EOF"},
 		{"txt.gz", "not compressed", "error " + gzip.ErrHeader.Error()},
-		{"gz", "", "error unexpected EOF"}, {"txt.gz", gz("text")[:20], "error unexpected EOF"},
+		{"txt.gz", "short", `error must be a gzip file, and its 5 bytes begin with "short"`},
+		{"gz", "", "error must be a gzip file, and it is empty"}, {"txt.gz", gz("text")[:20], "error unexpected EOF"},
 		{"txt.gz", gz("text") + "x", "error EOF"},
 		{"faiss.index x" + many + ".class", " \xca\xfe" + many,
 			`error it must be an integer, is " \xca\xfexxx`},
@@ -8955,8 +9000,12 @@ func TestDecode(t *testing.T) {
 
 // npy is an array file as NumPy writes it.
 func npy(version byte, descr, fortran, shape, data string) string {
-	header := fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr, fortran,
-		shape)
+	return npyOf(version, fmt.Sprintf("{'descr': %s, 'fortran_order': %s, 'shape': %s, }", descr,
+		fortran, shape), data)
+}
+
+// npyOf is an array file with any header.
+func npyOf(version byte, header, data string) string {
 	header += strings.Repeat(" ", 63-(len(header)+10)%64) + "\n"
 	length := binary.LittleEndian.AppendUint16(nil, uint16(len(header)))
 	if version > 1 {
@@ -8992,24 +9041,42 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "<i8", "(1,)", "\xfe\xff\xff\xff\xff\xff\xff\xff"), "Tensor[int64] {[-2] [1]}"},
 		{plain(1, ">u8", "(1,)", "\x00\x00\x00\x00\x00\x00\x00\x07"), "Tensor[uint64] {[7] [1]}"},
 		{plain(1, "<f4", "(0, 5)", ""), "Tensor[float32] {[] [0 5]}"},
-		{"", "error no npy file"}, {sound[:9], "error no npy file"},
-		{"x" + sound[1:], "error no npy file"},
-		{plain(4, "<f4", "(2,)", "12345678"), "error no npy file of version 1 to 3"},
-		{sound[:50], "error is truncated"}, {plain(2, "<f4", "(2,)", "")[:12],
-			"error is truncated"},
+		// What NumPy reads, too. It refuses lists, false, and L in version 3.
+		{npyOf(1, `{"shape":(2L,3L),"descr":"|u1","fortran_order":False}`, "abcdef"),
+			"Tensor[uint8] {[97 98 99 100 101 102] [2 3]}"},
+		{npyOf(2, "{'fortran_order':\tTrue ,\n'shape' :( 2 ,), 'descr':'>i2',}  ", "\x00\x01\x02\x03"),
+			"Tensor[int16] {[1 515] [2]}"},
+		{npyOf(1, "{'shape': (), 'fortran_order': True, 'descr': '<b1'}", "\x01"),
+			"Tensor[bool] {[true] []}"},
+		{npyOf(1, "{'descr': '=i1', 'fortran_order': False, 'shape': (0,)}", ""),
+			"Tensor[int8] {[] [0]}"},
+		{plain(1, "<V2", "(1,)", "\x80\x3f"), "error descr is … bfloat16 … Example_bfloat16"},
+		{npyOf(1, "{'descr': '<f4', 'shape': (1,)}", "1234"), "error must be a dictionary"},
+		{npyOf(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}", "1234"),
+			"error must be a dictionary"},
+		{npyOf(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} 2", "1234"),
+			"error must be a dictionary"},
+		{npyOf(1, "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}", "1234"),
+			"error fortran_order must be False"},
+		{"", "error must be an npy file of version 1 to 3, and it is empty"},
+		{sound[:9], `error must be an npy file … 9 bytes begin with "\x93NUMPY`},
+		{"x" + sound[1:], `error must be an npy file … begin with "xNUMPY`},
+		{plain(4, "<f4", "(2,)", "12345678"), "error must be an npy file of version 1 to 3"},
+		{sound[:50], "error truncated … 118 bytes, and 40"},
+		{plain(2, "<f4", "(2,)", "")[:12], "error truncated … 118 bytes, and 0"},
 		{sound[:len(sound)-1], "error 7 bytes"}, {sound + "x", "error 9 bytes"},
 		{sound[:len(sound)-8], "error 0 bytes"},
-		{npy(1, "'<f4'", "True", "(2,)", "12345678"), "error fortran_order"},
+		{npy(1, "'<f4'", "True", "(1, 2)", "12345678"), "error numpy.ascontiguousarray"},
 		{npy(1, "[('a', '<f4')]", "False", "(1,)", "xxxx"), "error f4, f8"},
 		{plain(1, "|O", "(2,)", "x"), "error f4, f8"},
 		{plain(1, "<f2", "(2,)", "xxx"), "error 3 bytes"},
 		{plain(1, "<f4", "(1000000000000,)", "1234"), "error 4 bytes"},
-		{plain(1, "<f4", "(x,)", "1234"), "error not supported"},
+		{plain(1, "<f4", "(x,)", "1234"), "error must be a dictionary"},
 		{plain(1, "<f4", "(4294967296, 4294967296)", ""), "error does not fit"},
 		{plain(1, "<f8", "(2305843009213693952,)", ""), "error 0 bytes"},
-		{plain(1, "<f4", "(-1, -1)", "1234"), "error not supported"},
-		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error does not fit"},
-		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "9,9,`},
+		{plain(1, "<f4", "(-1, -1)", "1234"), "error shape must be a tuple of lengths"},
+		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error shape must be a tuple"},
+		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "[9 9 `},
 	} {
 		checkDecoded(t, "x.npy", c.data, c.want)
 	}

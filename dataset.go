@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // What is sample i? The first half of this file answers for data with indices:
@@ -379,8 +380,9 @@ type File struct {
 // file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
 // anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A
 // pattern that matches no file is an error, and so are no files at all, and a
-// folder that cannot be read. Links to files are followed. Links to folders are
-// followed only where the pattern spells out their names.
+// folder that cannot be read. A file whose name is not UTF-8, which io/fs does
+// not open, is an error of its Get. Links to files are followed. Links to
+// folders are followed only where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
 	if err == nil && len(names) == 0 {
@@ -391,8 +393,17 @@ func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	}
 	return Func(len(names), func(_ context.Context, i int) (File, error) {
 		data, err := fs.ReadFile(fsys, names[i])
-		return File{names[i], data}, err
+		return File{names[i], data}, explainName(names[i], err)
 	}), nil
+}
+
+// explainName explains the error of a name that is not UTF-8.
+func explainName(name string, err error) error {
+	if err == nil || utf8.ValidString(name) {
+		return err
+	}
+	return fmt.Errorf("%q is not UTF-8, and io/fs opens only names that are: rename it: %w",
+		name, err)
 }
 
 // root names a file system in errors: an os.DirFS is the string of its folder.
@@ -474,7 +485,7 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 	}
 	entries, err := fs.ReadDir(fsys, dir)
 	if err != nil {
-		return nil, err
+		return nil, explainName(dir, err)
 	}
 	for _, entry := range entries {
 		name := path.Join(dir, entry.Name())
@@ -501,7 +512,9 @@ func glob(fsys fs.FS, dir string, pattern []string) (names []string, err error) 
 func isFile(fsys fs.FS, name string, mode fs.FileMode) (bool, error) {
 	if mode&fs.ModeSymlink != 0 {
 		info, err := fs.Stat(fsys, name)
-		if err != nil {
+		if err != nil && !utf8.ValidString(name) {
+			return true, nil // Get says why it cannot be read
+		} else if err != nil {
 			return false, err
 		}
 		mode = info.Mode()

@@ -31,7 +31,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -219,6 +218,14 @@ func quote[S ~string | ~[]byte](text S) string {
 	return fmt.Sprintf("%q", text)
 }
 
+// begins describes data that are not what they should be.
+func begins(data []byte) string {
+	if len(data) == 0 {
+		return "it is empty"
+	}
+	return fmt.Sprintf("its %d bytes begin with %s", len(data), quote(data[:min(len(data), 16)]))
+}
+
 // newTarError returns err as a TarError at an entry. If the shard could not be
 // opened, its name may be a pattern, which Tar and OpenTar do not expand.
 func newTarError(shard string, entry *tarEntry, err error) *TarError {
@@ -303,7 +310,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		opts.Fields[i] = lowerField(f)
 	}
 	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
-	if opts.Open == nil {
+	readsURLs := opts.Open == nil // otherwise names are the Opener's
+	if readsURLs {
 		opts.Open = OpenShard
 	}
 	rank, err := opts.Rank.withCount()
@@ -314,6 +322,11 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
 			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
+	for i := 0; i < len(shards) && err == nil && readsURLs; i++ {
+		if err = checkURL(shards[i]); err != nil {
+			err = fmt.Errorf("shard %d, %s: %w", i, quote(redactURL(shards[i])), err)
+		}
+	}
 	if err != nil {
 		return Stream[Record]{}, fmt.Errorf("dataloader: Tar: %w", err)
 	}
@@ -740,10 +753,9 @@ func (c contextReader) Read(p []byte) (n int, err error) {
 }
 
 // decompress puts a decompressor in front of a compressed shard. It looks at
-// the first bytes, because names such as x.tar say little about the content. A
-// gzip file may have several members, as pigz and cat write them; gzip.Reader
-// reads them all. xz and zstd, which the standard library cannot read, are only
-// named in the error.
+// the first bytes, because names such as x.tar say little about the content. xz
+// and zstd, which the standard library cannot read, are only named in the
+// error.
 //
 // The decompressor is read by another contextReader, because a few bytes may
 // become gigabytes.
@@ -756,7 +768,7 @@ func (r *tarReader) decompress() error {
 	var decompressor io.Reader
 	switch {
 	case begins("\x1f\x8b"):
-		decompressor, err = gzip.NewReader(r.archive)
+		decompressor, err = newGunzipper(r.archive)
 	case begins("BZh") && len(magic) == 10 && string(magic[4:]) == "1AY&SY":
 		decompressor = bzip2.NewReader(r.archive)
 	case begins("\xfd7zXZ\x00"), begins("\x28\xb5\x2f\xfd"):
@@ -769,6 +781,58 @@ func (r *tarReader) decompress() error {
 	reader := contextReader{io.NopCloser(decompressor), r.shard.ctx}
 	r.archive = bufio.NewReaderSize(reader, tarBuffer)
 	return err
+}
+
+// A gunzipper reads a gzip file. It may have several members, as pigz and cat
+// write them, and zeros behind the last one, with which tapes and devices fill
+// up their blocks. gzip.Reader refuses such zeros; gunzip does not.
+type gunzipper struct {
+	*gzip.Reader
+	file *bufio.Reader
+}
+
+// newGunzipper reads the header of the first member.
+func newGunzipper(file *bufio.Reader) (*gunzipper, error) {
+	r, err := gzip.NewReader(file)
+	if err != nil {
+		return nil, replaceEOF(err)
+	}
+	r.Multistream(false)
+	return &gunzipper{r, file}, nil
+}
+
+// Read reads what is compressed.
+func (g *gunzipper) Read(p []byte) (int, error) {
+	for {
+		n, err := g.Reader.Read(p)
+		if err != io.EOF {
+			return n, err
+		}
+		b, err := g.file.Peek(1) // behind a member
+		if err == nil && b[0] == 0 {
+			err = g.skipZeros()
+		} else if err == nil {
+			err = replaceEOF(g.Reset(g.file))
+			g.Multistream(false)
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// skipZeros returns io.EOF if only zeros follow.
+func (g *gunzipper) skipZeros() error {
+	for {
+		b, err := g.file.Peek(max(1, g.file.Buffered()))
+		switch {
+		case !isZero(b):
+			return gzip.ErrHeader
+		case err != nil:
+			return err
+		}
+		g.file.Discard(len(b))
+	}
 }
 
 // readHeaders reads the headers of the next entry, and leaves offset at its
@@ -802,7 +866,7 @@ func (r *tarReader) readHeaders() error {
 		r.dataEnd = r.entry.dataBegin + size
 		return r.skipTo(r.entry.dataBegin)
 	case len(b) >= tarBlock:
-		return r.readHeadersSlowly(string(b[:tarBlock]))
+		return r.readHeadersSlowly(bytes.Clone(b[:min(len(b), 2*tarBlock)]))
 	case r.offset > 0:
 		return errTruncated
 	}
@@ -811,8 +875,9 @@ func (r *tarReader) readHeaders() error {
 }
 
 // readHeadersSlowly reads headers with archive/tar that parseHeaders does not
-// know. If block, the first of them, is zero, they are the end marker. As in
-// archive/tar, the marker's second block may be missing.
+// know. start is their first block, and the next if the buffer has it. If the
+// first block is zero, they are the end marker. As in archive/tar, the marker's
+// second block may be missing.
 //
 // archive/tar reads no byte beyond the headers, so offset is where the data
 // begins, and another reader can read the next entry. archive/tar does not
@@ -824,8 +889,10 @@ func (r *tarReader) readHeaders() error {
 // folders have none. A sparse file is stored without its holes, and only
 // archive/tar knows how long that is. So a sparse file is refused, and ends the
 // shard: to skip it would mean to read it.
-func (r *tarReader) readHeadersSlowly(block string) error {
-	marker := isZero([]byte(block))
+func (r *tarReader) readHeadersSlowly(start []byte) error {
+	block, records := start[:tarBlock], start[tarBlock:]
+	marker := isZero(block)
+	isPAX := block[156] == tar.TypeXHeader || block[156] == tar.TypeXGlobalHeader
 	header, err := tar.NewReader(r).Next()
 	switch {
 	case err == io.EOF && marker && r.entry.begin == 0:
@@ -835,6 +902,10 @@ func (r *tarReader) readHeadersSlowly(block string) error {
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
+	case err == tar.ErrHeader && isPAX && checkHeader(block):
+		records, _, _ = bytes.Cut(records, []byte{0})
+		return fmt.Errorf("its PAX records, %s, or the header behind them, are not valid: %w",
+			quote(records), err)
 	case err == tar.ErrHeader && r.entry.begin == 0:
 		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w",
 			quote(block[:30]), err)
@@ -1534,11 +1605,14 @@ func expandBraces(inside string) (all []string, err error) {
 // count it. OpenShard may be called concurrently.
 func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
 	u, err := url.Parse(name)
+	bad := checkURL(name)
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case !strings.Contains(name, "://"):
 		return openFile(ctx, name, offset)
+	case bad != nil:
+		return nil, fmt.Errorf("%s: %w", quote(redactURL(name)), bad)
 	case err == nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost"):
 		file := u.Path
 		if filepath.VolumeName(strings.TrimPrefix(file, "/")) != "" {
@@ -1556,6 +1630,23 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 	}
 	return nil, fmt.Errorf("%s: OpenShard reads files and http and https URLs, "+
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
+}
+
+// checkURL returns an error for a URL whose path has a character that must be
+// escaped: a shard of another name would be read, or none.
+func checkURL(name string) error {
+	if !strings.Contains(name, "://") {
+		return nil
+	}
+	if strings.Contains(name, "#") {
+		return errors.New("in a URL, # begins what no server is asked for: " +
+			"write %23 for a # in a name")
+	}
+	if _, err := url.Parse(name); errors.As(err, new(url.EscapeError)) {
+		return errors.New("in a URL, two hexadecimal digits must follow a %: " +
+			"write %25 for a % in a name")
+	}
+	return nil
 }
 
 // isWebURL reports whether the web reader can read a URL.
@@ -1993,10 +2084,10 @@ func parseRetryAfter(header string) time.Duration {
 // Data that is damaged, or not what the extension says, is an error, as far as
 // the standard library notices: a GIF without its last bytes may decode. Data
 // after a JSON value is an error, and so are NumPy arrays of other types or in
-// Fortran order, and files that decompress to more than 1 GiB, the default of
-// TarOptions.MaxRecord; x.gz.gz is decompressed twice, to 1 GiB in all. Images
-// must have pixels, and take at most 1 GiB: 2^27 pixels or, in progressive
-// JPEGs, 2^30/24. A small file can claim more.
+// Fortran order of more than one dimension, and files that decompress to more
+// than 1 GiB, the default of TarOptions.MaxRecord; x.gz.gz is decompressed
+// twice, to 1 GiB in all. Images must have pixels, and take at most 1 GiB: 2^27
+// pixels or, in progressive JPEGs, 2^30/24. A small file can claim more.
 //
 // The image of a photograph is as the camera has stored it: its orientation, in
 // EXIF, is not looked at; the recipe Example_exifOrientation turns it.
@@ -2059,7 +2150,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 func decodeImage(data []byte) (any, error) {
 	config, format, err := image.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("it must be a PNG, a JPEG, a GIF or an image whose decoder is "+
+			"imported, and %s: %w", begins(data), err)
 	}
 	perPixel := int64(8)
 	if format == "jpeg" && isProgressive(data) {
@@ -2114,7 +2206,7 @@ func decodeJSON(data []byte) (values []any, err error) {
 			return values, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("JSON value %d: %w", len(values)+1, err)
+			return nil, fmt.Errorf("JSON value %d: %w; %s", len(values)+1, err, begins(data))
 		}
 		values = append(values, value)
 	}
@@ -2126,9 +2218,11 @@ func decodeJSON(data []byte) (values []any, err error) {
 // refuses. The size at the end of a gzip file is not enough: it counts only the
 // last member, and in a damaged file it may be any number.
 func gunzip(data []byte, limit int64) ([]byte, error) {
-	r, err := gzip.NewReader(bytes.NewReader(data))
+	file := bytes.NewReader(data)
+	buffer := bufio.NewReaderSize(file, tarBlock)
+	r, err := newGunzipper(buffer)
 	if err != nil {
-		return nil, replaceEOF(err)
+		return nil, fmt.Errorf("it must be a gzip file, and %s: %w", begins(data), err)
 	}
 	size, err := io.CopyN(io.Discard, r, limit+1)
 	if err == nil {
@@ -2138,18 +2232,13 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	content := make([]byte, size)
-	r.Reset(bytes.NewReader(data)) // its error is that of the next Read
+	file.Reset(data)
+	buffer.Reset(file)
+	r.Reset(buffer) // its error is that of the next Read
+	r.Multistream(false)
 	_, err = io.ReadFull(r, content)
 	return content, err
 }
-
-// npyPattern matches the header of an npy file of the types that Decode knows,
-// as NumPy and others write it. It is compiled at its first use, not at the
-// start of every program that imports the package.
-var npyPattern = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^{'descr': '([<>|])(f[248]|b1|[iu][1248])', ` +
-		`'fortran_order': False, 'shape': \(([\d, ]*)\),? *} *\n$`)
-})
 
 // decodeNumpy decodes an array in NumPy's npy format: a magic string, a
 // version, the length of the header in 2 bytes, or in 4 since version 2, the
@@ -2157,7 +2246,7 @@ var npyPattern = sync.OnceValue(func() *regexp.Regexp {
 // elements that are there.
 func decodeNumpy(data []byte) (any, error) {
 	if len(data) < 12 || string(data[:6]) != "\x93NUMPY" || data[6] < 1 || data[6] > 3 {
-		return nil, errors.New("it is no npy file of version 1 to 3")
+		return nil, fmt.Errorf("it must be an npy file of version 1 to 3, and %s", begins(data))
 	}
 	length := uint(binary.LittleEndian.Uint16(data[8:]))
 	rest := data[10:]
@@ -2165,33 +2254,96 @@ func decodeNumpy(data []byte) (any, error) {
 		length = uint(binary.LittleEndian.Uint32(data[8:]))
 		rest = data[12:]
 	}
-	length = min(length, uint(len(rest)))
-	header := rest[:length]
-	values := rest[length:]
-	match := npyPattern().FindSubmatch(header)
-	if match == nil {
-		return nil, fmt.Errorf("the header %s is truncated or not supported: "+
-			"descr must be f2, f4, f8, b1, i1 to i8 or u1 to u8, and fortran_order False",
-			quote(header))
+	if length > uint(len(rest)) {
+		return nil, fmt.Errorf("it is truncated: the header has %d bytes, and %d are there",
+			length, len(rest))
 	}
-	kind := string(match[2])
+	header, values := rest[:length], rest[length:]
+	kind, order, shape, err := parseNumpyHeader(header)
+	if err != nil {
+		return nil, fmt.Errorf("the header is %s: %w", quote(bytes.TrimSpace(header)), err)
+	}
 	size := int(kind[1] - '0')
-	axes := string(match[3])
-	var shape []int
-	err := json.Unmarshal([]byte("["+strings.TrimRight(axes, ", ")+"]"), &shape)
-	if err != nil || elements(shape) != len(values)/size || len(values)%size != 0 {
+	if elements(shape) != len(values)/size || len(values)%size != 0 {
 		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data",
-			quote(axes), kind, len(values))
-	}
-	var order binary.ByteOrder = binary.LittleEndian
-	if match[1][0] == '>' {
-		order = binary.BigEndian
+			quote(fmt.Sprint(shape)), kind, len(values))
 	}
 	return chooseDecoder(kind)(shape, order, values)
 }
 
+// parseNumpyHeader reads a header: a dictionary of Python with three keys, in
+// any order. The kind is two characters, such as f4.
+func parseNumpyHeader(header []byte) (
+	kind string, order binary.ByteOrder, shape []int, err error,
+) {
+	var fields map[string]json.RawMessage
+	err = json.Unmarshal(pythonToJSON(header), &fields)
+	known := fields["descr"] != nil && fields["fortran_order"] != nil && fields["shape"] != nil
+	if err != nil || !known || len(fields) > 3 {
+		return "", nil, nil, errors.New("it must be a dictionary of Python with descr, " +
+			"fortran_order and shape, and nothing else")
+	}
+	err = json.Unmarshal(fields["shape"], &shape)
+	if err != nil || slices.ContainsFunc(shape, func(n int) bool { return n < 0 }) {
+		return "", nil, nil, errors.New("shape must be a tuple of lengths")
+	}
+	var fortran bool
+	err = json.Unmarshal(fields["fortran_order"], &fortran)
+	if err != nil || fortran && len(shape) > 1 { // one dimension has one order
+		return "", nil, nil, errors.New("fortran_order must be False: " +
+			"save numpy.ascontiguousarray(x)")
+	}
+	json.Unmarshal(fields["descr"], &kind) // a list, if the array has fields
+	order = binary.LittleEndian
+	switch {
+	case strings.HasPrefix(kind, ">"):
+		order = binary.BigEndian
+	case !strings.HasPrefix(kind, "<"):
+		order = binary.NativeEndian
+	}
+	if kind != "" && strings.ContainsRune("<>|=", rune(kind[0])) {
+		kind = kind[1:]
+	}
+	if kind == "V2" {
+		return "", nil, nil, errors.New("descr is of 2 bytes without a type, as bfloat16 " +
+			"is saved: see the recipe Example_bfloat16")
+	}
+	if chooseDecoder(kind) == nil {
+		return "", nil, nil, fmt.Errorf("descr is %s, must be f2, f4, f8, b1, i1 to i8 or "+
+			"u1 to u8", fields["descr"])
+	}
+	return kind, order, shape, nil
+}
+
+// pythonToJSON makes JSON of the header, which has other quotes, parentheses
+// and names, a comma behind the last element, and the L of Python 2 behind
+// integers.
+func pythonToJSON(header []byte) []byte {
+	text := make([]byte, 0, len(header))
+	for i, c := range header {
+		switch {
+		case c == '\'':
+			c = '"'
+		case c == '(':
+			c = '['
+		case c == ')' || c == ']' || c == '}':
+			text = bytes.TrimSuffix(bytes.TrimRight(text, " \t\n"), []byte(","))
+			if c == ')' {
+				c = ']'
+			}
+		case c == 'L' && i > 0 && '0' <= header[i-1] && header[i-1] <= '9':
+			continue
+		case bytes.HasPrefix(header[i:], []byte("True")) ||
+			bytes.HasPrefix(header[i:], []byte("False")):
+			c |= 0x20 // in lower case
+		}
+		text = append(text, c)
+	}
+	return text
+}
+
 // chooseDecoder returns the function that decodes elements of a type, as npy
-// files name it.
+// files name it, or nil.
 func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, error) {
 	switch kind {
 	case "f2":
@@ -2216,8 +2368,10 @@ func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, erro
 		return decodeTensor[uint16]
 	case "u4":
 		return decodeTensor[uint32]
+	case "u8":
+		return decodeTensor[uint64]
 	}
-	return decodeTensor[uint64] // u8: npyPattern matches no other type
+	return nil
 }
 
 // decodeTensor makes a tensor of a shape from as many elements.

@@ -5,6 +5,7 @@ package recipes
 //	Example_filesOrShards  files of many kinds, in a folder or in shards
 //	Example_mnist          MNIST's files, gzipped, as they are published
 //	Example_npz            NumPy's .npz archives
+//	Example_bfloat16       arrays of bfloat16
 //	Example_tfrecord       TFRecord files, with their checksums
 //
 // The import "dataloader" is the package's path in its own folder. In your
@@ -24,6 +25,7 @@ import (
 	"io/fs"
 	"iter"
 	"log"
+	"math"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -260,6 +262,25 @@ func Example_npz() {
 	// {{[0 0.5] [2]} {[7] []}} <nil>
 	// {{[1 1.5] [2]} {[0] []}} <nil>
 	// {{[2 -2] [2]} {[0] []}} <nil>
+}
+
+// NumPy has no bfloat16, so ml_dtypes saves it as 2 bytes without a type, V2,
+// which Decode refuses. Such a number is the upper half of a float32. An array
+// that is saved as x.view(numpy.uint16) needs no other descr.
+func Example_bfloat16() {
+	file := npy(1, "'<V2'", "False", "(3,)", "\x80\x3f\x00\xc0\x49\x40") // 1, -2 and pi
+	data := bytes.Replace([]byte(file), []byte("'<V2'"), []byte("'<u2'"), 1)
+	value, err := dataloader.Decode("npy", data)
+	if err != nil {
+		log.Fatal(err)
+	}
+	halves := value.(dataloader.Tensor[uint16])
+	x := dataloader.Tensor[float32]{Shape: halves.Shape}
+	for _, half := range halves.Data {
+		x.Data = append(x.Data, math.Float32frombits(uint32(half)<<16))
+	}
+	fmt.Println(x.Data)
+	// Output: [1 -2 3.140625]
 }
 
 // maskedSum is TensorFlow's checksum: a CRC-32C that is rotated, plus a

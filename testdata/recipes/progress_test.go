@@ -210,7 +210,7 @@ func Example_progressBar() {
 	}
 	train(2) // interrupted
 	train(-1)
-	// A line begins with what Progress measures: 2/5  40% 120/s, 0s, 0s left,
+	// A line begins with what Progress measures: 2/5 40% 120/s, 0s, 0s left,
 	// waited 12%.
 	fmt.Print(regexp.MustCompile(`(?m)^.*waited.*?, `).ReplaceAllString(terminal.String(), ""))
 	// Output:
