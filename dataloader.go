@@ -1,4 +1,4 @@
-// This copy is of 24 November 2026.
+// This copy is of 26 November 2026.
 
 // Package dataloader loads samples for machine learning: shuffled, in batches,
 // by several goroutines at once, in an order that depends only on a seed and

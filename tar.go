@@ -305,28 +305,7 @@ type tarState struct {
 // PyTorch: webdataset.WebDataset, and the TarDataset of the DataLoader's RFC.
 func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 	shards = slices.Clone(shards)
-	opts.Fields = slices.Clone(opts.Fields)
-	for i, f := range opts.Fields {
-		opts.Fields[i] = lowerField(f)
-	}
-	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
-	readsURLs := opts.Open == nil // otherwise names are the Opener's
-	if readsURLs {
-		opts.Open = OpenShard
-	}
-	rank, err := opts.Rank.withCount()
-	err = cmp.Or(err,
-		errorIf(len(shards) == 0, "there are no shards"),
-		errorIf(slices.Contains(shards, ""),
-			"shard %d has an empty name", slices.Index(shards, "")),
-		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
-			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
-		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
-	for i := 0; i < len(shards) && err == nil && readsURLs; i++ {
-		if err = checkURL(shards[i]); err != nil {
-			err = fmt.Errorf("shard %d, %s: %w", i, quote(redactURL(shards[i])), err)
-		}
-	}
+	rank, err := opts.prepare(shards)
 	if err != nil {
 		return Stream[Record]{}, fmt.Errorf("dataloader: Tar: %w", err)
 	}
@@ -370,6 +349,34 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 		}
 		return nil
 	}), nil
+}
+
+// prepare checks options, and sets what is zero to what it stands for. It
+// returns Rank with a count.
+func (opts *TarOptions) prepare(shards []string) (Rank, error) {
+	opts.Fields = slices.Clone(opts.Fields)
+	for i, f := range opts.Fields {
+		opts.Fields[i] = lowerField(f)
+	}
+	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
+	readsURLs := opts.Open == nil // otherwise names are the Opener's
+	if readsURLs {
+		opts.Open = OpenShard
+	}
+	rank, err := opts.Rank.withCount()
+	err = cmp.Or(err,
+		errorIf(len(shards) == 0, "there are no shards"),
+		errorIf(slices.Contains(shards, ""),
+			"shard %d has an empty name", slices.Index(shards, "")),
+		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
+			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
+		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
+	for i := 0; i < len(shards) && err == nil && readsURLs; i++ {
+		if err = checkURL(shards[i]); err != nil {
+			err = fmt.Errorf("shard %d, %s: %w", i, quote(redactURL(shards[i])), err)
+		}
+	}
+	return rank, err
 }
 
 // hashNames hashes the last elements of the names of shards, so that a stream

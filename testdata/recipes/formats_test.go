@@ -9,7 +9,8 @@ package recipes
 //	Example_tfrecord       TFRecord files, with their checksums
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"archive/zip"
@@ -385,7 +386,7 @@ func Example_tfrecord() {
 	// b, record 0: no TFRecord, or damaged: 61 6e 6f 74 68 65 72 20 66 69 6c 65
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // compressed compresses data by gzip.
 func compressed(data string) []byte {

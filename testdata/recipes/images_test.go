@@ -9,7 +9,8 @@ package recipes
 //	Example_pixelsDecodedOnce  the fastest: pixels in one file
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"archive/zip"
@@ -439,7 +440,7 @@ func Example_pixelsDecodedOnce() {
 	// [2 3 224 224] 0.45
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // digits returns a folder of digits.zip: "train", from 0/000.png to 9/054.png,
 // or "test", from 0/000.png to 9/024.png.

@@ -10,7 +10,8 @@ package recipes
 //	Example_equalSteps         bad items, full batches and equal steps
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"cmp"

@@ -12,7 +12,8 @@ package recipes
 //	served.py              a training in PyTorch, or with NumPy alone: a file to import
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"bytes"

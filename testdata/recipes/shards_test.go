@@ -10,7 +10,8 @@ package recipes
 //	Example_elasticShards    a number of ranks that changes
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"archive/tar"
@@ -514,7 +515,7 @@ func Example_decodedBatches() {
 	// [1 3 2 4] 0
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // writeShard writes a tar file of files, which are written "name=content".
 func writeShard(name string, files ...string) error {

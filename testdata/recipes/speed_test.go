@@ -9,7 +9,8 @@ package recipes
 //	Example_shortEpochs       no wait between short epochs
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"bytes"

@@ -10,7 +10,8 @@ package recipes
 //	Example_remoteRecords  records of remote shards by index
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"archive/tar"
@@ -510,7 +511,7 @@ func Example_remoteRecords() {
 	// cow: moo <nil>
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // shardOf returns a tar file of files, which are written "name=content".
 func shardOf(files ...string) []byte {

@@ -9,7 +9,8 @@ package recipes
 //	Example_database       one query for each batch, while rows come and go
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"bufio"
@@ -517,7 +518,7 @@ func Example_database() {
 	// 1 rows missing
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // openText writes a file, opens it, and removes its name. On Windows, where an
 // open file cannot be removed, it is left in the folder for temporary files.

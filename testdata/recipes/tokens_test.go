@@ -6,7 +6,8 @@ package recipes
 //	Example_megatron   Megatron-LM's .idx and .bin
 //
 // The import "dataloader" is the package's path in its own folder. In your
-// project change it, for instance to "example.org/trainer/dataloader".
+// project change it, for instance to "example.org/trainer/dataloader". If you
+// copy the whole file, change its package line, too.
 
 import (
 	"bytes"
@@ -258,7 +259,7 @@ func Example_megatron() {
 	// the index has 6 bytes for 2 sequences
 }
 
-// # Fixtures: what the demonstrations need, and you do not
+// # Fixtures, which the Examples need, and a program does not
 
 // writeBinary writes a file of little-endian numbers, and returns its name.
 func writeBinary(dir, name string, parts ...any) string {
