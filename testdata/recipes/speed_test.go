@@ -14,7 +14,6 @@ package recipes
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/gob"
@@ -23,6 +22,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"iter"
 	"log"
 	"os"
@@ -74,8 +74,9 @@ func flatFile(name string) (dataloader.Dataset[[]byte], error) {
 	}), nil
 }
 
-// writeFlatFile writes the offsets last and renames them, so that an
-// interrupted run leaves none.
+// writeFlatFile removes old offsets first, and writes new ones last, so that an
+// interrupted run leaves none. Files are renamed when they are whole, because
+// processes may have mapped the old ones.
 func writeFlatFile(name string, records []string) error {
 	var content []byte
 	offsets := []uint64{0}
@@ -84,10 +85,23 @@ func writeFlatFile(name string, records []string) error {
 		offsets = append(offsets, uint64(len(content)))
 	}
 	index, err := binary.Append(nil, binary.LittleEndian, offsets)
-	return cmp.Or(err,
-		os.WriteFile(name, content, 0o666),
-		os.WriteFile(name+".part", index, 0o666),
-		os.Rename(name+".part", name+".offsets"))
+	if err != nil {
+		return err
+	}
+	err = os.Remove(name + ".offsets")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, file := range []dataloader.File{{Name: name, Data: content},
+		{Name: name + ".offsets", Data: index}} {
+		if err := os.WriteFile(file.Name+".part", file.Data, 0o666); err != nil {
+			return err
+		}
+		if err := os.Rename(file.Name+".part", file.Name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Records in one file with their offsets are the fastest to read by index.
@@ -130,8 +144,9 @@ func Example_flatFile() {
 // sample whose file is empty or damaged, as after a loss of power, is decoded
 // and written again. If nothing can be written, as on a full disk, the log says
 // so once, and samples are decoded each time. Processes that are killed leave
-// files *.part. A change of the decoding or of the data needs a new folder, and
-// gob does not write unexported fields.
+// files *.part. A change of the decoding or of the data needs a new folder. gob
+// does not write unexported fields, and if T is an interface, gob.Register its
+// types.
 func cacheOnDisk[T any](dir string, slow dataloader.Dataset[T]) dataloader.Dataset[T] {
 	var warning sync.Once
 	return dataloader.Func(slow.Len(), func(ctx context.Context, i int) (x T, err error) {
@@ -139,9 +154,10 @@ func cacheOnDisk[T any](dir string, slow dataloader.Dataset[T]) dataloader.Datas
 		kept, _ := os.ReadFile(name) // what cannot be read is decoded again
 		if n := len(kept) - 4; n > 0 {
 			sum := binary.LittleEndian.Uint32(kept[n:])
-			if crc32.ChecksumIEEE(kept[:n]) == sum {
-				err = gob.NewDecoder(bytes.NewReader(kept[:n])).Decode(&x)
-				return x, err
+			var x T
+			if crc32.ChecksumIEEE(kept[:n]) == sum &&
+				gob.NewDecoder(bytes.NewReader(kept[:n])).Decode(&x) == nil {
+				return x, nil
 			}
 		}
 		if x, err = slow.Get(ctx, i); err == nil { // an error is not kept
@@ -154,9 +170,9 @@ func cacheOnDisk[T any](dir string, slow dataloader.Dataset[T]) dataloader.Datas
 }
 
 // keepOnDisk writes a sample with its checksum.
-func keepOnDisk(name string, x any) error {
+func keepOnDisk[T any](name string, x T) error {
 	var b bytes.Buffer
-	if err := gob.NewEncoder(&b).Encode(x); err != nil {
+	if err := gob.NewEncoder(&b).Encode(&x); err != nil {
 		return err
 	}
 	file, err := os.CreateTemp(filepath.Dir(name), "*.part")

@@ -51,8 +51,11 @@ func Example_ownStore() {
 		if err != nil {
 			return nil, err
 		}
-		_, err = file.(io.Seeker).Seek(offset, io.SeekStart)
-		return file, err
+		if _, err := file.(io.Seeker).Seek(offset, io.SeekStart); err != nil {
+			file.Close()
+			return nil, err
+		}
+		return file, nil
 	}
 	records, err := dataloader.Tar([]string{"mem://bucket/train.tar"},
 		dataloader.TarOptions{Open: open})
@@ -70,8 +73,8 @@ func Example_ownStore() {
 
 // A reopened reader opens an object when its first byte is asked for, and again
 // where a connection has broken. Temporary says which errors it gets over, of
-// get and of bodies. Five failures in a row, without a byte between them, are
-// an error.
+// get and of bodies. After five failures in a row, without a byte between them,
+// the next one is an error.
 type reopened struct {
 	ctx       context.Context
 	get       func(etag string, offset int64) (body io.ReadCloser, tag string, err error)
@@ -138,10 +141,11 @@ func (r *reopened) Close() (err error) {
 // connections and a store that is away for up to 31 seconds. Without reopened
 // each break costs the rest of its shard, as one failed item, and a store that
 // is away costs whole shards. What is not temporary, such as a shard that is
-// missing, is an error at once. All requests for one shard name the version
-// that the first answer had, since an object that is replaced meanwhile would
-// be continued in the middle of another; a store without versions or ETags
-// cannot prevent that. Copy the type reopened, too.
+// missing, is an error at once. What has no answer, such as a wrong name of the
+// host or no credentials, is tried again, for half a minute. All requests for
+// one shard name the version that the first answer had, since an object that is
+// replaced meanwhile would be continued in the middle of another; a store
+// without versions or ETags cannot prevent that. Copy the type reopened, too.
 //
 // With github.com/minio/minio-go/v7, get sets opts.SetRange(offset, 0) if
 // offset is not 0, and opts.SetMatchETag(etag) if etag is not empty, and calls
@@ -238,12 +242,12 @@ func Example_bearerToken() {
 	}))
 	defer store.Close()
 
-	origin := store.URL // such as "https://huggingface.co"
-	token := "secret"   // os.Getenv("HF_TOKEN")
+	origin := store.URL                        // such as "https://huggingface.co"
+	token := func() string { return "secret" } // os.Getenv("HF_TOKEN"), or from a file that changes
 	http.DefaultClient.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
 		if r.URL.Scheme+"://"+r.URL.Host == origin {
 			r = r.Clone(r.Context()) // a RoundTripper must not change its request
-			r.Header.Set("Authorization", "Bearer "+token)
+			r.Header.Set("Authorization", "Bearer "+token())
 		}
 		return http.DefaultTransport.RoundTrip(r)
 	})
@@ -444,7 +448,8 @@ func indexRecords(index []recordPlace, shard string, all []byte) ([]recordPlace,
 func remoteRecord(ctx context.Context, client *http.Client, origin string, p recordPlace) (
 	r dataloader.Record, err error,
 ) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, origin+"/"+p.Shard, nil)
+	address := origin + (&url.URL{Path: "/" + p.Shard}).EscapedPath()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return r, err
 	}

@@ -453,7 +453,7 @@ func Example_schedule() {
 }
 
 // Which samples has step k? A loader of the numbers 0 … n-1 with the Options of
-// the training, Shard and Tail included, says it and loads nothing. Its cursors
+// the training, Rank and Tail included, says it and loads nothing. Its cursors
 // are those of the training, so At lets the training skip steps.
 func Example_whichSamples() {
 	opts := dataloader.Options{BatchSize: 3, Shuffle: true, Seed: 1,
