@@ -46,8 +46,9 @@ func main() {
 	images, test := open(archive, "train"), open(archive, "test")
 
 	fmt.Printf("A model learns to read digits from %d images, loaded by 2 workers.\n", images.Len())
-	fmt.Printf("After 1, 2, 4, 8, 16 and 30 epochs it is tested with %d others:\n", test.Len())
+	showBatch(newLoader(images, 2))
 	var c checkpoint
+	fmt.Printf("After 1, 2, 4, 8, 16 and 30 epochs it is tested with %d others:\n", test.Len())
 	c.train(images, test, 2, 260)
 	fmt.Printf("Interrupted in epoch %d, after %d images. ", c.At.Epoch, c.At.Pos)
 	fmt.Printf("The checkpoint has the weights and this cursor:\n%v\n", c.At)
@@ -120,7 +121,7 @@ func shift(ctx context.Context, d digit) (digit, error) {
 	return d, nil
 }
 
-// collate makes a batch of digits: images of the shape [32 16 16], and labels.
+// collate makes a batch of digits.
 var collate = dataloader.CollatePair(dataloader.Stack[float32], dataloader.List[int])
 
 // A checkpoint is all that train must know of what was trained before.
@@ -130,12 +131,33 @@ type checkpoint struct {
 	Loss  float64 // the sum over the images of the epoch so far
 }
 
+// A batch is images of the shape [32 16 16], and the digits that they show.
+type batch = dataloader.Pair[dataloader.Tensor[float32], []int]
+
+// newLoader returns the loader of a training.
+func newLoader(images dataloader.Dataset[digit], workers int) *dataloader.DataLoader[batch] {
+	shifted := dataloader.Transform(images, shift)
+	return must(dataloader.New(shifted, collate, dataloader.Options{
+		BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
+	}))
+}
+
+// showBatch prints the first images of the first batch.
+func showBatch(loader *dataloader.DataLoader[batch]) {
+	first := must(loader.Batch(context.Background(), 0, 0))
+	var captions []string
+	for _, label := range first.Second[:5] {
+		captions = append(captions, fmt.Sprint("a ", label))
+	}
+	fmt.Printf("Its first batch is a tensor of the shape %v, and begins with these images:\n",
+		first.First.Shape)
+	draw(first.First.Data, captions)
+}
+
 // train continues a training to its last epoch, or until it is interrupted
 // after a number of batches.
 func (c *checkpoint) train(images, test dataloader.Dataset[digit], workers, batches int) {
-	loader := must(dataloader.New(dataloader.Transform(images, shift), collate, dataloader.Options{
-		BatchSize: 32, Shuffle: true, Seed: 1, Workers: workers,
-	}))
+	loader := newLoader(images, workers)
 	for c.At.Epoch < epochs {
 		epoch := c.At.Epoch
 		for batch, err := range loader.Run(context.Background(), &c.At) {
@@ -210,25 +232,36 @@ func (m *model) recognized(test dataloader.Dataset[digit]) (right int) {
 	return right
 }
 
-// show prints every fiftieth image: two rows of pixels in a line of characters.
+// show prints every fiftieth image, and what the model says it is.
 func (m *model) show(test dataloader.Dataset[digit]) {
-	blocks := [2][2]string{{" ", "▄"}, {"▀", "█"}} // by the upper and the lower pixel
-	var lines [side/2 + 1]string
+	var pixels []float32
+	var captions []string
 	for i := 4; i < test.Len(); i += 50 {
 		d := must(test.Get(context.Background(), i))
-		for y := range side / 2 {
-			rows := d.First.Data[2*y*side:]
-			for x := range side {
-				lines[y] += blocks[int(rows[x]+0.5)][int(rows[side+x]+0.5)]
-			}
-			lines[y] += "    "
-		}
 		p, best := m.predict(d.First.Data)
 		text := fmt.Sprintf("%d, %.0f %% sure", best, 100*p[best])
 		if best != d.Second {
 			text = fmt.Sprintf("%d, but it is a %d", best, d.Second)
 		}
-		lines[side/2] += fmt.Sprintf("%-20s", text)
+		pixels, captions = append(pixels, d.First.Data...), append(captions, text)
+	}
+	draw(pixels, captions)
+}
+
+// draw prints images side by side, each with a caption below: a line of
+// characters shows two rows of pixels.
+func draw(pixels []float32, captions []string) {
+	blocks := [2][2]string{{" ", "▄"}, {"▀", "█"}} // by the upper and the lower pixel
+	var lines [side/2 + 1]string
+	for i, caption := range captions {
+		for y := range side / 2 {
+			rows := pixels[(i*side+2*y)*side:]
+			for x := range side {
+				lines[y] += blocks[int(rows[x]+0.5)][int(rows[side+x]+0.5)]
+			}
+			lines[y] += "    "
+		}
+		lines[side/2] += fmt.Sprintf("%-20s", caption)
 	}
 	for _, line := range lines {
 		fmt.Println(strings.TrimRight(line, " "))
