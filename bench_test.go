@@ -435,6 +435,8 @@ func TestStats(t *testing.T) {
 	const ms = time.Millisecond
 	type d = []time.Duration
 	slow := append(d{10 * ms, 10 * ms, 200 * ms}, slices.Repeat(d{10 * ms}, 9)...)
+	picture := slices.Repeat(d{40 * ms, 50 * ms}, 6) // as in testdata/timeline.svg
+	picture[2] = 190 * ms
 	bad := append(slices.Repeat(d{-1}, 5), slices.Repeat(d{50 * ms}, 15)...)
 	ragged := make(d, 200)
 	for i := range ragged {
@@ -468,10 +470,14 @@ func TestStats(t *testing.T) {
 			"waited 41 % of 410ms, 39 % blocked; workers: 2, 38 % busy: " +
 				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
 		// Six workers would need 290, too, and three out of order 250.
-		{"slow batch, busy workers", Options{Workers: 3}, 1, 12, slices.Concat(d{40 * ms, 50 * ms,
-			190 * ms, 50 * ms}, slices.Repeat(d{40 * ms, 50 * ms}, 4)), 10 * ms,
+		{"slow batch, busy workers", Options{Workers: 3}, 1, 12, picture, 10 * ms,
 			"waited 59 % of 290ms, 34 % blocked; workers: 3, 79 % busy: " +
 				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
+		// Out of order it would take 245, too.
+		{"slow batch, large window", Options{Workers: 3, Prefetch: 3}, 1, 12, picture, 5 * ms,
+			"waited 76 % of 245ms, 43 % blocked; workers: 3, 94 % busy: the loader is the " +
+				"bottleneck, workers needed: 12, if they wait rather than compute; to compute " +
+				"there are 8 CPUs"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
 			"10 batches, 15 samples (12/s), 5 dropped; " +
 				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +

@@ -1317,7 +1317,8 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	case enough <= s.workers && s.starting > s.waiting/2:
 		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
 			s.loops)
-	case s.blocked > s.waiting/2: // more workers would fill the window sooner, and then wait
+	// More workers would only fill the window sooner, and then wait.
+	case s.blocked > s.waiting/2 && (busy < 85 || enough <= s.workers):
 		return "slow batches block the batches behind them, raise Prefetch or set Unordered"
 	case enough <= s.workers:
 		return "the loader keeps up on average but not always, raise Prefetch"
