@@ -2592,6 +2592,19 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestFailedBatch: in order, the cursor stays before a batch that failed until a
+// later one has succeeded, so a resume tries the batch again.
+func TestFailedBatch(t *testing.T) {
+	var at Cursor
+	var places []int
+	for range newLoader(t, failing(16, 5, 13), Options{BatchSize: 4}).Run(t.Context(), &at) {
+		places = append(places, at.Pos)
+	}
+	t.Logf("in the bodies of batches 0 to 3, of which 1 and 3 failed, pos is %d", places)
+	equal(t, "pos in each body", places, []int{4, 4, 12, 12})
+	equal(t, "the next epoch", at.Epoch, 1)
+}
+
 // TestNoOrder checks that a sampler that yields no order is the last error of
 // the loop, no *SampleError, whatever its panic. An epoch without batches needs
 // no order. A cancelled Batch is no *SampleError either, whatever the cause.

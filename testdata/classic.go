@@ -39,7 +39,9 @@ func main() {
 		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
 		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
 		"testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
-		"testdata/digits.zip",
+		"testdata/digits.zip", "testdata/teaching.md", "testdata/lesson/solutions.md",
+		"testdata/lesson/worker_test.go.txt", "testdata/lesson/workers_test.go.txt",
+		"testdata/lesson/order_test.go.txt",
 	}
 	names = append(names, users...)
 	if !inModule(os.Args[1]) {

@@ -363,7 +363,9 @@ func TestLesson(t *testing.T) {
 		onPage := strings.HasPrefix(link[1], "http://localhost:8080/?") // TestPlay asks for it
 		failIf(t, err != nil && !links[link[1]] && !onPage, "%s leads nowhere", link[0])
 	}
-	names["TestMyOrder"] = true // in testdata/inorder_test.go.txt
+	for _, name := range []string{"TestMyWorker", "TestMyWorkers", "TestMyOrder"} {
+		names[name] = true // in testdata/lesson
+	}
 	for _, command := range all(`"(go test -[^"]+)"`, lesson) {
 		checkCommand(t, names, command[1])
 	}
@@ -372,7 +374,9 @@ func TestLesson(t *testing.T) {
 			failIf(t, !names[name[1]], "%s: there is no %s", line[0], name[1])
 		}
 	}
-	checkGrowth(t, string(must(os.ReadFile("testdata/lesson.md"))), source["dataloader_test.go"])
+	solutions := string(must(os.ReadFile("testdata/lesson/solutions.md")))
+	checkGrowth(t, string(must(os.ReadFile("testdata/lesson.md")))+"\n"+solutions,
+		source["dataloader_test.go"])
 	for _, item := range all("^- Break: .*", lesson) {
 		pattern := `in "(?:(\w+)\.)?(\w+)" (?:replace|move|delete)(?: the second)? "([^"]+)"`
 		part := all(pattern, item[0])[0] // type, function and code
@@ -404,11 +408,16 @@ func checkGrowth(t *testing.T, lesson, source string) {
 		return clean(text)
 	}
 	source = strings.ReplaceAll(source, "\r", "")
+	exercises := []string{"worker", "workers", "order"}
 	program := loaderOf("Example_inTenLines")
 	next := []string{"Example_oneWorker", "Example_outOfOrder", "Example_inFiftyLines"}
 	diffs := regexp.MustCompile("(?ms)^```diff\r?\n(.*?)^```").FindAllStringSubmatch(lesson, -1)
 	equal(t, "diffs", len(diffs), len(next))
 	for i, diff := range diffs {
+		name := "testdata/lesson/" + exercises[i] + "_test.go.txt"
+		exercise := clean(string(must(os.ReadFile(name))))
+		begins := strings.Contains(exercise, program)
+		equal(t, "whether "+name+" has the loader to begin with", begins, true)
 		for hunk := range strings.SplitSeq(strings.ReplaceAll(diff[1], "\r", ""), "…\n") {
 			var before, after string
 			for line := range strings.Lines(hunk) {
@@ -425,10 +434,44 @@ func checkGrowth(t *testing.T, lesson, source string) {
 		equal(t, next[i], program, loaderOf(next[i]))
 	}
 	equal(t, "Example_resumes", loaderOf("Example_resumes"), program)
-	exercise := strings.ReplaceAll(string(must(os.ReadFile("testdata/inorder_test.go.txt"))), "\r",
-		"")
-	whole := strings.Contains(clean(exercise), loaderOf("Example_outOfOrder"))
-	equal(t, "whether testdata/inorder_test.go.txt has the loader to begin with", whole, true)
+}
+
+// TestLessonWrites checks that the exercise of each Write fails as it stands,
+// and passes with the loader that the lesson arrives at.
+func TestLessonWrites(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it compiles programs")
+	}
+	_, source := declared(t)
+	loaderOf := func(example string) string {
+		_, text, _ := strings.Cut(source["dataloader_test.go"], "\nfunc "+example+"() {\n")
+		text, _, _ = strings.Cut(text, "\n\t}\n\n")
+		return text + "\n\t}\n\n"
+	}
+	for _, write := range []struct{ file, test, solution string }{
+		{"worker", "TestMyWorker", "Example_oneWorker"},
+		{"workers", "TestMyWorkers", "Example_outOfOrder"},
+		{"order", "TestMyOrder", "Example_inFiftyLines"},
+	} {
+		exercise := must(os.ReadFile("testdata/lesson/" + write.file + "_test.go.txt"))
+		text := strings.ReplaceAll(string(exercise), "\r", "")
+		begin, rest, _ := strings.Cut(text, "(t *testing.T) {\n")
+		_, end, _ := strings.Cut(rest, "\n\t}\n\n")
+		for _, c := range []struct {
+			text   string
+			passes bool
+		}{{text, false}, {begin + "(t *testing.T) {\n" + loaderOf(write.solution) + end, true}} {
+			dir := t.TempDir()
+			must(0, os.CopyFS(dir, fstest.MapFS{
+				"go.mod":    {Data: []byte("module example.org/lesson\n\ngo 1.25\n")},
+				"x_test.go": {Data: []byte(c.text)},
+			}))
+			cmd := exec.Command("go", "test", "-vet=off", "-timeout", "9s", "-run", write.test, ".")
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+			out, err := cmd.CombinedOutput()
+			equal(t, fmt.Sprintf("whether %s passes: %s", write.test, out), err == nil, c.passes)
+		}
+	}
 }
 
 // must returns v of a call that cannot fail.
