@@ -79,6 +79,11 @@ func scenarioOf(form url.Values) *scenario {
 // timeUnits are the units of a scenario.
 func timeUnits() []string { return []string{"ms", "s", "m", "h"} }
 
+// asked returns the names of the sliders that a question is about, from the
+// field show, separated by spaces: the others are hidden. The line is always
+// shown. Nothing is hidden if there is no such field.
+func asked(form url.Values) []string { return strings.Fields(form.Get("show")) }
+
 // A player is a page that plays scenarios, one at a time.
 type player struct {
 	mu sync.Mutex
@@ -92,13 +97,27 @@ func (p *player) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Unlock()
 	s.at = min(s.at, int(run.end/s.units(1)))
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	fmt.Fprintf(w, pageHead, paletteCSS(), s.form(run), run.figure())
+	fmt.Fprintf(w, pageHead, paletteCSS(), s.form(run, asked(r.URL.Query())), run.figure())
 }
 
-// form returns the sliders as a form.
-func (s *scenario) form(run *played) string {
+// form returns the sliders as a form. If some are asked for, the others are
+// hidden fields, and a link shows them.
+func (s *scenario) form(run *played, asked []string) string {
 	text := new(strings.Builder)
+	all := url.Values{}
+	if len(asked) > 0 {
+		fmt.Fprintf(text, `<input type="hidden" name="show" value="%s">`+"\n",
+			html.EscapeString(strings.Join(asked, " ")))
+	}
 	for _, sl := range s.sliders() {
+		all.Set(sl.name, strconv.Itoa(*sl.value))
+		if len(asked) > 0 && sl.name != "at" && !slices.Contains(asked, sl.name) {
+			if sl.most > 1 || *sl.value == 1 { // a box that is not ticked is not sent
+				fmt.Fprintf(text, `<input type="hidden" name="%s" value="%d">`+"\n", sl.name,
+					*sl.value)
+			}
+			continue
+		}
 		if sl.most == 1 {
 			checked := map[int]string{1: " checked"}[*sl.value]
 			fmt.Fprintf(text, `<label><input type="checkbox" name="%s" value="1"%s> %s</label>`+
@@ -119,6 +138,10 @@ func (s *scenario) form(run *played) string {
 		fmt.Fprintf(text, `<label>%s: <output>%s</output>`+
 			`<input type="range" name="%s" min="%d" max="%d" step="%d" value="%d"></label>`+"\n",
 			sl.label, shown, sl.name, sl.least, sl.most, step, *sl.value)
+	}
+	if len(asked) > 0 {
+		all.Set("unit", s.unit)
+		fmt.Fprintf(text, `<a href="/?%s">all settings</a>`+"\n", html.EscapeString(all.Encode()))
 	}
 	return text.String()
 }
@@ -153,14 +176,16 @@ func (p *played) figure() string {
 		}
 		return fmt.Sprintf(`style="left: %.2f%%; width: %.2f%%"`, percent(from), percent(to-from))
 	}
-	for _, l := range p.lanes(0) {
+	for _, l := range oneQueue(p.lanes(0)) {
 		fmt.Fprintf(text, `<div class="lane"><span>%s</span>`, l.name)
 		for _, b := range l.bars {
 			label := ""
 			if b.batch >= 0 {
 				label = strconv.Itoa(b.batch)
 			}
-			fmt.Fprintf(text, `<b class="%s" %s>%s</b>`, b.class, place(b.from, b.to), label)
+			// A label that has no room is hidden: digits tells how much it needs.
+			fmt.Fprintf(text, `<b class="%s" %s><em class="digits%d">%s</em></b>`, b.class,
+				place(b.from, b.to), len(label), label)
 		}
 		text.WriteString("</div>\n")
 	}
@@ -174,7 +199,8 @@ func (p *played) figure() string {
 		fmt.Fprintf(text, `<div class="moment%s" %s></div><p class="note%s">%s</p>`+"\n",
 			class, place(m.from, m.to), class, m.note)
 	}
-	fmt.Fprintf(text, "</div>\n<p class=\"stats\">%s</p>\n", html.EscapeString(p.stats.String()))
+	fmt.Fprintf(text, "</div>\n<details><summary>What Stats says</summary><p>%s</p></details>\n",
+		html.EscapeString(p.stats.String()))
 	text.WriteString("<details><summary>The batches as a table</summary><table>\n" +
 		"<tr><th>batch<th>sent<th>begun<th>loaded<th>received<th>done with\n")
 	for _, j := range p.journeys {
@@ -192,6 +218,41 @@ func (p *played) figure() string {
 	return text.String()
 }
 
+// oneQueue puts the lanes of the queue into one, whose bars say how many batches
+// are in the queue.
+func oneQueue(lanes []lane) (all []lane) {
+	var queued []bar
+	var moments []time.Duration
+	at := -1
+	for _, l := range lanes {
+		if l.name != "queue" {
+			all = append(all, l)
+			continue
+		}
+		if at < 0 {
+			at = len(all)
+			all = append(all, lane{name: "in queue"})
+		}
+		for _, b := range l.bars {
+			queued, moments = append(queued, b), append(moments, b.from, b.to)
+		}
+	}
+	slices.Sort(moments)
+	moments = slices.Compact(moments)
+	for i := 1; i < len(moments); i++ {
+		n := 0
+		for _, b := range queued {
+			if b.from <= moments[i-1] && moments[i] <= b.to {
+				n++
+			}
+		}
+		if n > 0 {
+			all[at].bars = append(all[at].bars, bar{n, "wait", moments[i-1], moments[i]})
+		}
+	}
+	return all
+}
+
 // pageHead is the page: the colours, the form and the figure stand in it.
 // Without script the form is sent by its button; with script each change is.
 const pageHead = `<!doctype html>
@@ -201,10 +262,11 @@ const pageHead = `<!doctype html>
 <title>What does a loader do?</title>
 <style>
 %s
-body { margin: 1em auto; max-width: 60em; padding: 0 .6em; }
-body { font: 15px/1.4 ui-sans-serif, system-ui, sans-serif; }
+body { margin: 1em auto; max-width: 94vw; padding: 0 .6em; }
+body { font: clamp(15px, 1.15vw, 24px)/1.4 ui-sans-serif, system-ui, sans-serif; }
 h1 { font-size: 1.2em; }
-form { display: grid; align-items: end; gap: .4em 1em; grid-template-columns: repeat(auto-fill, minmax(10em, 1fr)); }
+form { display: grid; align-items: end; gap: .6em 1.5em; }
+form { grid-template-columns: repeat(auto-fill, minmax(12em, 1fr)); }
 input[type=range] { display: block; width: 100%%; margin: 0; }
 label:has([name=at]) { grid-column: 1 / -1; }
 figure { margin: 1em 0; }
@@ -217,16 +279,23 @@ figcaption { font-weight: 600; }
 .lane b { overflow: hidden; border-right: 1px solid var(--page); border-radius: 3px; }
 .lane b { text-align: center; line-height: 1.4; }
 .lane i { position: absolute; transform: translate(-50%%); width: auto !important; }
-.lane i { font-style: normal; font-size: 12px; }
-b { font-size: 12px; font-weight: normal; padding: 0 1px; }
+button, select { font: inherit; }
+.lane i { font-style: normal; font-size: .8em; }
+b { font-size: .8em; font-weight: normal; padding: 0 1px; }
+.lane b { container-type: inline-size; }
+em { font-style: normal; }
+@container (max-width: .7em) { .digits1 { display: none; } }
+@container (max-width: 1.3em) { .digits2 { display: none; } }
 .dashed { border: 1px dashed var(--dashed) !important; }
 .bad { z-index: 1; }
-.dropped { opacity: .4; }
+.dropped { opacity: .7; --hatch: transparent 0 4px, #8888 4px 8px; }
+.dropped { background-image: repeating-linear-gradient(45deg, var(--hatch)); }
 .moment { position: absolute; top: var(--room); bottom: 1.3em; }
 .note { position: absolute; top: 0; left: -5em; right: -.8em; margin: 0; visibility: hidden; }
 .note.at, .moment:hover + .note { visibility: visible; }
 .lanes:has(.moment:hover) .note.at:not(:hover + .note) { visibility: hidden; }
-.moment.at::after, .moment:hover::after { content: ""; position: absolute; left: 50%%; height: 100%%; }
+.moment.at::after, .moment:hover::after { content: ""; position: absolute; height: 100%%; }
+.moment::after { left: 50%%; }
 .moment::after { border-left: 2px solid var(--mark); }
 .lanes:has(.moment:hover) .moment.at:not(:hover)::after { content: none; }
 table { border-spacing: 1em 0; text-align: right; font-variant-numeric: tabular-nums; }
@@ -235,12 +304,12 @@ table { border-spacing: 1em 0; text-align: right; font-variant-numeric: tabular-
 <form>
 %s
 </form>
+<p><b class="load">loading</b> <b class="wait">ready, waiting</b> <b class="train">training</b>
+<b class="slow">the slow batch</b> <b class="bad">failed</b> <b class="dashed">window full</b>
+<b class="load dropped">discarded</b></p>
 <figure>
 %s
 </figure>
-<p><b class="load">loading</b> <b class="wait">ready, waiting</b> <b class="train">training</b>
-<b class="slow">the slow batch</b> <b class="bad">failed</b> <b class="dashed">window full</b>
-<b class="load dropped">dropped</b></p>
 <script>
 const form = document.forms[0]
 let asked = 0
@@ -249,14 +318,30 @@ form.oninput = async () => {
 	const text = await (await fetch(query)).text()
 	if (mine != asked) return // a later change has been answered, or will be
 	const page = new DOMParser().parseFromString(text, 'text/html')
-	const details = page.querySelector('details')
-	if (details) details.open = document.querySelector('details')?.open
+	const open = [...document.querySelectorAll('details')].map(d => d.open)
+	page.querySelectorAll('details').forEach((d, i) => { d.open = open[i] })
 	document.querySelector('figure').replaceWith(page.querySelector('figure'))
 	const outputs = page.querySelectorAll('output'), at = page.querySelector('[name=at]')
 	document.querySelectorAll('output').forEach((o, i) => { o.value = outputs[i].value })
 	form.at.max = at.max
 	form.at.step = at.step
 	history.replaceState(null, '', query)
+}
+let playing
+form.onsubmit = event => { // the button moves the line, from moment to moment
+	event.preventDefault()
+	clearInterval(playing)
+	let k = 0
+	const step = () => {
+		const moments = document.querySelectorAll('.moment')
+		if (k >= moments.length) return clearInterval(playing)
+		document.querySelectorAll('.at').forEach(e => e.classList.remove('at'))
+		moments[k].classList.add('at')
+		moments[k].nextElementSibling.classList.add('at')
+		k++
+	}
+	step()
+	playing = setInterval(step, 400)
 }
 </script>
 </html>
@@ -286,7 +371,7 @@ func TestPlay(t *testing.T) {
 			k/4%4-1, k/16%3)+[]string{"", "&unordered=1"}[k/48])
 	}
 	lesson := must(os.ReadFile("../lesson.md"))
-	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&-]+)`).FindAllSubmatch(lesson,
+	for _, url := range regexp.MustCompile(`localhost:8080/\?([\w=&+-]+)`).FindAllSubmatch(lesson,
 		-1) {
 		queries = append(queries, string(url[1]))
 	}
@@ -364,7 +449,8 @@ func checkPage(t *testing.T, s *scenario, page string) {
 	equal(t, "whether a bar has a negative place or width", negative, false)
 	loads, trains := 0, 0
 	laneOf := regexp.MustCompile(`<div class="lane"><span>(\w+).*`)
-	barOf := regexp.MustCompile(`<b class="[\w -]+" style="left: ([\d.]+)%; width: ([\d.]+)%">(\d+)</b>`)
+	barOf := regexp.MustCompile(`<b class="[\w -]+" style="left: ([\d.]+)%; width: ([\d.]+)%">` +
+		`<em class="digits\d">(\d+)</em></b>`)
 	for _, lane := range laneOf.FindAllStringSubmatch(page, -1) {
 		for _, bar := range barOf.FindAllStringSubmatch(lane[0], -1) {
 			k := must(strconv.Atoi(bar[3]))
