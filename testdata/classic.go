@@ -38,6 +38,7 @@ func main() {
 	names := []string{
 		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
 		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
+		"testdata/batch.svg", "testdata/ranks.svg", "testdata/lowwater.svg",
 		"testdata/timeline.svg", "testdata/timeline.txt", "testdata/torch_orders.json",
 		"testdata/digits.zip", "testdata/teaching.md", "testdata/lesson/solutions.md",
 		"testdata/lesson/worker_test.go.txt", "testdata/lesson/workers_test.go.txt",
@@ -63,6 +64,7 @@ func main() {
 var users = []string{
 	"testdata/recipes/digits/main.go", "testdata/play/play_test.go",
 	"testdata/play/scenario_test.go", "testdata/play/timeline_test.go",
+	"testdata/play/ideas_test.go",
 }
 
 // inModule reports whether a folder above dir has a go.mod.
