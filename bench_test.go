@@ -536,16 +536,24 @@ func TestStats(t *testing.T) {
 			equal(t, "the end of the line", got[max(0, len(got)-len(c.want)):], c.want)
 		})
 	}
-	// Fake time has no time between the end of a load and the loop.
-	stats, now, us := new(Stats), time.Now(), time.Microsecond
-	for range 9 {
-		stats.Observe(Timing{Start: now.Add(60 * us), Done: now.Add(70 * us),
-			Received: now.Add(100 * us), Wait: 100 * us, Body: us})
-		now = now.Add(101 * us)
+	// Fake time has no time between the end of a load and the loop: here a load
+	// lasts from start to done, and the loop waits for it from wait on to 100.
+	for _, c := range []struct {
+		start, done, wait time.Duration
+		want              string
+	}{
+		{60, 70, 0, "10 % busy: handing batches over takes longer than loading them: make them " +
+			"larger, raise Prefetch, or have no more workers than CPUs if they compute"},
+		{0, 80, 70, "79 % busy: the loader is the bottleneck, workers needed: 2"},
+	} {
+		stats, now, us := new(Stats), time.Now(), time.Microsecond
+		for range 9 {
+			stats.Observe(Timing{Start: now.Add(c.start * us), Done: now.Add(c.done * us),
+				Received: now.Add(100 * us), Wait: (100 - c.wait) * us, Body: (c.wait + 1) * us})
+			now = now.Add(101 * us)
+		}
+		saysAll(t, errors.New(stats.String()), c.want)
 	}
-	saysAll(t, errors.New(stats.String()),
-		"10 % busy: handing batches over takes longer than loading them: make them larger, "+
-			"raise Prefetch, or have no more workers than CPUs if they compute")
 }
 
 // BenchmarkStart is the time and memory of New and of the first batch: of 10^12
