@@ -5966,6 +5966,7 @@ func TestRefusedCursors(t *testing.T) {
 			"pos must be at most 9"},
 		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`),
 			"damaged: 2 is not one of 2 parts"},
+		{s.Repeat(1), saved(`{"epoch":0,"pos":1,"state":{"by":"Repeat(1)","n":1}}`), "1 parts"},
 		{batches(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`),
 			"the source has changed"},
 		{batches(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`),
