@@ -1371,11 +1371,13 @@ func fingerprintOf(c Cursor) fingerprint {
 		if s.By == fromSeq { // whether its last item has failed does not count
 			c.State = stageState{By: fromSeq}
 		}
-		var fields map[string]json.RawMessage
-		data, _ := json.Marshal(c.State)
-		if json.Unmarshal(data, &fields) == nil && fields["first"] != nil {
-			delete(fields, "first") // Tar's: saved digests may be older than this field
-			c.State = fields
+		if strings.HasPrefix(s.By, "Tar(") { // saved digests may be older than the field first
+			var fields map[string]json.RawMessage
+			data, _ := json.Marshal(c.State)
+			if json.Unmarshal(data, &fields) == nil {
+				delete(fields, "first")
+				c.State = fields
+			}
 		}
 		io.WriteString(h, c.String())
 	}
