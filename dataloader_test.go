@@ -31,7 +31,8 @@ package dataloader
 // adds by a variable: checkAsStream, dyingStreams, runFromStream.
 //
 // Each row of a table is a subtest where it has a name or can have one, so that
-// it can be run alone: runRow names it.
+// it can be run alone: runRow names it. In an error that a row expects, " … "
+// stands for any text.
 //
 // Who looks for the tests of a name finds them by the name of a test, or here:
 //
