@@ -8,6 +8,7 @@ package texts
 
 import (
 	"bufio"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -22,6 +23,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -437,7 +439,8 @@ func checkGrowth(t *testing.T, lesson, source string) {
 }
 
 // TestLessonWrites checks that the exercise of each Write fails as it stands,
-// and passes with the loader that the lesson arrives at.
+// and passes with the loader that the lesson arrives at, and that the training
+// of the last one prints the same batches in one life as in many.
 func TestLessonWrites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it compiles programs")
@@ -471,6 +474,35 @@ func TestLessonWrites(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			equal(t, fmt.Sprintf("whether %s passes: %s", write.test, out), err == nil, c.passes)
 		}
+	}
+	solutions := string(must(os.ReadFile("testdata/lesson/solutions.md")))
+	_, program, _ := strings.Cut(strings.ReplaceAll(solutions, "\r", ""), "```go\npackage main")
+	program, _, _ = strings.Cut(program, "```")
+	dir := t.TempDir()
+	must(0, os.CopyFS(dir, fstest.MapFS{
+		"go.mod":  {Data: []byte("module train\n\ngo 1.25\n")},
+		"main.go": {Data: []byte("package main" + program)},
+	}))
+	live := func(args ...string) (printed string, err error) {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	bin := filepath.Join(dir, "train.exe")
+	_, err := live("go", "build", "-o", bin, ".")
+	equal(t, "building the training", err, nil)
+	whole := must(live(bin, "3"))
+	equal(t, "batches", strings.Count(whole, "\n"), 24)
+	for _, steps := range []string{"1", "5"} {
+		parts := ""
+		err := errors.New("not begun")
+		for life := 0; err != nil && life < 100; life++ {
+			var printed string
+			printed, err = live(bin, strconv.Itoa(1+life%4), steps)
+			parts += printed
+		}
+		equal(t, steps+" steps in a life", parts, whole)
 	}
 }
 
