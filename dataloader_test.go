@@ -4938,23 +4938,28 @@ func ExampleStats() {
 	// Output: 10 batches, 100 samples
 }
 
-// Progress(os.Stderr, …) shows a bar on a terminal. Anywhere else it writes a
-// line every ten seconds, and a last line.
+// Progress(os.Stderr, …) shows a bar on a terminal, here with a loss. Anywhere
+// else it writes a line every ten seconds, and a last line.
 func ExampleProgress() {
 	loader, err := New(Slice[int]{1, 2, 3, 4, 5}, List[int], Options{BatchSize: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
 	var shown strings.Builder
-	for batch, err := range Progress(&shown, loader.Len(), loader.Epoch(context.Background(), 0)) {
+	loss := 4.0
+	text := func() string { return fmt.Sprint("loss ", loss) }
+	batches := loader.Epoch(context.Background(), 0)
+	for batch, err := range Progress(&shown, loader.Len(), batches, text) {
 		fmt.Println(batch, err)
+		loss /= 2
 	}
-	fmt.Println(strings.Fields(shown.String())[:2])
+	words := strings.Fields(shown.String())
+	fmt.Println(words[:2], words[len(words)-2:])
 	// Output:
 	// [1 2] <nil>
 	// [3 4] <nil>
 	// [5] <nil>
-	// [3/3 100%]
+	// [3/3 100%] [loss 0.5]
 }
 
 // ## tar.go: shards, and what files become
