@@ -2278,29 +2278,20 @@ func decodeNumpy(data []byte) (any, error) {
 	return chooseDecoder(kind)(shape, order, values)
 }
 
-// parseNumpyHeader reads a header: a dictionary of Python with three keys, in
-// any order. The kind is two characters, such as f4.
+// A numpyHeader is the dictionary of Python in the header of an npy file.
+type numpyHeader struct {
+	Descr        any   `json:"descr"` // a string or, if the array has fields, a list
+	FortranOrder *bool `json:"fortran_order"`
+	Shape        []int `json:"shape"`
+}
+
+// parseNumpyHeader reads a header. The kind is two characters, such as f4.
 func parseNumpyHeader(header []byte) (
 	kind string, order binary.ByteOrder, shape []int, err error,
 ) {
-	var fields map[string]json.RawMessage
-	err = json.Unmarshal(pythonToJSON(header), &fields)
-	known := fields["descr"] != nil && fields["fortran_order"] != nil && fields["shape"] != nil
-	if err != nil || !known || len(fields) > 3 {
-		return "", nil, nil, errors.New("it must be a dictionary of Python with descr, " +
-			"fortran_order and shape, and nothing else")
-	}
-	err = json.Unmarshal(fields["shape"], &shape)
-	if err != nil || slices.ContainsFunc(shape, func(n int) bool { return n < 0 }) {
-		return "", nil, nil, errors.New("shape must be a tuple of lengths")
-	}
-	var fortran bool
-	err = json.Unmarshal(fields["fortran_order"], &fortran)
-	if err != nil || fortran && len(shape) > 1 { // one dimension has one order
-		return "", nil, nil, errors.New("fortran_order must be False: " +
-			"save numpy.ascontiguousarray(x)")
-	}
-	json.Unmarshal(fields["descr"], &kind) // a list, if the array has fields
+	var h numpyHeader
+	err = decodeStrictly(pythonToJSON(header), &h)
+	kind, _ = h.Descr.(string)
 	order = binary.LittleEndian
 	switch {
 	case strings.HasPrefix(kind, ">"):
@@ -2311,15 +2302,21 @@ func parseNumpyHeader(header []byte) (
 	if kind != "" && strings.ContainsRune("<>|=", rune(kind[0])) {
 		kind = kind[1:]
 	}
-	if kind == "V2" {
-		return "", nil, nil, errors.New("descr is of 2 bytes without a type, as bfloat16 " +
-			"is saved: see the recipe Example_bfloat16")
+	switch {
+	case err != nil:
+		err = fmt.Errorf("it must be a dictionary of Python: %w", err)
+	case h.Shape == nil || slices.ContainsFunc(h.Shape, func(n int) bool { return n < 0 }):
+		err = errors.New("shape must be a tuple of lengths")
+	// With one dimension both orders are the same.
+	case h.FortranOrder == nil || *h.FortranOrder && len(h.Shape) > 1:
+		err = errors.New("fortran_order must be False: save numpy.ascontiguousarray(x)")
+	case kind == "V2":
+		err = errors.New("descr is of 2 bytes without a type, as bfloat16 is saved: " +
+			"see the recipe Example_bfloat16")
+	case chooseDecoder(kind) == nil:
+		err = fmt.Errorf("descr is %v, must be f2, f4, f8, b1, i1 to i8 or u1 to u8", h.Descr)
 	}
-	if chooseDecoder(kind) == nil {
-		return "", nil, nil, fmt.Errorf("descr is %s, must be f2, f4, f8, b1, i1 to i8 or "+
-			"u1 to u8", fields["descr"])
-	}
-	return kind, order, shape, nil
+	return kind, order, h.Shape, err
 }
 
 // pythonToJSON makes JSON of the header, which has other quotes, parentheses
