@@ -3935,7 +3935,7 @@ func ExampleFolder() {
 // A Stream is data without indices. It is read by a loop over an epoch, and a
 // stage makes another stream of it.
 func ExampleStream() {
-	var odd Stream[int] = Indices(Sequential(6)).Filter(func(i int) bool { return i%2 == 1 })
+	odd := Indices(Sequential(6)).Filter(func(i int) bool { return i%2 == 1 })
 	for i, err := range odd.Epoch(context.Background(), 0) {
 		fmt.Println(i, err)
 	}
@@ -4174,7 +4174,7 @@ func ExampleZip() {
 // A Sampler is a function of the epoch and the position. Its name is in the
 // cursors.
 func ExampleSampler() {
-	var s Sampler = Random(5, 1)
+	s := Random(5, 1)
 	for epoch := range 2 {
 		order := s.Order(epoch)
 		for pos := range s.Len() {
@@ -5094,7 +5094,7 @@ func ExampleOpenTar() {
 // A TarWriter refuses a record that would be read back as another.
 func ExampleTarWriter() {
 	var shard bytes.Buffer
-	var w *TarWriter = NewTarWriter(&shard)
+	w := NewTarWriter(&shard)
 	files := []File{{Name: "txt", Data: []byte("meow")}}
 	fmt.Println(w.Write(Record{Key: "pets/cat", Files: files}))
 	fmt.Println(w.Write(Record{Key: "pets/cat.2", Files: files}))
