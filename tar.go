@@ -2409,7 +2409,8 @@ func decodeHalf(shape []int, order binary.ByteOrder, data []byte) (any, error) {
 // ImageTensor makes a tensor of the shape [3 H W] from an image: a plane of
 // red, one of green and one of blue, with values from 0 to 1. The planes of a
 // gray image are equal. Like append, ImageTensor builds the tensor in the
-// memory of dst if there is enough; dst may be the zero Tensor.
+// memory of dst if there is enough; dst may be the zero Tensor. A photograph
+// must be turned before, see Decode.
 //
 // Alpha is dropped, and colors are not premultiplied: half transparent red is
 // as red as opaque red. Where alpha is 0, only an image.NRGBA has a color. All
