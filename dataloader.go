@@ -1311,12 +1311,12 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 			min(enough, s.workers))
 	case s.workers == 0 && enough <= 1:
 		return "loading and training take turns, a worker would load during training"
-	case busy < 75 && s.awaited < s.waiting/2: // without workers it waits only for loads
-		return "handing batches over takes longer than loading them: make them larger, " +
-			"raise Prefetch, or have no more workers than CPUs if they compute"
 	case enough <= s.workers && s.starting > s.waiting/2:
 		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
 			s.loops)
+	case s.workers > 0 && busy < 75 && s.awaited < s.waiting/2:
+		return "handing batches over takes longer than loading them: make them larger, " +
+			"raise Prefetch, or have no more workers than CPUs if they compute"
 	// More workers would only fill the window sooner, and then wait.
 	case s.blocked > s.waiting/2 && (busy < 85 || enough <= s.workers):
 		return "slow batches block the batches behind them, raise Prefetch or set Unordered"

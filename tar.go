@@ -279,10 +279,11 @@ type tarState struct {
 // sound record, except those behind the fault of a damaged shard.
 //
 // The files of a record must be neighbors. In a shard that tar cf x.tar *.jpg
-// *.txt has written they are not, and its first key comes again: that ends the
-// shard. Tar compares keys with the first key only, which takes no memory and
-// is part of the cursor, so a resume finds what an epoch without it finds.
-// OpenTar compares all keys, and TarWriter does not write such a shard.
+// *.txt has written they are not. If its first key comes again, that ends the
+// shard; a first record that is whole, or has one file, is no sign. Tar
+// compares keys with the first key only, which takes no memory and is part of
+// the cursor, so a resume finds what an epoch without it finds. OpenTar
+// compares all keys, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
 // even if Fields leaves the file out. The record before the file is lost, too,
