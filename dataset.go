@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"io/fs"
 	"iter"
 	"math"
@@ -1370,35 +1371,9 @@ func fingerprintOf(c Cursor) fingerprint {
 		if s.By == fromSeq { // whether its last item has failed does not count
 			c.State = stageState{By: fromSeq}
 		}
-		var fields any
-		decoder := json.NewDecoder(strings.NewReader(c.String()))
-		decoder.UseNumber()
-		if decoder.Decode(&fields) == nil {
-			forgetFirstKeys(fields)
-		}
-		data, _ := json.Marshal(fields)
-		h.Write(data)
+		io.WriteString(h, c.String())
 	}
 	return fingerprint{c.Pos, fmt.Sprintf("%016x", h.Sum64()), first}
-}
-
-// forgetFirstKeys removes the first keys from the cursors of Tar in value,
-// since saved digests may be older than that field. A State of the user's may
-// contain such cursors.
-func forgetFirstKeys(value any) {
-	switch value := value.(type) {
-	case []any:
-		for _, element := range value {
-			forgetFirstKeys(element)
-		}
-	case map[string]any:
-		if by, _ := value["by"].(string); strings.HasPrefix(by, "Tar(") {
-			delete(value, "first")
-		}
-		for _, field := range value {
-			forgetFirstKeys(field)
-		}
-	}
 }
 
 // staged makes a stage with cursors that have its stamp. produce begins at the

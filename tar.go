@@ -8,6 +8,7 @@ import (
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
@@ -253,10 +254,6 @@ type tarState struct {
 	// reader that begins at Offset could not tell, because only the first bytes
 	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
-
-	// First is the key of the shard's first record, or nil if nobody knows it:
-	// at the start of a shard, and in cursors that were saved without it.
-	First []byte `json:"first,omitempty"`
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be
@@ -279,10 +276,10 @@ type tarState struct {
 // sound record, except those behind the fault of a damaged shard.
 //
 // The files of a record must be neighbors. In a shard that tar cf x.tar *.jpg
-// *.txt has written they are not. If its first key comes again, that ends the
-// shard; a first record that is whole, or has one file, is no sign. Tar
-// compares keys with the first key only, which takes no memory and is part of
-// the cursor, so a resume finds what an epoch without it finds. OpenTar
+// *.txt has written they are not. A key that comes again ends its shard, also
+// if tar r has appended a record for the second time. Tar compares the keys of
+// the first 65,536 records with all that follow, which takes up to 3 MiB. A
+// resume within a shard knows only the keys that follow the cursor. OpenTar
 // compares all keys, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
@@ -410,6 +407,8 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		r := newRecordReader(name, opts.MaxRecord)
 		r.wanted = opts.Fields
+		r.keys = map[[16]byte]bool{}
+		r.maxKeys = 1 << 16
 		err := try(func() error { return r.enterShard(ctx, opts.Open, from) })
 		if r.shard.ReadCloser != nil {
 			defer r.shard.Close()
@@ -431,7 +430,6 @@ func readShard(
 				ShardNumber: from.ShardNumber,
 				Offset:      r.entry.begin,
 				Compressed:  r.compressed,
-				First:       r.firstKey,
 			}
 			if !yield(item, next) {
 				return
@@ -471,10 +469,10 @@ type recordReader struct {
 	nextWanted         bool
 	endErr             error
 
-	// firstKey is that of the shard's first record; nil if it is not known
-	// because a resume began behind it.
-	firstKey []byte
-	resumed  bool
+	// keys are hashes of the keys of the first maxKeys records that were read,
+	// or nil if only one record is read.
+	keys    map[[16]byte]bool
+	maxKeys int
 
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
@@ -507,8 +505,6 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 // uncompressed bytes. enterShard never returns io.EOF, which would mean the
 // end.
 func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
-	r.firstKey = from.First
-	r.resumed = from.Offset > 0
 	if !from.Compressed {
 		r.offset = from.Offset
 	}
@@ -579,11 +575,8 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 		return Item[Record]{}, r.endErr
 	}
 	key := r.nextKey
-	if key == string(r.firstKey) {
-		return Item[Record]{}, keyComesAgain(key)
-	}
-	if r.firstKey == nil && !r.resumed {
-		r.firstKey = []byte(key)
+	if err := r.checkKey(key); err != nil {
+		return Item[Record]{}, err
 	}
 	files := make([]File, 0, r.lastCount)
 	r.item = Item[Record]{Value: Record{Key: key, Shard: r.name, Files: files}}
@@ -609,10 +602,22 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	return r.item, nil
 }
 
-// keyComesAgain is the error of a shard whose records lie in pieces.
-func keyComesAgain(key string) error {
-	return fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
-		"as TarWriter and tar --sort=name write them", quote(key))
+// checkKey returns an error if a record that was read has the same key. Half of
+// a SHA-256 stands for a key, so sound shards are safe from chance.
+func (r *recordReader) checkKey(key string) error {
+	if r.keys == nil {
+		return nil
+	}
+	sum := sha256.Sum256([]byte(key))
+	half := [16]byte(sum[:])
+	if r.keys[half] {
+		return fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
+			"as TarWriter and tar --sort=name write them", quote(key))
+	}
+	if len(r.keys) < r.maxKeys {
+		r.keys[half] = true
+	}
+	return nil
 }
 
 // checkFile counts the memory of the next file. If the file has a fault, the
@@ -1316,7 +1321,8 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 func (s *tarShard) scan(ctx context.Context) error {
 	r := newRecordReader(s.name, defaultMaxRecord)
 	r.wanted = []string{} // no field: files are not loaded
-	keys := map[string]bool{}
+	r.keys = map[[16]byte]bool{}
+	r.maxKeys = math.MaxInt
 	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
 		if strings.Contains(s.name, "://") {
 			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1331,12 +1337,6 @@ func (s *tarShard) scan(ctx context.Context) error {
 	}
 	for err == nil {
 		begin := r.entry.begin
-		key := r.nextKey
-		if keys[key] {
-			err = keyComesAgain(key)
-			break
-		}
-		keys[key] = key != ""
 		if _, err = r.readRecord(); err == nil {
 			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
 		}
@@ -2266,6 +2266,9 @@ func decodeNumpy(data []byte) (any, error) {
 		return nil, fmt.Errorf("it is truncated: the header has %d bytes, and %d are there",
 			length, len(rest))
 	}
+	if length > 1<<16 {
+		return nil, fmt.Errorf("the header has %d bytes, at most 65,536 are read", length)
+	}
 	header, values := rest[:length], rest[length:]
 	kind, order, shape, err := parseNumpyHeader(header)
 	if err != nil {
@@ -2306,7 +2309,8 @@ func parseNumpyHeader(header []byte) (
 	switch {
 	case err != nil:
 		err = fmt.Errorf("it must be a dictionary of Python: %w", err)
-	case h.Shape == nil || slices.ContainsFunc(h.Shape, func(n int) bool { return n < 0 }):
+	case h.Shape == nil || slices.ContainsFunc(h.Shape, func(n int) bool { return n < 0 }) ||
+		bytes.Contains(header, []byte("null")): // which encoding/json reads as 0
 		err = errors.New("shape must be a tuple of lengths")
 	// With one dimension both orders are the same.
 	case h.FortranOrder == nil || *h.FortranOrder && len(h.Shape) > 1:
