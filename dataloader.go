@@ -1364,8 +1364,8 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 // Progress returns seq, and shows on w how far seq has got: the number of
 // items, of total unless that is 0 or less, the rate, the time left, and the
 // share of the time in which the loop waited for seq. Values and errors pass
-// unchanged. text, which is called when a line is written, adds what else you
-// want to see, such as a loss.
+// unchanged. text adds what else you want to see, such as a loss. It is called
+// when a line is written, also if no item has come, and must return one line.
 //
 // total is the number of items in seq. Progress counts from 0, also after a
 // resume, so pass the number of items that are left. At a loader's Cursor at,
@@ -1450,7 +1450,7 @@ type meter struct {
 }
 
 // line returns the meter as a line. On a terminal it has a bar in place of the
-// percentage, and less than 60 columns unless the numbers are large.
+// percentage, and some 60 columns at most unless the numbers are large.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)
@@ -1478,11 +1478,12 @@ func (m meter) line(bar bool) string {
 // roundTime returns a duration with tenths of a second, with seconds from a
 // minute on, and with minutes from an hour on.
 func roundTime(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return d.Round(time.Second / 10).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
+	d = d.Round(time.Second / 10)
+	if d >= time.Minute {
+		d = d.Round(time.Second)
 	}
-	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	if d >= time.Hour {
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return d.String()
 }

@@ -380,9 +380,10 @@ type File struct {
 // file at the top, "train/*/*.png" a file two folders down, "**/*.png" a file
 // anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A
 // pattern that matches no file is an error, and so are no files at all, and a
-// folder that cannot be read. A file whose name is not UTF-8, which io/fs does
-// not open, is an error of its Get. Links to files are followed. Links to
-// folders are followed only where the pattern spells out their names.
+// folder that cannot be read. A file or link whose name is not UTF-8, which
+// io/fs does not open, is an error of its Get; such a folder is an error. Links
+// to files are followed. Links to folders are followed only where the pattern
+// spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
 	if err == nil && len(names) == 0 {

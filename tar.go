@@ -822,9 +822,13 @@ func (g *gunzipper) Read(p []byte) (int, error) {
 			return n, err
 		}
 		b, err := g.file.Peek(1) // behind a member
-		if err == nil && b[0] == 0 {
+		switch {
+		case err != nil:
+		case b[0] == 0:
 			err = g.skipZeros()
-		} else if err == nil {
+		case b[0] != 0x1f: // the first byte of a member
+			err = gzip.ErrHeader
+		default:
 			err = replaceEOF(g.Reset(g.file))
 			g.Multistream(false)
 		}
@@ -1640,19 +1644,19 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
-// checkURL returns an error for a URL whose path has a character that must be
-// escaped: a shard of another name would be read, or none.
+// checkURL returns an error for a URL that has a character that must be escaped:
+// a shard of another name would be read, or none.
 func checkURL(name string) error {
 	if !strings.Contains(name, "://") {
 		return nil
 	}
 	if strings.Contains(name, "#") {
 		return errors.New("in a URL, # begins what no server is asked for: " +
-			"write %23 for a # in a name")
+			"write %23 for the character #")
 	}
-	if _, err := url.Parse(name); errors.As(err, new(url.EscapeError)) {
-		return errors.New("in a URL, two hexadecimal digits must follow a %: " +
-			"write %25 for a % in a name")
+	var bad url.EscapeError
+	if _, err := url.Parse(name); errors.As(err, &bad) {
+		return fmt.Errorf("%w: write %%25 for the character %%", bad)
 	}
 	return nil
 }
