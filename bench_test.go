@@ -428,6 +428,10 @@ func TestForgotten(t *testing.T) {
 // load is how long each sample takes, in turn; a sample of -1 fails. step is
 // how long the loop takes for a batch. The time between loops does not count.
 func TestStats(t *testing.T) {
+	slow10 := sampler{n: 10, order: func(epoch int) func(int) int {
+		time.Sleep(time.Second)
+		return Sequential(10).Order(epoch)
+	}}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	if runtime.GOMAXPROCS(0) != 8 {
 		t.Skip("this platform has no threads, so the number of CPUs cannot be set")
@@ -496,8 +500,14 @@ func TestStats(t *testing.T) {
 				"batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
 		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after " +
+			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: most of the waiting is for " +
 				"the first batch of a loop; loops: 10"},
+		{"a slow order", Options{Sampler: slow10, Workers: 2}, 1, 10, d{10 * ms}, 10 * ms,
+			"waited 91 % of 1.11s, 0 % blocked; workers: 2, 5 % busy: most of the waiting is for " +
+				"the first batch of a loop; loops: 1"},
+		{"a slow order without workers", Options{Sampler: slow10}, 1, 10, d{20 * ms}, 10 * ms,
+			"waited 92 % of 1.3s, 0 % blocked: most of the waiting is for the first batch of a " +
+				"loop; loops: 1"},
 		// What was waited for in one loop has ended in the next.
 		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
 			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the " +

@@ -1309,11 +1309,11 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	case s.waiting < elapsed/10:
 		return fmt.Sprintf("the training is the bottleneck, workers needed: %d",
 			min(enough, s.workers))
+	case s.starting > s.waiting/2 && (enough <= s.workers || s.workers == 0):
+		return fmt.Sprintf("most of the waiting is for the first batch of a loop; loops: %d",
+			s.loops)
 	case s.workers == 0 && enough <= 1:
 		return "loading and training take turns, a worker would load during training"
-	case enough <= s.workers && s.starting > s.waiting/2:
-		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
-			s.loops)
 	case s.workers > 0 && busy < 75 && s.awaited < s.waiting/2:
 		return "handing batches over takes longer than loading them: make them larger, " +
 			"raise Prefetch, or have no more workers than CPUs if they compute"
