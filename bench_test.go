@@ -961,9 +961,9 @@ func TestMixCost(t *testing.T) {
 	equal(t, "at most a move for each source", moves <= 1000, true)
 }
 
-// TestTarMemory shows that what a stream holds grows neither with the shards nor
-// with the records of a shard, beyond the hashes of 65,536 keys: only these may
-// not come again.
+// TestTarMemory shows that what a stream holds grows neither with the shards
+// nor with the records of a shard, beyond the hashes of 65,536 keys: only these
+// may not come again.
 func TestTarMemory(t *testing.T) {
 	held := func(shards, records, last int) (most uint64) {
 		open := func(context.Context, string, int64) (io.ReadCloser, error) {

@@ -1644,8 +1644,8 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
-// checkURL returns an error for a URL that has a character that must be escaped:
-// a shard of another name would be read, or none.
+// checkURL returns an error for a URL that has a character that must be
+// escaped: a shard of another name would be read, or none.
 func checkURL(name string) error {
 	if !strings.Contains(name, "://") {
 		return nil
