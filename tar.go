@@ -1278,9 +1278,9 @@ type recordPlace struct {
 
 // OpenTar opens tar shards, which are files, as one data set. It reads all
 // headers, sixteen shards at a time, and keeps 24 bytes for each record. While
-// it reads a shard, it keeps the keys, too, and needs some 110 bytes. Every
-// start of a program reads the headers again, so shards on a slow disk or a
-// network are better streamed, by Tar.
+// it reads a shard, it keeps hashes of the keys, too, and needs some 60 bytes.
+// Every start of a program reads the headers again, so shards on a slow disk or
+// a network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
 // compressed, in which a key comes again, or that has a sparse file, files but
