@@ -47,8 +47,8 @@ func main() {
 	names = append(names, users...)
 	if !inModule(os.Args[1]) {
 		names = append(names, "go.mod")
-		fmt.Println("wrote go.mod, too: DIR is in no module. " +
-			"Remove it when DIR becomes part of one.")
+		fmt.Println("wrote go.mod, too: the folder is in no module. " +
+			"Remove it when the folder becomes part of one.")
 	}
 	for _, name := range names {
 		if err := write(os.Args[1], name); err != nil {

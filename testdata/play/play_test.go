@@ -3,7 +3,7 @@ package play
 // A page that draws what a loader does with the settings of its form. The real
 // engine runs in fake time:
 //
-//	go test ./testdata/play -play localhost:8080 -timeout 0
+//	go test -v ./testdata/play -play localhost:8080 -timeout 0
 //
 // The import "dataloader" is the package's path in its own folder. In a copy,
 // change it in the three files of this folder.
@@ -351,7 +351,7 @@ form.onsubmit = event => { // the button moves the line, from moment to moment
 // checks that the page says what a Get and the body see. With -play it serves
 // the page instead:
 //
-//	go test ./testdata/play -play localhost:8080 -timeout 0
+//	go test -v ./testdata/play -play localhost:8080 -timeout 0
 func TestPlay(t *testing.T) {
 	page := &player{t: t}
 	if *playOn != "" {
