@@ -33,6 +33,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -254,6 +255,10 @@ type tarState struct {
 	// reader that begins at Offset could not tell, because only the first bytes
 	// of a shard show that it is compressed.
 	Compressed bool `json:"compressed,omitempty"`
+
+	// Keys are hashes of keys of the shard's records before Offset, see
+	// checkKey. Cursors that were saved before there were hashes have none.
+	Keys []byte `json:"key hashes,omitempty"`
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be
@@ -277,9 +282,9 @@ type tarState struct {
 //
 // The files of a record must be neighbors. In a shard that tar cf x.tar *.jpg
 // *.txt has written they are not. A key that comes again ends its shard, also
-// if tar r has appended a record for the second time. Tar compares the keys of
-// the first 65,536 records with all that follow, which takes up to 3 MiB. A
-// resume within a shard knows only the keys that follow the cursor. OpenTar
+// if tar r has appended a record for the second time. But only hashes of 32
+// keys of a shard are kept, in the cursor, too, so that a resume finds the same.
+// In a larger shard a key that comes again may go unnoticed if few do. OpenTar
 // compares all keys, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
@@ -407,8 +412,6 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		r := newRecordReader(name, opts.MaxRecord)
 		r.wanted = opts.Fields
-		r.keys = map[[16]byte]bool{}
-		r.maxKeys = 1 << 16
 		err := try(func() error { return r.enterShard(ctx, opts.Open, from) })
 		if r.shard.ReadCloser != nil {
 			defer r.shard.Close()
@@ -430,6 +433,7 @@ func readShard(
 				ShardNumber: from.ShardNumber,
 				Offset:      r.entry.begin,
 				Compressed:  r.compressed,
+				Keys:        r.keys,
 			}
 			if !yield(item, next) {
 				return
@@ -469,10 +473,8 @@ type recordReader struct {
 	nextWanted         bool
 	endErr             error
 
-	// keys are hashes of the keys of the first maxKeys records that were read,
-	// or nil if only one record is read.
-	keys    map[[16]byte]bool
-	maxKeys int
+	keys        []byte // tarState.Keys; the slice is not changed
+	keysUnknown bool   // whether those of the records before are not known
 
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
@@ -505,6 +507,8 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 // uncompressed bytes. enterShard never returns io.EOF, which would mean the
 // end.
 func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
+	r.keys = from.Keys
+	r.keysUnknown = from.Offset > 0 && from.Keys == nil
 	if !from.Compressed {
 		r.offset = from.Offset
 	}
@@ -575,7 +579,7 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 		return Item[Record]{}, r.endErr
 	}
 	key := r.nextKey
-	if err := r.checkKey(key); err != nil {
+	if err := r.checkKey(); err != nil {
 		return Item[Record]{}, err
 	}
 	files := make([]File, 0, r.lastCount)
@@ -602,22 +606,34 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	return r.item, nil
 }
 
-// checkKey returns an error if a record that was read has the same key. Half of
-// a SHA-256 stands for a key, so sound shards are safe from chance.
-func (r *recordReader) checkKey(key string) error {
-	if r.keys == nil {
+// checkKey returns an error if the next record has the key of an earlier one,
+// as far as the kept hashes tell: those of 32 keys, the smallest in ascending
+// order, 8 bytes each. Which they are depends on the keys alone, so a resume
+// finds what an epoch without it finds.
+func (r *recordReader) checkKey() error {
+	if r.keysUnknown {
 		return nil
 	}
-	sum := sha256.Sum256([]byte(key))
-	half := [16]byte(sum[:])
-	if r.keys[half] {
-		return fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
-			"as TarWriter and tar --sort=name write them", quote(key))
-	}
-	if len(r.keys) < r.maxKeys {
-		r.keys[half] = true
+	const most, size = 32, 8
+	sum := sha256.Sum256([]byte(r.nextKey))
+	hash, kept := sum[:size], len(r.keys)/size
+	i, again := sort.Find(kept, func(i int) int {
+		return bytes.Compare(hash, r.keys[i*size:(i+1)*size])
+	})
+	switch {
+	case again:
+		return keyComesAgain(r.nextKey)
+	case i < most:
+		kept = min(kept, most-1)
+		r.keys = slices.Concat(r.keys[:i*size], hash, r.keys[i*size:kept*size])
 	}
 	return nil
+}
+
+// keyComesAgain is the error of a shard whose records lie in pieces.
+func keyComesAgain(key string) error {
+	return fmt.Errorf("record %s comes again: the files of a record must be neighbors, "+
+		"as TarWriter and tar --sort=name write them", quote(key))
 }
 
 // checkFile counts the memory of the next file. If the file has a fault, the
@@ -1278,8 +1294,7 @@ type recordPlace struct {
 
 // OpenTar opens tar shards, which are files, as one data set. It reads all
 // headers, sixteen shards at a time, and keeps 24 bytes for each record. While
-// it reads a shard, it keeps hashes of the keys, too, and needs some 60 bytes.
-// Every start of a program reads the headers again, so shards on a slow disk or
+// it reads a shard, it keeps the keys, too, and needs some 110 bytes. Every start of a program reads the headers again, so shards on a slow disk or
 // a network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
@@ -1325,8 +1340,7 @@ func OpenTar(paths ...string) (*TarDataset, error) {
 func (s *tarShard) scan(ctx context.Context) error {
 	r := newRecordReader(s.name, defaultMaxRecord)
 	r.wanted = []string{} // no field: files are not loaded
-	r.keys = map[[16]byte]bool{}
-	r.maxKeys = math.MaxInt
+	keys := map[string]bool{}
 	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
 		if strings.Contains(s.name, "://") {
 			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
@@ -1341,6 +1355,12 @@ func (s *tarShard) scan(ctx context.Context) error {
 	}
 	for err == nil {
 		begin := r.entry.begin
+		key := r.nextKey
+		if keys[key] {
+			err = keyComesAgain(key)
+			break
+		}
+		keys[key] = key != ""
 		if _, err = r.readRecord(); err == nil {
 			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
 		}
