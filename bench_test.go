@@ -500,14 +500,14 @@ func TestStats(t *testing.T) {
 				"batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
 		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: most of the waiting is for " +
+			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after " +
 				"the first batch of a loop; loops: 10"},
 		{"a slow order", Options{Sampler: slow10, Workers: 2}, 1, 10, d{10 * ms}, 10 * ms,
 			"waited 91 % of 1.11s, 0 % blocked; workers: 2, 5 % busy: most of the waiting is for " +
-				"the first batch of a loop; loops: 1"},
+				"the order of an epoch; loops: 1"},
 		{"a slow order without workers", Options{Sampler: slow10}, 1, 10, d{20 * ms}, 10 * ms,
-			"waited 92 % of 1.3s, 0 % blocked: most of the waiting is for the first batch of a " +
-				"loop; loops: 1"},
+			"waited 92 % of 1.3s, 0 % blocked: most of the waiting is for the order of an epoch; " +
+				"loops: 1"},
 		// What was waited for in one loop has ended in the next.
 		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
 			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the " +
@@ -1198,6 +1198,8 @@ func TestProgress(t *testing.T) {
 		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 1,
 			"1/2147483647   0% 0.000139/s, 2h0m, 1281023h54m left, waited 100%"},
 		{"nearly an hour", false, 0, 2, 1, hour - s/2, 0, 0, 1, "1 0.000278/s, 1h0m, waited 100%"},
+		{"half a second more", false, 0, 2, 1, hour - 51*s/100, 0, 0, 1,
+			"1 0.000278/s, 59m59s, waited 100%"},
 		{"a bar", true, 2, 2, 0, s / 4, 3 * s / 4, 0, 3,
 			"1/2" + bar(3) + " 1/s, 1s, 1s left, waited 25%\n" +
 				"2/2" + bar(6) + " 1/s, 2s, waited 25%\n2/2" + bar(6) + " 1/s, 2s, waited 25%"},

@@ -1217,11 +1217,12 @@ type Stats struct {
 	samples, dropped, workers int
 
 	loading, waiting, training time.Duration
-	// starting is the part of waiting that was for the first batches of loops.
-	// blocked is the part during which the batch after the awaited one was
-	// ready. awaited is the part during which the awaited batch was loaded;
+	// starting is the part of waiting that was for the first batches of loops,
+	// and ordering that before these were sent, when the sampler makes the
+	// order. blocked is the part during which the batch after the awaited one
+	// was ready. awaited is the part during which the awaited batch was loaded;
 	// otherwise it had not been taken by a worker, or was handed over.
-	starting, blocked, awaited time.Duration
+	starting, ordering, blocked, awaited time.Duration
 
 	last Timing
 }
@@ -1245,6 +1246,7 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
+		s.ordering += max(0, t.Sent.Sub(t.Received.Add(-t.Wait)))
 	}
 	// Until last.Received the loop was blocked, for last.Wait, because the
 	// batch before this one was not ready. For the part of that time after
@@ -1309,11 +1311,13 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	case s.waiting < elapsed/10:
 		return fmt.Sprintf("the training is the bottleneck, workers needed: %d",
 			min(enough, s.workers))
-	case s.starting > s.waiting/2 && (enough <= s.workers || s.workers == 0):
-		return fmt.Sprintf("most of the waiting is for the first batch of a loop; loops: %d",
-			s.loops)
+	case s.ordering > s.waiting/2:
+		return fmt.Sprintf("most of the waiting is for the order of an epoch; loops: %d", s.loops)
 	case s.workers == 0 && enough <= 1:
 		return "loading and training take turns, a worker would load during training"
+	case enough <= s.workers && s.starting > s.waiting/2:
+		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
+			s.loops)
 	case s.workers > 0 && busy < 75 && s.awaited < s.waiting/2:
 		return "handing batches over takes longer than loading them: make them larger, " +
 			"raise Prefetch, or have no more workers than CPUs if they compute"
@@ -1478,12 +1482,12 @@ func (m meter) line(bar bool) string {
 // roundTime returns a duration with tenths of a second, with seconds from a
 // minute on, and with minutes from an hour on.
 func roundTime(d time.Duration) string {
-	d = d.Round(time.Second / 10)
-	if d >= time.Minute {
-		d = d.Round(time.Second)
+	tenths, seconds := d.Round(time.Second/10), d.Round(time.Second)
+	switch {
+	case tenths < time.Minute:
+		return tenths.String()
+	case seconds < time.Hour:
+		return seconds.String()
 	}
-	if d >= time.Hour {
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
-	}
-	return d.String()
+	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 }

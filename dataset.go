@@ -381,9 +381,9 @@ type File struct {
 // anywhere, "**/*.[jJ][pP][gG]" one whose extension may be in capitals. A
 // pattern that matches no file is an error, and so are no files at all, and a
 // folder that cannot be read. A file or link whose name is not UTF-8, which
-// io/fs does not open, is an error of its Get; such a folder is an error. Links
-// to files are followed. Links to folders are followed only where the pattern
-// spells out their names.
+// io/fs does not open, is an error of its Get; a folder of such a name cannot
+// be read. Links to files are followed. Links to folders are followed only
+// where the pattern spells out their names.
 func Files(fsys fs.FS, patterns ...string) (Dataset[File], error) {
 	names, err := list(fsys, patterns)
 	if err == nil && len(names) == 0 {

@@ -281,10 +281,10 @@ type tarState struct {
 // sound record, except those behind the fault of a damaged shard.
 //
 // The files of a record must be neighbors. In a shard that tar cf x.tar *.jpg
-// *.txt has written they are not. A key that comes again ends its shard, also
-// if tar r has appended a record for the second time. But only hashes of 32
-// keys of a shard are kept, in the cursor, too, so that a resume finds the same.
-// In a larger shard a key that comes again may go unnoticed if few do. OpenTar
+// *.txt has written they are not. A key that comes again after another ends its
+// shard, as when tar r has appended a record again. But only hashes of 32 keys
+// of a shard are kept, in the cursor, too, so that a resume finds the same. In
+// a larger shard a key that comes again may go unnoticed if few do. OpenTar
 // compares all keys, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
@@ -1067,8 +1067,7 @@ func (r *tarReader) drainShard() error {
 		case err == io.EOF && zeros > 64<<10 && zeros >= power:
 			return errZeros
 		case err == gzip.ErrHeader:
-			return fmt.Errorf("what follows the compressed archive is not compressed, "+
-				"perhaps zeros that fill up a block: %w", err)
+			return fmt.Errorf("what follows the compressed archive is not compressed: %w", err)
 		case err != nil:
 			return err
 		}
@@ -1294,8 +1293,9 @@ type recordPlace struct {
 
 // OpenTar opens tar shards, which are files, as one data set. It reads all
 // headers, sixteen shards at a time, and keeps 24 bytes for each record. While
-// it reads a shard, it keeps the keys, too, and needs some 110 bytes. Every start of a program reads the headers again, so shards on a slow disk or
-// a network are better streamed, by Tar.
+// it reads a shard, it keeps the keys, too, and needs some 110 bytes. Every
+// start of a program reads the headers again, so shards on a slow disk or a
+// network are better streamed, by Tar.
 //
 // OpenTar returns an error for a shard that is damaged, truncated or
 // compressed, in which a key comes again, or that has a sparse file, files but
@@ -1664,8 +1664,9 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
-// checkURL returns an error for a URL that has a character that must be
-// escaped: a shard of another name would be read, or none.
+// checkURL returns an error for a URL with a # or a % that is no escape: a
+// shard of another name would be read, or none.
+
 func checkURL(name string) error {
 	if !strings.Contains(name, "://") {
 		return nil
@@ -1674,9 +1675,9 @@ func checkURL(name string) error {
 		return errors.New("in a URL, # begins what no server is asked for: " +
 			"write %23 for the character #")
 	}
-	var bad url.EscapeError
-	if _, err := url.Parse(name); errors.As(err, &bad) {
-		return fmt.Errorf("%w: write %%25 for the character %%", bad)
+	if _, err := url.Parse(name); errors.As(err, new(url.EscapeError)) {
+		return errors.New("in a URL, % begins an escape of two hexadecimal digits, " +
+			"which a host has not: write %25 for the character %")
 	}
 	return nil
 }
@@ -2308,9 +2309,9 @@ func decodeNumpy(data []byte) (any, error) {
 
 // A numpyHeader is the dictionary of Python in the header of an npy file.
 type numpyHeader struct {
-	Descr        any   `json:"descr"` // a string or, if the array has fields, a list
-	FortranOrder *bool `json:"fortran_order"`
-	Shape        []int `json:"shape"`
+	Descr        any    `json:"descr"` // a string or, if the array has fields, a list
+	FortranOrder *bool  `json:"fortran_order"`
+	Shape        []*int `json:"shape"`
 }
 
 // parseNumpyHeader reads a header. The kind is two characters, such as f4.
@@ -2320,6 +2321,11 @@ func parseNumpyHeader(header []byte) (
 	var h numpyHeader
 	err = decodeStrictly(pythonToJSON(header), &h)
 	kind, _ = h.Descr.(string)
+	for _, length := range h.Shape {
+		if length != nil && *length >= 0 {
+			shape = append(shape, *length)
+		}
+	}
 	order = binary.LittleEndian
 	switch {
 	case strings.HasPrefix(kind, ">"):
@@ -2333,8 +2339,7 @@ func parseNumpyHeader(header []byte) (
 	switch {
 	case err != nil:
 		err = fmt.Errorf("it must be a dictionary of Python: %w", err)
-	case h.Shape == nil || slices.ContainsFunc(h.Shape, func(n int) bool { return n < 0 }) ||
-		bytes.Contains(header, []byte("null")): // which encoding/json reads as 0
+	case h.Shape == nil || len(shape) < len(h.Shape):
 		err = errors.New("shape must be a tuple of lengths")
 	// With one dimension both orders are the same.
 	case h.FortranOrder == nil || *h.FortranOrder && len(h.Shape) > 1:
@@ -2345,7 +2350,7 @@ func parseNumpyHeader(header []byte) (
 	case chooseDecoder(kind) == nil:
 		err = fmt.Errorf("descr is %v, must be f2, f4, f8, b1, i1 to i8 or u1 to u8", h.Descr)
 	}
-	return kind, order, h.Shape, err
+	return kind, order, shape, err
 }
 
 // pythonToJSON makes JSON of the header, which has other quotes, parentheses
