@@ -82,7 +82,8 @@ func Stack[E any](dst Tensor[E], samples []Tensor[E]) (Tensor[E], error) {
 	for i, s := range samples {
 		if !slices.Equal(s.Shape, first.Shape) || len(s.Data) != size {
 			return dst, fmt.Errorf("Stack: sample %d of the batch has shape %v and %d elements, "+
-				"sample 0 has shape %v and %d elements; they must be equal",
+				"sample 0 has shape %v and %d elements; they must be equal, "+
+				"and a Transform that checks the shape lets OnError decide",
 				i, s.Shape, len(s.Data), first.Shape, size)
 		}
 		copy(dst.Data[i*size:], s.Data)

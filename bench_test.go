@@ -483,9 +483,12 @@ func TestStats(t *testing.T) {
 				"bottleneck, workers needed: 12, if they wait rather than compute; to compute " +
 				"there are 8 CPUs"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
-			"10 batches, 15 samples (12/s), 5 dropped; " +
+			"10 batches, 15 samples (12/s), 5 dropped, 0 batches failed; " +
 				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +
 				"needed: 2"},
+		{"bad batches", Options{Workers: 1}, 1, 5, d{-1}, 60 * ms,
+			"5 batches, 0 samples (0/s), 0 dropped, 5 batches failed; waited 0 % of 300ms, " +
+				"0 % blocked; workers: 1, 0 % busy: no samples have come"},
 		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
 		// before the loop has had batch 0 for 15.
 		{"first batch slow for one worker", Options{Workers: 1}, 1, 4, d{100 * ms, ms, ms, ms},
@@ -558,7 +561,7 @@ func TestStats(t *testing.T) {
 	} {
 		stats, now, us := new(Stats), time.Now(), time.Microsecond
 		for range 9 {
-			stats.Observe(Timing{Start: now.Add(c.start * us), Done: now.Add(c.done * us),
+			stats.Observe(Timing{Samples: 1, Start: now.Add(c.start * us), Done: now.Add(c.done * us),
 				Received: now.Add(100 * us), Wait: (100 - c.wait) * us, Body: (c.wait + 1) * us})
 			now = now.Add(101 * us)
 		}

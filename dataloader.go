@@ -1213,7 +1213,7 @@ type Timing struct {
 // by Recycle or NewBatchFunc, or set GOGC=400.
 type Stats struct {
 	mu                        sync.Mutex // guards the other fields
-	batches, loops            int
+	batches, failed, loops    int
 	samples, dropped, workers int
 
 	loading, waiting, training time.Duration
@@ -1232,6 +1232,9 @@ func (s *Stats) Observe(t Timing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.batches++
+	if t.Samples+t.Dropped == 0 {
+		s.failed++
+	}
 	s.samples += t.Samples
 	s.dropped += t.Dropped
 	s.workers = max(s.workers, t.Worker+1)
@@ -1255,11 +1258,11 @@ func (s *Stats) Observe(t Timing) {
 	s.last = t
 }
 
-// String returns one line: the number of batches and samples; the share of the
-// time in loops that was spent waiting for batches, and the share in which the
-// next batch was ready, but a slow one before it blocked it; how busy the
-// workers were; and the bottleneck, with the number of workers that would be
-// enough.
+// String returns one line: the number of batches and samples, of samples that
+// were dropped and batches that failed; the share of the time in loops that was
+// spent waiting for batches, and the share in which the next batch was ready,
+// but a slow one before it blocked it; how busy the workers were; and the
+// bottleneck, with the number of workers that would be enough.
 //
 // The time in loops is the waiting and the training. Training is timed from
 // batch to batch, so the training after the last batch of a loop counts as the
@@ -1280,9 +1283,9 @@ func (s *Stats) String() string {
 	if elapsed < 100*unit {
 		unit = time.Microsecond
 	}
-	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped; "+
+	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped, %d batches failed; "+
 		"waited %.0f %% of %v, %.0f %% with the next batch ready",
-		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped,
+		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, s.failed,
 		percent(s.waiting), elapsed.Round(unit), percent(s.blocked))
 	busy := percent(s.loading) / float64(max(1, s.workers))
 	if s.workers > 0 {
@@ -1308,6 +1311,8 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	}
 	cpus := runtime.GOMAXPROCS(0)
 	switch {
+	case s.samples == 0:
+		return "no samples have come"
 	case s.waiting < elapsed/10:
 		return fmt.Sprintf("the training is the bottleneck, workers needed: %d",
 			min(enough, s.workers))

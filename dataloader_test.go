@@ -7576,6 +7576,7 @@ func TestTarOptions(t *testing.T) {
 			"Tar: 2 shards are too few for 3 ranks: leave TarOptions.Rank out and deal records " +
 				"with Stream.Shard"},
 		{fails(TarOptions{Rank: Rank{2, 2}}, "a", "b"), "Tar: Rank is {Index: 2, Count: 2}"},
+		{fails(TarOptions{Fields: []string{"a", ".b"}}, "a"), "Tar: Fields[1] begins with a dot"},
 		{fails(TarOptions{MaxRecord: -1}, "a"), "Tar: MaxRecord is -1, must not be negative"},
 		{fails(TarOptions{}, "a", "http://h/a#1.tar"), `Tar: shard 1, "http://h/a": … write %23`},
 		{fails(TarOptions{}, "http://h/100%.tar"), "Tar: shard 0, … two hexadecimal digits … %25"},

@@ -358,6 +358,7 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 // returns Rank with a count.
 func (opts *TarOptions) prepare(shards []string) (Rank, error) {
 	opts.Fields = slices.Clone(opts.Fields)
+	dotted := slices.IndexFunc(opts.Fields, func(f string) bool { return strings.HasPrefix(f, ".") })
 	for i, f := range opts.Fields {
 		opts.Fields[i] = lowerField(f)
 	}
@@ -373,6 +374,7 @@ func (opts *TarOptions) prepare(shards []string) (Rank, error) {
 			"shard %d has an empty name", slices.Index(shards, "")),
 		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
 			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
+		errorIf(dotted >= 0, "Fields[%d] begins with a dot, which no field has", dotted),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	for i := 0; i < len(shards) && err == nil && readsURLs; i++ {
 		if err = checkURL(shards[i]); err != nil {
@@ -997,11 +999,19 @@ func (r *tarReader) readData() ([]byte, error) {
 		// The data has no capacity beyond its end, so that append does not
 		// overwrite the next file.
 		data, err := r.archive.Peek(int(r.entry.size))
-		return slices.Clip(data), replaceEOF(err)
+		return slices.Clip(data), explainEOF(err)
 	}
 	data := make([]byte, r.entry.size)
 	_, err := io.ReadFull(r, data)
-	return data, replaceEOF(err)
+	return data, explainEOF(err)
+}
+
+// explainEOF returns errTruncated for the end of an archive.
+func explainEOF(err error) error {
+	if replaceEOF(err) == io.ErrUnexpectedEOF {
+		return errTruncated
+	}
+	return err
 }
 
 // replaceEOF returns io.ErrUnexpectedEOF for io.EOF, because more bytes were
@@ -1019,7 +1029,7 @@ func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) 
 // buffer, and the shard can seek, the bytes are not read. A seek empties the
 // buffer, so a short one would cost more than it saves. A seek far beyond the
 // end of a file succeeds on one file system and fails on another, so the last
-// block is read: if it is missing, the error is io.ErrUnexpectedEOF on both.
+// block is read: if it is missing, the error is errTruncated on both.
 func (r *tarReader) skipTo(to int64) error {
 	seeker, ok := r.shard.ReadCloser.(io.Seeker)
 	ahead := to - r.offset - int64(r.archive.Buffered())
@@ -1034,7 +1044,7 @@ func (r *tarReader) skipTo(to int64) error {
 		n, err := r.archive.Discard(int(min(to-r.offset, tarBuffer)))
 		r.offset += int64(n)
 		if err != nil {
-			return replaceEOF(err)
+			return explainEOF(err)
 		}
 	}
 	return nil

@@ -10,7 +10,7 @@
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
 // and leaves out the imports that only the second half uses. It writes a go.mod
-// if DIR is in no module. The training, testdata/recipes/digits, and the page
+// if DIR is in no module, and refuses a DIR that has the whole package. The training, testdata/recipes/digits, and the page
 // of the lesson, testdata/play, import DIR.
 package main
 
@@ -35,6 +35,9 @@ func main() {
 	if len(os.Args) != 2 {
 		log.Fatal("usage: go run testdata/classic.go DIR")
 	}
+	if _, err := os.Stat(filepath.Join(os.Args[1], "tar.go")); err == nil {
+		log.Fatalf("%s has the whole package: give another folder", os.Args[1])
+	}
 	names := []string{
 		"dataloader.go", "dataset.go", "sampler.go", "batch.go", "worker.go",
 		"dataloader_test.go", "bench_test.go", "testdata/lesson.md",
@@ -45,10 +48,9 @@ func main() {
 		"testdata/lesson/order_test.go.txt",
 	}
 	names = append(names, users...)
-	if !inModule(os.Args[1]) {
+	alone := !inModule(os.Args[1])
+	if alone {
 		names = append(names, "go.mod")
-		fmt.Println("wrote go.mod, too: the folder is in no module. " +
-			"Remove it when the folder becomes part of one.")
 	}
 	for _, name := range names {
 		if err := write(os.Args[1], name); err != nil {
@@ -57,6 +59,10 @@ func main() {
 	}
 	if err := importFolder(os.Args[1]); err != nil {
 		log.Fatal(err)
+	}
+	if alone {
+		fmt.Println("wrote go.mod, too: the folder is in no module. " +
+			"Remove it when the folder becomes part of one.")
 	}
 }
 

@@ -11,7 +11,7 @@ package recipes
 //
 // The import "dataloader" is the package's path in its own folder. In your
 // project change it, for instance to "example.org/trainer/dataloader". If you
-// copy the whole file, change its package line, too.
+// copy the whole file, change its package line and the path of digits.zip, too.
 
 import (
 	"archive/tar"
