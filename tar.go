@@ -358,9 +358,12 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 // returns Rank with a count.
 func (opts *TarOptions) prepare(shards []string) (Rank, error) {
 	opts.Fields = slices.Clone(opts.Fields)
-	dotted := slices.IndexFunc(opts.Fields, func(f string) bool { return strings.HasPrefix(f, ".") })
+	dotted := -1 // a field
 	for i, f := range opts.Fields {
 		opts.Fields[i] = lowerField(f)
+		if strings.HasPrefix(f, ".") {
+			dotted = i
+		}
 	}
 	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
 	readsURLs := opts.Open == nil // otherwise names are the Opener's
