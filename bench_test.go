@@ -483,11 +483,11 @@ func TestStats(t *testing.T) {
 				"bottleneck, workers needed: 12, if they wait rather than compute; to compute " +
 				"there are 8 CPUs"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
-			"10 batches, 15 samples (12/s), 5 dropped, 0 batches failed; " +
+			"10 batches, 15 samples (12/s), 5 dropped, failed batches: 0; " +
 				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +
 				"needed: 2"},
 		{"bad batches", Options{Workers: 1}, 1, 5, d{-1}, 60 * ms,
-			"5 batches, 0 samples (0/s), 0 dropped, 5 batches failed; waited 0 % of 300ms, " +
+			"5 batches, 0 samples (0/s), 0 dropped, failed batches: 5; waited 0 % of 300ms, " +
 				"0 % blocked; workers: 1, 0 % busy: no samples have come"},
 		// Batch 0 comes at 100, the others at 101, 102 and 103, all of them
 		// before the loop has had batch 0 for 15.

@@ -1189,7 +1189,7 @@ func (e *SampleError) Unwrap() error { return e.Err }
 type Timing struct {
 	Epoch, Batch int // the batch of this rank, from 0
 	Worker       int // the worker that loaded the batch, or -1
-	Samples      int // the number of samples in the batch
+	Samples      int // the number of samples in the batch; 0 if it failed
 	Dropped      int // the number of samples that OnError dropped; 0 if the batch failed
 
 	Sent     time.Time // when the batch was sent to the workers
@@ -1249,7 +1249,7 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
-		s.ordering += max(0, t.Sent.Sub(t.Received.Add(-t.Wait)))
+		s.ordering += min(t.Wait, max(0, t.Sent.Sub(t.Received.Add(-t.Wait))))
 	}
 	// Until last.Received the loop was blocked, for last.Wait, because the
 	// batch before this one was not ready. For the part of that time after
@@ -1283,7 +1283,7 @@ func (s *Stats) String() string {
 	if elapsed < 100*unit {
 		unit = time.Microsecond
 	}
-	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped, %d batches failed; "+
+	text := fmt.Sprintf("%d batches, %d samples (%.0f/s), %d dropped, failed batches: %d; "+
 		"waited %.0f %% of %v, %.0f %% with the next batch ready",
 		s.batches, s.samples, float64(s.samples)/elapsed.Seconds(), s.dropped, s.failed,
 		percent(s.waiting), elapsed.Round(unit), percent(s.blocked))

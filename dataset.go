@@ -1373,7 +1373,7 @@ func fingerprintOf(c Cursor) fingerprint {
 			c.State = stageState{By: fromSeq}
 		}
 		// Saved digests may be older than this field in the State of Tar.
-		parts := strings.Split(c.String(), `,"key hashes":"`)
+		parts := strings.Split(c.String(), `,"tar key hashes":"`)
 		io.WriteString(h, parts[0])
 		for _, part := range parts[1:] {
 			_, after, _ := strings.Cut(part, `"`)

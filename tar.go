@@ -258,7 +258,7 @@ type tarState struct {
 
 	// Keys are hashes of keys of the shard's records before Offset, see
 	// checkKey. Cursors that were saved before there were hashes have none.
-	Keys []byte `json:"key hashes,omitempty"`
+	Keys []byte `json:"tar key hashes,omitempty"`
 }
 
 // Tar returns the stream of the records in tar shards. A shard may be
@@ -266,11 +266,12 @@ type tarState struct {
 // name. The stream keeps one record in memory, and a buffer of 256 KiB, or two
 // for a compressed shard.
 //
-// A cursor of the stream is a shard and a byte offset. An uncompressed shard is
-// resumed with a seek, or a request for a range. A compressed shard is
-// decompressed again from its beginning, because neither format can be entered
-// in the middle. A cursor fits the same shards in another place, because only
-// the last elements of their names are compared, without queries.
+// A cursor of the stream is a shard, a byte offset and hashes of keys. An
+// uncompressed shard is resumed with a seek, or a request for a range. A
+// compressed shard is decompressed again from its beginning, because neither
+// format can be entered in the middle. A cursor fits the same shards in another
+// place, because only the last elements of their names are compared, without
+// queries.
 //
 // A damaged shard is never silent. A shard that is truncated, damaged or cannot
 // be opened yields the records before the fault, then one error, and the next
@@ -333,7 +334,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 			return err
 		}
 		count := rank.dealt(len(shards))
-		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 {
+		if state.ShardNumber < 0 || state.ShardNumber > count || state.Offset < 0 ||
+			len(state.Keys)%keyHash != 0 || len(state.Keys) > maxKeys*keyHash {
 			return from.refuse("its state is damaged: shard %d at offset %d, of %d shards",
 				state.ShardNumber, state.Offset, count)
 		}
@@ -358,12 +360,8 @@ func Tar(shards []string, opts TarOptions) (Stream[Record], error) {
 // returns Rank with a count.
 func (opts *TarOptions) prepare(shards []string) (Rank, error) {
 	opts.Fields = slices.Clone(opts.Fields)
-	dotted := -1 // a field
 	for i, f := range opts.Fields {
 		opts.Fields[i] = lowerField(f)
-		if strings.HasPrefix(f, ".") {
-			dotted = i
-		}
 	}
 	opts.MaxRecord = cmp.Or(opts.MaxRecord, defaultMaxRecord)
 	readsURLs := opts.Open == nil // otherwise names are the Opener's
@@ -377,7 +375,6 @@ func (opts *TarOptions) prepare(shards []string) (Rank, error) {
 			"shard %d has an empty name", slices.Index(shards, "")),
 		errorIf(len(shards) < rank.Count, "%d shards are too few for %d ranks: "+
 			"leave TarOptions.Rank out and deal records with Stream.Shard", len(shards), rank.Count),
-		errorIf(dotted >= 0, "Fields[%d] begins with a dot, which no field has", dotted),
 		errorIf(opts.MaxRecord < 0, "MaxRecord is %d, must not be negative", opts.MaxRecord))
 	for i := 0; i < len(shards) && err == nil && readsURLs; i++ {
 		if err = checkURL(shards[i]); err != nil {
@@ -527,7 +524,7 @@ func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarStat
 	if err == nil {
 		err = r.findNextFile()
 	}
-	return replaceEOF(err)
+	return explainEOF(err)
 }
 
 // findNextFile reads the headers of the next file that belongs to a record.
@@ -612,28 +609,34 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 }
 
 // checkKey returns an error if the next record has the key of an earlier one,
-// as far as the kept hashes tell: those of 32 keys, the smallest in ascending
-// order, 8 bytes each. Which they are depends on the keys alone, so a resume
-// finds what an epoch without it finds.
+// as far as the kept hashes tell: the smallest ones, in ascending order. Which
+// they are depends on the keys alone, so a resume finds what an epoch without
+// it finds.
 func (r *recordReader) checkKey() error {
 	if r.keysUnknown {
 		return nil
 	}
-	const most, size = 32, 8
 	sum := sha256.Sum256([]byte(r.nextKey))
-	hash, kept := sum[:size], len(r.keys)/size
+	hash, kept := sum[:keyHash], len(r.keys)/keyHash
 	i, again := sort.Find(kept, func(i int) int {
-		return bytes.Compare(hash, r.keys[i*size:(i+1)*size])
+		return bytes.Compare(hash, r.keys[i*keyHash:(i+1)*keyHash])
 	})
 	switch {
 	case again:
 		return keyComesAgain(r.nextKey)
-	case i < most:
-		kept = min(kept, most-1)
-		r.keys = slices.Concat(r.keys[:i*size], hash, r.keys[i*size:kept*size])
+	case i < maxKeys:
+		kept = min(kept, maxKeys-1)
+		r.keys = slices.Concat(r.keys[:i*keyHash], hash, r.keys[i*keyHash:kept*keyHash])
 	}
 	return nil
 }
+
+// maxKeys is the number of keys whose hashes are kept, and keyHash the number
+// of bytes of a hash.
+const (
+	maxKeys = 32
+	keyHash = 8
+)
 
 // keyComesAgain is the error of a shard whose records lie in pieces.
 func keyComesAgain(key string) error {
@@ -734,11 +737,11 @@ const (
 	tarBuffer = 256 << 10
 )
 
-// errTruncated is the error of an archive without an end marker. archive/tar
-// and the peers take an archive that is truncated between two entries for
-// complete. But a copy that failed may end anywhere.
-var errTruncated = fmt.Errorf("the archive has no end marker, "+
-	"it has been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
+// errTruncated is the error of an archive that ends before its end marker.
+// archive/tar and the peers take an archive that is truncated between two
+// entries for complete. But a copy that failed may end anywhere.
+var errTruncated = fmt.Errorf("the archive ends before its end marker, "+
+	"as if it had been truncated (was the TarWriter closed?): %w", io.ErrUnexpectedEOF)
 
 // errZeros is the error of a shard whose end was never written, although the
 // file system or the download had made room for it.
@@ -892,7 +895,7 @@ func (r *tarReader) readHeaders() error {
 	}
 	switch {
 	case err != nil && err != io.EOF && err != bufio.ErrBufferFull:
-		return err
+		return explainEOF(err)
 	case 0 < n && n <= len(b):
 		r.entry = tarEntry{
 			name:      string(name),
@@ -948,7 +951,7 @@ func (r *tarReader) readHeadersSlowly(start []byte) error {
 		return fmt.Errorf("it begins with %s, so it may be no tar archive: %w",
 			quote(block[:30]), err)
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
-		return fmt.Errorf("the headers that come next: %w", err)
+		return fmt.Errorf("the headers that come next: %w", explainEOF(err))
 	}
 	r.entry = tarEntry{
 		name:      header.Name,
@@ -1009,7 +1012,7 @@ func (r *tarReader) readData() ([]byte, error) {
 	return data, explainEOF(err)
 }
 
-// explainEOF returns errTruncated for the end of an archive.
+// explainEOF returns errTruncated for an end that comes too early.
 func explainEOF(err error) error {
 	if replaceEOF(err) == io.ErrUnexpectedEOF {
 		return errTruncated
@@ -1677,9 +1680,8 @@ func OpenShard(ctx context.Context, name string, offset int64) (io.ReadCloser, e
 		"which name a host; TarOptions.Open takes other Openers", quote(redactURL(name)))
 }
 
-// checkURL returns an error for a URL with a # or a % that is no escape: a
-// shard of another name would be read, or none.
-
+// checkURL returns an error for a URL with a # or, before its query, a % that
+// is no escape: a shard of another name would be read, or none.
 func checkURL(name string) error {
 	if !strings.Contains(name, "://") {
 		return nil
@@ -2334,6 +2336,7 @@ func parseNumpyHeader(header []byte) (
 	var h numpyHeader
 	err = decodeStrictly(pythonToJSON(header), &h)
 	kind, _ = h.Descr.(string)
+	shape = make([]int, 0, len(h.Shape))
 	for _, length := range h.Shape {
 		if length != nil && *length >= 0 {
 			shape = append(shape, *length)

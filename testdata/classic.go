@@ -10,8 +10,9 @@
 // The files of the package are read in two halves, and the first half does not
 // need the second. So the program cuts each file at its line "Second reading",
 // and leaves out the imports that only the second half uses. It writes a go.mod
-// if DIR is in no module, and refuses a DIR that has the whole package. The training, testdata/recipes/digits, and the page
-// of the lesson, testdata/play, import DIR.
+// if DIR is in no module, and refuses a DIR that has the whole package. The
+// training, testdata/recipes/digits, and the page of the lesson, testdata/play,
+// import DIR.
 package main
 
 import (
