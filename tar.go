@@ -1692,7 +1692,7 @@ func checkURL(name string) error {
 	}
 	if _, err := url.Parse(name); errors.As(err, new(url.EscapeError)) {
 		return errors.New("in a URL, % begins an escape of two hexadecimal digits, " +
-			"which a host has not: write %25 for the character %")
+			"which a host does not have: write %25 for the character %")
 	}
 	return nil
 }
