@@ -2281,9 +2281,7 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 	}
 	content := make([]byte, size)
 	file.Reset(data)
-	buffer.Reset(file)
-	r.Reset(buffer) // its error is that of the next Read
-	r.Multistream(false)
+	buffer.Reset(file) // where r finds the first member as if it were the next
 	_, err = io.ReadFull(r, content)
 	return content, err
 }
