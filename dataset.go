@@ -1313,9 +1313,9 @@ func (s *stageState) checkReread(from Cursor, n int, last Cursor, failed error) 
 		return wrapReread(failed)
 	}
 	return from.refuse("the source has changed, or only its Options.DataVersion "+
-		"(leave a new one unset until the next epoch): it has %d items up to pos %d of %s now, "+
-		"and had %d up to pos %d of %s",
-		n, now.Pos, cmp.Or(now.By, s.After.By), s.Again, s.After.Pos, s.After.By)
+		"(leave a new one unset until the next epoch): it is %s now, with %d items up to pos %d, "+
+		"and was %s, with %d up to pos %d",
+		cmp.Or(now.By, s.After.By), n, now.Pos, s.After.By, s.Again, s.After.Pos)
 }
 
 // wrapReread returns the last error of a stage whose source has other items
