@@ -61,8 +61,8 @@
 // batch of a loader has a log entry, and the regions fetch and collate, or
 // load.
 //
-// What a comment calls a recipe is an Example in testdata/recipes. README.md
-// there lists the recipes by what they are for.
+// A recipe is an Example in testdata/recipes, whose README.md lists the recipes
+// by what they are for.
 //
 // # Reading order
 //
@@ -1249,7 +1249,7 @@ func (s *Stats) Observe(t Timing) {
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
-		s.ordering += min(t.Wait, max(0, t.Sent.Sub(t.Received.Add(-t.Wait))))
+		s.ordering += max(0, t.Sent.Sub(t.Received.Add(-t.Wait)))
 	}
 	// Until last.Received the loop was blocked, for last.Wait, because the
 	// batch before this one was not ready. For the part of that time after

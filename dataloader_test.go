@@ -5095,9 +5095,11 @@ func ExampleOpenTar() {
 func ExampleTarWriter() {
 	var shard bytes.Buffer
 	w := NewTarWriter(&shard)
-	files := []File{{Name: "txt", Data: []byte("meow")}}
-	fmt.Println(w.Write(Record{Key: "pets/cat", Files: files}))
-	fmt.Println(w.Write(Record{Key: "pets/cat.2", Files: files}))
+	write := func(to *TarWriter, key string) {
+		fmt.Println(to.Write(Record{Key: key, Files: []File{{Name: "txt", Data: []byte("meow")}}}))
+	}
+	write(w, "pets/cat")
+	write(w, "pets/cat.2")
 	fmt.Println(w.Close(), shard.Len() > 0)
 	// Output:
 	// <nil>
@@ -7484,7 +7486,7 @@ func TestTarCompressed(t *testing.T) {
 		want string
 	}{
 		{"two members", append(gzipped(data[:3000]), gzipped(data[3000:])...), whole},
-		{"half", packed[:len(packed)/2], `error unexpected EOF … record "a"`},
+		{"half", packed[:len(packed)/2], `error TarWriter closed?): unexpected EOF … record "a"`},
 		{"no length", packed[:len(packed)-4], whole + "; error unexpected EOF"},
 		{"checksum", withBytes(packed, len(packed)-6, string(packed[len(packed)-6]^1)),
 			whole + "; error " + gzip.ErrChecksum.Error()},

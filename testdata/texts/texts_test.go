@@ -354,6 +354,9 @@ func TestLesson(t *testing.T) {
 			equal(t, fmt.Sprintf("%.40s: occurrences of %q", exercise, part),
 				strings.Count(exercise, part), 1)
 		}
+		changes := strings.Contains(exercise, "\n- Break: ")
+		equal(t, fmt.Sprintf("%.40s: says what a Break shows", exercise),
+			strings.Contains(exercise, "\n<details><summary>After the change</summary>"), changes)
 	}
 	links := map[string]bool{} // to headings
 	for _, heading := range all("^## (.+)", lesson) {
