@@ -1200,8 +1200,8 @@ func TestProgress(t *testing.T) {
 		{"fast", false, 0, 1000, 0, 0, s / 1e6, 0, 1, "1000 1000000/s, 0s, waited 0%"},
 		{"long", false, math.MaxInt32, 2, 1, 2 * hour, 0, 0, 1,
 			"1/2147483647   0% 0.000139/s, 2h0m, 1281023h54m left, waited 100%"},
-		{"nearly an hour", false, 0, 2, 1, hour - s/2, 0, 0, 1, "1 0.000278/s, 1h0m, waited 100%"},
-		{"half a second more", false, 0, 2, 1, hour - 51*s/100, 0, 0, 1,
+		{"59m59.5s", false, 0, 2, 1, hour - s/2, 0, 0, 1, "1 0.000278/s, 1h0m, waited 100%"},
+		{"59m59.49s", false, 0, 2, 1, hour - 51*s/100, 0, 0, 1,
 			"1 0.000278/s, 59m59s, waited 100%"},
 		{"a bar", true, 2, 2, 0, s / 4, 3 * s / 4, 0, 3,
 			"1/2" + bar(3) + " 1/s, 1s, 1s left, waited 25%\n" +
