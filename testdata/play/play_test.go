@@ -183,7 +183,8 @@ func (p *played) figure() string {
 			if b.batch >= 0 {
 				label = strconv.Itoa(b.batch)
 			}
-			// A label that has no room is hidden: digits tells how much it needs.
+			// A label that has no room is hidden: digits tells how much it
+			// needs.
 			fmt.Fprintf(text, `<b class="%s" %s><em class="digits%d">%s</em></b>`, b.class,
 				place(b.from, b.to), len(label), label)
 		}
@@ -218,8 +219,8 @@ func (p *played) figure() string {
 	return text.String()
 }
 
-// oneQueue puts the lanes of the queue into one, whose bars say how many batches
-// are in the queue.
+// oneQueue puts the lanes of the queue into one, whose bars say how many
+// batches are in the queue.
 func oneQueue(lanes []lane) (all []lane) {
 	var queued []bar
 	var moments []time.Duration
@@ -430,9 +431,7 @@ func checkPage(t *testing.T, s *scenario, page string) {
 			}
 			failIf(t, k < 0, "a batch of %v, and the error %v", batch, err)
 			seen[k].received = time.Since(begin)
-			if err == nil {
-				time.Sleep(s.units(s.train))
-			}
+			s.body(err)
 			if seen[k].returned = time.Since(begin); k == s.leaves {
 				break
 			}

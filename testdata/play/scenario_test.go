@@ -66,6 +66,17 @@ func (s *scenario) Get(ctx context.Context, k int) (int, error) {
 	return k, nil
 }
 
+// body is what the loop does with a batch or an error. It always takes a
+// moment. Otherwise it depended on the scheduler whether a worker, whose batch
+// has just ended the loop, begins another one.
+func (s *scenario) body(err error) {
+	takes := time.Nanosecond
+	if err == nil {
+		takes = max(takes, s.units(s.train))
+	}
+	time.Sleep(takes)
+}
+
 // units is n units of time.
 func (s *scenario) units(n int) time.Duration {
 	return time.Duration(n) * unitOf[s.unit]
@@ -138,9 +149,7 @@ func (s *scenario) run(t *testing.T) *played {
 	loop := func(t *testing.T) {
 		begin = time.Now()
 		for _, err := range loader.Epoch(t.Context(), 0) {
-			if err == nil {
-				time.Sleep(s.units(s.train))
-			}
+			s.body(err)
 			k := timings[len(timings)-1].Batch
 			all[k].returned = time.Since(begin)
 			if k == s.leaves {
