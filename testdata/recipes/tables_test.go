@@ -247,7 +247,7 @@ func csvRows(file *os.File, class string, numbers ...string) (dataloader.Dataset
 	r := bufio.NewReaderSize(file, 1<<20)
 	begin, err := skipMark(r)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", file.Name(), err)
 	}
 	records := csv.NewReader(r)
 	header, err := records.Read()
@@ -270,7 +270,7 @@ func csvRows(file *os.File, class string, numbers ...string) (dataloader.Dataset
 		}
 	}
 	if err != io.EOF {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", file.Name(), err)
 	}
 	buffers := sync.Pool{New: func() any { return bufio.NewReader(nil) }}
 	return dataloader.Func(len(offsets)-1, func(_ context.Context, i int) (r row, err error) {
@@ -279,12 +279,12 @@ func csvRows(file *os.File, class string, numbers ...string) (dataloader.Dataset
 		buffer.Reset(io.NewSectionReader(file, offsets[i], offsets[i+1]-offsets[i]))
 		fields, err := csv.NewReader(buffer).Read()
 		if err != nil {
-			return r, fmt.Errorf("record %d: %w", i, err)
+			return r, fmt.Errorf("%s, record %d: %w", file.Name(), i, err)
 		}
 		for k, c := range columns[1:] {
 			v, err := strconv.ParseFloat(fields[c], 32)
 			if err != nil {
-				return r, fmt.Errorf("record %d, %s: %w", i, numbers[k], err)
+				return r, fmt.Errorf("%s, record %d, %s: %w", file.Name(), i, numbers[k], err)
 			}
 			r.First.Data = append(r.First.Data, float32(v))
 		}
