@@ -138,8 +138,8 @@ func TestStuckBatch(t *testing.T) {
 				loading := int(data.running.Load())
 				stuck <- []int{int(data.begun.Load()) - loading, loading}
 			})
-			for batch, err := range newLoader(t, data,
-				Options{Workers: 2, Unordered: c.unordered}).Epoch(t.Context(), 0) {
+			loader := newLoader(t, data, Options{Workers: 2, Unordered: c.unordered})
+			for batch, err := range loader.Epoch(t.Context(), 0) {
 				if err != nil {
 					batch = []int{0}
 				}
@@ -150,8 +150,8 @@ func TestStuckBatch(t *testing.T) {
 			got := append([]int{early}, <-stuck...)
 			equal(t, "handed over, loaded and loading while batch 0 is stuck", got, c.early)
 			equal(t, "in the end", all, c.all)
-			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d", row, got[0],
-				got[1], got[2])
+			t.Logf("%s, while batch 0 hangs: handed over %d, loaded %d, loading %d",
+				row, got[0], got[1], got[2])
 		})
 	}
 }
@@ -176,8 +176,8 @@ func leave(t *testing.T, way string, stop, workers int, deaf bool) (took time.Du
 		}()
 		n := -1
 		asked := func(e *SampleError) error { t.Errorf("OnError is asked about %v", e); return nil }
-		for _, err := range newLoader(t, data,
-			Options{Workers: workers, BatchSize: 3, OnError: asked}).Epoch(ctx, 0) {
+		loader := newLoader(t, data, Options{Workers: workers, BatchSize: 3, OnError: asked})
+		for _, err := range loader.Epoch(ctx, 0) {
 			if n++; err != nil {
 				errs = append(errs, err)
 			}
@@ -290,8 +290,8 @@ func TestRecycle(t *testing.T) {
 		}
 		keeping, places := loop(true), loop(false)
 		failIf(t, keeping > most+4 || places > most,
-			"%d places, and %d with 4 batches kept, want at most %d, and 4 more", places, keeping,
-			most)
+			"%d places, and %d with 4 batches kept, want at most %d, and 4 more",
+			places, keeping, most)
 		t.Logf("%d workers: 20 batches, all recycled: memory was allocated for %d", workers, places)
 		var all sync.WaitGroup
 		for k := range 4 {
@@ -457,17 +457,18 @@ func TestStats(t *testing.T) {
 		// Batches are ready in pairs, at 100, 200, …; every other one is waited
 		// for, for 40.
 		{"loader", Options{BatchSize: 2, Workers: 2}, 1, 40, d{50 * ms}, 30 * ms,
-			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: the loader is the " +
-				"bottleneck, workers needed: 4"},
+			"waited 43 % of 1.06s, 0 % blocked; workers: 2, 94 % busy: " +
+				"the loader is the bottleneck, workers needed: 4"},
 		{"many", Options{Workers: 1}, 1, 11, d{100 * ms}, 10 * ms,
-			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: the loader is the " +
-				"bottleneck, workers needed: 10, " +
+			"waited 90 % of 1.11s, 0 % blocked; workers: 1, 99 % busy: " +
+				"the loader is the bottleneck, workers needed: 10, " +
 				"if they wait rather than compute; to compute there are 8 CPUs"},
 		{"training", Options{Workers: 4}, 1, 20, d{20 * ms}, 100 * ms,
-			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: the training is the " +
-				"bottleneck, workers needed: 1"},
+			"waited 1 % of 2.02s, 0 % blocked; workers: 4, 5 % busy: " +
+				"the training is the bottleneck, workers needed: 1"},
 		{"training alone", Options{}, 1, 20, d{8 * ms}, 100 * ms,
-			"waited 7 % of 2.16s, 0 % blocked: the training is the bottleneck, workers needed: 0"},
+			"waited 7 % of 2.16s, 0 % blocked: " +
+				"the training is the bottleneck, workers needed: 0"},
 		// From 50 to 210 the loop waits for batch 2, behind which 3 to 5 are
 		// ready.
 		{"slow batch", Options{Workers: 2}, 1, 12, slow, 20 * ms,
@@ -479,13 +480,13 @@ func TestStats(t *testing.T) {
 				"slow batches block the batches behind them, raise Prefetch or set Unordered"},
 		// Out of order it would take 245, too.
 		{"slow batch, large window", Options{Workers: 3, Prefetch: 3}, 1, 12, picture, 5 * ms,
-			"waited 76 % of 245ms, 43 % blocked; workers: 3, 94 % busy: the loader is the " +
-				"bottleneck, workers needed: 12, if they wait rather than compute; to compute " +
-				"there are 8 CPUs"},
+			"waited 76 % of 245ms, 43 % blocked; workers: 3, 94 % busy: " +
+				"the loader is the bottleneck, workers needed: 12, " +
+				"if they wait rather than compute; to compute there are 8 CPUs"},
 		{"bad samples", Options{BatchSize: 2, OnError: dropBad}, 1, 20, bad, 60 * ms,
 			"10 batches, 15 samples (12/s), 5 dropped, failed batches: 0; " +
-				"waited 62 % of 1.217s, 0 % blocked: the loader is the bottleneck, workers " +
-				"needed: 2"},
+				"waited 62 % of 1.217s, 0 % blocked: " +
+				"the loader is the bottleneck, workers needed: 2"},
 		{"bad batches", Options{Workers: 1}, 1, 5, d{-1}, 60 * ms,
 			"5 batches, 0 samples (0/s), 0 dropped, failed batches: 5; waited 0 % of 300ms, " +
 				"0 % blocked; workers: 1, 0 % busy: no samples have come"},
@@ -496,39 +497,36 @@ func TestStats(t *testing.T) {
 			"waited 62 % of 160ms, 0 % blocked; workers: 1, 64 % busy: " +
 				"a few batches are so slow that the loop waits for them while workers are idle"},
 		{"two batches", Options{}, 1, 2, d{10 * ms}, 10*ms + 100*time.Microsecond,
-			"waited 50 % of 40.2ms, 0 % blocked: loading and training take turns, a worker would " +
-				"load during training"},
+			"waited 50 % of 40.2ms, 0 % blocked: " +
+				"loading and training take turns, a worker would load during training"},
 		{"loops of one batch", Options{Workers: 1}, 11, 1, d{700 * time.Microsecond}, 61 * ms,
-			"batches: 11, loops: 11: too few to tell, since training is timed between two " +
-				"batches of a loop"},
+			"batches: 11, loops: 11: " +
+				"too few to tell, since training is timed between two batches of a loop"},
 		// Each loop waits for its first batch, whatever Prefetch is.
 		{"short loops", Options{Workers: 4}, 10, 5, d{10 * ms}, 10 * ms,
-			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: the loader keeps up after " +
-				"the first batch of a loop; loops: 10"},
+			"waited 17 % of 600ms, 0 % blocked; workers: 4, 21 % busy: " +
+				"the loader keeps up after the first batch of a loop; loops: 10"},
 		{"a slow order", Options{Sampler: slow10, Workers: 2}, 1, 10, d{10 * ms}, 10 * ms,
-			"waited 91 % of 1.11s, 0 % blocked; workers: 2, 5 % busy: most of the waiting is for " +
-				"the order of an epoch; loops: 1"},
+			"waited 91 % of 1.11s, 0 % blocked; workers: 2, 5 % busy: " +
+				"most of the waiting is for the order of an epoch; loops: 1"},
 		{"a slow order without workers", Options{Sampler: slow10}, 1, 10, d{20 * ms}, 10 * ms,
-			"waited 92 % of 1.3s, 0 % blocked: most of the waiting is for the order of an epoch; " +
-				"loops: 1"},
+			"waited 92 % of 1.3s, 0 % blocked: " +
+				"most of the waiting is for the order of an epoch; loops: 1"},
 		// What was waited for in one loop has ended in the next.
 		{"loops without training", Options{Workers: 2}, 50, 4, d{10 * ms}, 0,
-			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: the loader is the " +
-				"bottleneck, the loop takes no time of its own"},
+			"waited 100 % of 1s, 0 % blocked; workers: 2, 100 % busy: " +
+				"the loader is the bottleneck, the loop takes no time of its own"},
 		// 100 of each 25 are enough for 4 workers, and less than half of the
 		// waiting is for a batch before others.
 		{"ragged", Options{Workers: 4, Prefetch: 1}, 1, 200, ragged, 25 * ms,
-			"waited 22 % of 6.397s, 8 % blocked; " +
-				"workers: 4, 79 % busy: the loader keeps up on average but not always, raise " +
-				"Prefetch"},
+			"waited 22 % of 6.397s, 8 % blocked; workers: 4, 79 % busy: " +
+				"the loader keeps up on average but not always, raise Prefetch"},
 		{"ragged, Prefetch 2", Options{Workers: 4, Prefetch: 2}, 1, 200, ragged, 25 * ms,
-			"waited 5 % of 5.245s, " +
-				"1 % blocked; workers: 4, 96 % busy: the training is the bottleneck, workers " +
-				"needed: 4"},
+			"waited 5 % of 5.245s, 1 % blocked; workers: 4, 96 % busy: " +
+				"the training is the bottleneck, workers needed: 4"},
 		{"ragged, five workers", Options{Workers: 5, Prefetch: 1}, 1, 200, ragged, 25 * ms,
-			"waited 9 % of 5.523s, " +
-				"4 % blocked; workers: 5, 73 % busy: the training is the bottleneck, workers " +
-				"needed: 4"},
+			"waited 9 % of 5.523s, 4 % blocked; workers: 5, 73 % busy: " +
+				"the training is the bottleneck, workers needed: 4"},
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			stats := new(Stats)
@@ -579,10 +577,14 @@ func BenchmarkStart(b *testing.B) {
 	loader := must(New(numbers(huge), List[int], opts))
 	middle := Cursor{Pos: huge / 2,
 		State: map[string]string{"by": fmt.Sprintf("Random(%d, seed 0)", huge)}}
-	// as in testdata/peers.py
-	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] {
-		return must(New(numbers(1281167), List[int], opts)).Run(ctx, at)
+	imageNet := func() *DataLoader[[]int] { // as in testdata/peers.py
+		return must(New(numbers(1281167), List[int], opts))
 	}
+	again := func(ctx context.Context, at *Cursor) iter.Seq2[[]int, error] {
+		return imageNet().Run(ctx, at)
+	}
+	saved := throughJSON(b, imageNet().At(0, 10_000))
+	small := must(New(numbers(1000), List[int], Options{Workers: 4, Shuffle: true}))
 	b.Run("n=1e12/New", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -596,10 +598,8 @@ func BenchmarkStart(b *testing.B) {
 	}{
 		{"n=1e12/first", loader.Run, Cursor{}},
 		{"n=1e12/middle", loader.Run, middle},
-		{"resumed", again, throughJSON(b, must(New(numbers(1281167), List[int], opts)).At(0,
-			10_000))},
-		{"n=1000/workers=4", must(New(numbers(1000), List[int],
-			Options{Workers: 4, Shuffle: true})).Run, Cursor{}},
+		{"resumed", again, saved},
+		{"n=1000/workers=4", small.Run, Cursor{}},
 	} {
 		b.Run(line.name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -707,10 +707,8 @@ func TestReadAhead(t *testing.T) {
 		runRow(t, c.name, func(t *testing.T) {
 			for _, delay := range []time.Duration{0, time.Second} {
 				inBubble(t, func(t *testing.T) {
-					source := &feed{n: 100, before: func(context.Context,
-						int) {
-						time.Sleep(delay)
-					}}
+					wait := func(context.Context, int) { time.Sleep(delay) }
+					source := &feed{n: 100, before: wait}
 					s := c.of(source.stream())
 					equal(t, "read before the range", source.read.Load(), 0)
 					start, got := time.Now(), []int{}
@@ -754,8 +752,8 @@ func TestPipelineIsLoader(t *testing.T) {
 		pipeline := first(Batch(Map(Indices(Sequential(64)), 8, slow.Get), 16, List[int]))
 		equal(t, "the first batch", []time.Duration{loader, pipeline},
 			[]time.Duration{16 * time.Second, 2 * time.Second})
-		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v", loader,
-			pipeline)
+		t.Logf("the first batch comes from a loader after %v, from the pipeline after %v",
+			loader, pipeline)
 	})
 }
 
@@ -768,8 +766,10 @@ func TestDeafSources(t *testing.T) {
 		return func(yield func(Item[int], error) bool) {
 			reading.Add(1)
 			defer reading.Add(-1)
-			for pos := from.Pos + 1; yield(Item[int]{Value: pos,
-				Next: Cursor{from.Epoch, pos, "mine"}}, nil); pos++ {
+			for pos := from.Pos + 1; ; pos++ {
+				if !yield(Item[int]{Value: pos, Next: Cursor{from.Epoch, pos, "mine"}}, nil) {
+					return
+				}
 				time.Sleep(time.Second)
 			}
 		}
@@ -983,8 +983,8 @@ func TestTarMemory(t *testing.T) {
 				bytes.NewReader(make([]byte, 1024)))), nil
 		}
 		k := 0
-		for _, err := range tarFrom(open, slices.Repeat([]string{"x"},
-			shards)...).Epoch(t.Context(), 0) {
+		names := slices.Repeat([]string{"x"}, shards)
+		for _, err := range tarFrom(open, names...).Epoch(t.Context(), 0) {
 			must(0, err)
 			if k++; k%(shards*records/2) == 0 {
 				var m runtime.MemStats
@@ -1134,8 +1134,7 @@ func TestWebStall(t *testing.T) {
 	} {
 		runRowInBubble(t, c.name, func(t *testing.T) {
 			s := tarServer{asked: make(chan string, 10)}
-			transport := &http.Transport{DialContext: func(context.Context, string,
-				string) (net.Conn, error) {
+			dial := func(context.Context, string, string) (net.Conn, error) {
 				client, server := net.Pipe()
 				go func() {
 					defer server.Close()
@@ -1146,7 +1145,8 @@ func TestWebStall(t *testing.T) {
 					}
 				}()
 				return client, nil
-			}}
+			}
+			transport := &http.Transport{DialContext: dial}
 			defer transport.CloseIdleConnections()
 			w := webSettings{client: &http.Client{Transport: transport}, attempts: 6,
 				stall: time.Minute, wait: pause}
@@ -1162,8 +1162,8 @@ func TestWebStall(t *testing.T) {
 			equal(t, "requests", s.requests(), c.asked)
 			if least := time.Duration(c.stalls) * time.Minute; took < least ||
 				took > least+time.Second<<c.stalls-time.Second {
-				t.Errorf("it took %v, want %d stalls of a minute and the waits after them", took,
-					c.stalls)
+				t.Errorf("it took %v, want %d stalls of a minute and the waits after them",
+					took, c.stalls)
 			}
 			start = time.Now()
 			wait, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errBad)
@@ -1191,8 +1191,8 @@ func TestProgress(t *testing.T) {
 		want            string
 	}{
 		{"lines", false, 25, 25, 0, s, 0, 0, 3,
-			"10/25  40% 1/s, 10s, 15s left, waited 100%\n20/25  80% 1/s, 20s, 5s left, waited " +
-				"100%\n25/25 100% 1/s, 25s, waited 100%"},
+			"10/25  40% 1/s, 10s, 15s left, waited 100%\n" +
+				"20/25  80% 1/s, 20s, 5s left, waited 100%\n25/25 100% 1/s, 25s, waited 100%"},
 		{"more than promised", false, 2, 3, 0, s, 0, 0, 1, "3/2 100% 1/s, 3s, waited 100%"},
 		{"nothing", false, 2, 0, 0, s, 0, 0, 1, "0/2   0% 0/s, 0s, waited 0%"},
 		{"slow end", false, 0, 6, 0, 0, 2 * s, 18 * s, 2,
@@ -1218,8 +1218,8 @@ func TestProgress(t *testing.T) {
 			}}
 			var out strings.Builder
 			k := 0
-			for i, err := range progress(&out, c.total, c.terminal,
-				source.stream().Epoch(t.Context(), 0), nil) {
+			items := source.stream().Epoch(t.Context(), 0)
+			for i, err := range progress(&out, c.total, c.terminal, items, nil) {
 				failed := isSampleError(err)
 				failIf(t, failed != (k == 1) || err == nil && i != k, "item %d: %d, %v", k, i, err)
 				if k++; k == c.leave {
@@ -1280,8 +1280,7 @@ func TestProfiles(t *testing.T) {
 		equal(t, "who loads", whoami(ctx), fmt.Sprint("worker ", Worker(ctx)))
 		return i, nil
 	}
-	source := &feed{n: 1, before: func(ctx context.Context,
-		_ int) {
+	source := &feed{n: 1, before: func(ctx context.Context, _ int) {
 		equal(t, "who reads", whoami(ctx), "reader")
 	}}
 	collect(t, newLoader(t, Func(4, get), Options{Workers: 2}).Epoch(t.Context(), 0))
@@ -2177,6 +2176,7 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 		saysAll(t, errors.New(stats.String()), "the training is the bottleneck, workers needed: 2")
 
 		dir := t.TempDir()
+		nowhere := filepath.Join(dir, "c")
 		bad := `dataloader: Decode("b/3.json")`
 		files := fstest.MapFS{"a/1.txt": {}, "a/2.json": {Data: []byte("{}")},
 			"b/3.json": {Data: []byte("{")}, "a/4.webp": {}}
@@ -2187,20 +2187,20 @@ From the disk, Workers: 0 loads 1000 files/s, and Workers: 4 3000; these figures
 		for pattern, want := range map[string]string{
 			dir: "skipped: 1 of 4 files, the first: " + bad +
 				" … \nnot decoded: 1 files of the first 4 ",
-			shard: "skipped: 1 of 2 records, the first: record b of " +
-				shard + ": dataloader: Decode(\"cls\")",
-			folder: "data: 2 records of " +
-				filepath.Join(folder, "*.tar") + "; decoded: true\nskipped: 1 of 2",
+			shard: "skipped: 1 of 2 records, the first: record b of " + shard +
+				`: dataloader: Decode("cls")`,
+			folder: "data: 2 records of " + filepath.Join(folder, "*.tar") +
+				"; decoded: true\nskipped: 1 of 2",
 			twice: "data: 4 records of " + twice +
 				"; decoded: true\nskipped: 2 of 4",
-			filepath.Join(dir, "c"): "neither a folder nor a tar shard " +
-				filepath.Join(dir, "c"),
+			nowhere: "neither a folder nor a tar shard " +
+				nowhere,
 			"x{1":                            "braces must come in pairs",
 			"[":                              filepath.ErrBadPattern.Error(),
 			t.TempDir():                      "no file",
 			filepath.Join(dir, "a", "*.txt"): "1.txt",
-			filepath.Join(dir,
-				"b"): `the first 1 files cannot be loaded: dataloader: Decode("3.json")`,
+			filepath.Join(dir, "b"): "the first 1 files cannot be loaded: " +
+				`dataloader: Decode("3.json")`,
 			filepath.Dir(zipped): strconv.Quote(zipped) + " … compressed",
 		} {
 			m, err := openMine(t, pattern, true)
@@ -2232,13 +2232,11 @@ the disk`},
 With Workers: 0 loading and training take turns. One worker loads during training, which is up to 1.8 times as fast.
 the disk`},
 		{"1000 790 824 830", 0.4,
-			"The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. Measure " +
-				"again when it " +
-				"is quiet.\n"},
+			"The machine is busy: while one goroutine loads, 0.4 of 2 CPUs are idle. " +
+				"Measure again when it is quiet.\n"},
 		{"90 90 190 190, 90 100 200 200, 140 100 200 200, 136 100 200 199", 1,
-			"The machine is busy: with Workers: 0 a quarter " +
-				"of the rounds load at most 90 files/s, and a quarter at least 140. Measure " +
-				"again when it is quiet.\n"},
+			"The machine is busy: with Workers: 0 a quarter of the rounds load at most " +
+				"90 files/s, and a quarter at least 140. Measure again when it is quiet.\n"},
 	} {
 		runRow(t, x.want, func(t *testing.T) {
 			var ways []*way
