@@ -78,8 +78,8 @@
 // many small files as a few tar files (PyTorch: webdataset; see [Tar],
 // [OpenTar] and [TarWriter]). The first halves are two fifths of the code, and
 // testdata/classic.go writes them as a package of their own; the lesson's
-// section "The way of a batch" is their map. The numbers that go with a batch,
-// such as step and pos, are explained at the type deal.
+// section 12, Slots, has a map of them. The numbers that go with a batch, such
+// as step and pos, are explained at the type deal.
 package dataloader
 
 import (

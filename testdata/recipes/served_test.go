@@ -7,8 +7,9 @@ package recipes
 // one that dies costs a request that is made again.
 //
 //	Example_servedBatches  the server: copy it, serveBatches, serveUntil, appendArray, arrayHeader
-//	Example_servedToGo     a training in Go: copy it, servedBatches, batchClient with its methods,
-//	                       newBatchClient, errServed, errRefused, cutArray, arrayHeader
+//	Example_servedToGo     a training in Go: copy servedBatches, batchClient with its methods,
+//	                       newBatchClient, errServed, errRefused, cutArray, arrayHeader; the
+//	                       Example itself, and go test, need the server, too
 //	served.py              a training in PyTorch, or with NumPy alone: a file to import
 //
 // The import "dataloader" is the package's path in its own folder. In your
