@@ -459,7 +459,7 @@ func readShard(
 // That file is called the next file: its headers have been read, its data has
 // not. A resume begins at its headers:
 //
-//	begin    dataBegin         begin    dataBegin
+//	                           begin    offset
 //	│ header │ data ···· 000 │ │ header │ data ·· 000 │ 000000 │ 000000 │
 //	│ a.txt  │               │ │ b.txt  │             │   end marker    │
 //	                           ↑
@@ -697,7 +697,7 @@ var sumSeed = maphash.MakeSeed()
 // the end marker, follow the last entry. Most entries have one header. A name
 // too long for it stands in front, as the data of another header:
 //
-//	begin                                           dataBegin      dataEnd
+//	begin                                           offset         dataEnd
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
 type tarReader struct {
 	shard   contextReader // as it is stored
@@ -724,9 +724,7 @@ type tarEntry struct {
 	target string // of a hard link
 	kind   byte   // tar.TypeReg, tar.TypeLink, or 0 for an entry that belongs to no record
 	size   int64  // of the file, in bytes
-
-	// begin is the offset of the first header, dataBegin that of the data.
-	begin, dataBegin int64
+	begin  int64  // the offset of the first header
 }
 
 // tarBlock is the size of a block. tarBuffer is the size of the buffer for
@@ -898,14 +896,14 @@ func (r *tarReader) readHeaders() error {
 		return explainEOF(err)
 	case 0 < n && n <= len(b):
 		r.entry = tarEntry{
-			name:      string(name),
-			begin:     r.offset,
-			dataBegin: r.offset + int64(n),
-			size:      size,
-			kind:      tar.TypeReg,
+			name:  string(name),
+			begin: r.offset,
+			size:  size,
+			kind:  tar.TypeReg,
 		}
-		r.dataEnd = r.entry.dataBegin + size
-		return r.skipTo(r.entry.dataBegin)
+		dataBegin := r.offset + int64(n)
+		r.dataEnd = dataBegin + size
+		return r.skipTo(dataBegin)
 	case len(b) >= tarBlock:
 		return r.readHeadersSlowly(bytes.Clone(b[:min(len(b), 2*tarBlock)]))
 	case r.offset > 0:
@@ -939,7 +937,7 @@ func (r *tarReader) readHeadersSlowly(start []byte) error {
 	case err == io.EOF && marker && r.entry.begin == 0:
 		return errors.New("the archive is empty: it begins with zeros")
 	case err == io.EOF && marker:
-		r.entry = tarEntry{begin: r.entry.begin, dataBegin: r.offset}
+		r.entry = tarEntry{begin: r.entry.begin}
 		return io.EOF
 	case err == io.EOF: // there was a long name, but no entry after it
 		return errTruncated
@@ -953,12 +951,7 @@ func (r *tarReader) readHeadersSlowly(start []byte) error {
 	case err != nil && err != tar.ErrInsecurePath: // no name is used as a path here
 		return fmt.Errorf("the headers that come next: %w", explainEOF(err))
 	}
-	r.entry = tarEntry{
-		name:      header.Name,
-		size:      header.Size,
-		begin:     r.entry.begin,
-		dataBegin: r.offset,
-	}
+	r.entry = tarEntry{name: header.Name, size: header.Size, begin: r.entry.begin}
 	// The limit, which no archive reaches, lets the padding be added without
 	// overflow.
 	r.dataEnd = r.offset + min(header.Size, 1<<62)
@@ -1378,7 +1371,7 @@ func (s *tarShard) scan(ctx context.Context) error {
 		}
 		keys[key] = key != ""
 		if _, err = r.readRecord(); err == nil {
-			s.places = append(s.places, recordPlace{begin, r.entry.dataBegin, r.sum})
+			s.places = append(s.places, recordPlace{begin, r.offset, r.sum})
 		}
 	}
 	if err == io.EOF {
