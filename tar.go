@@ -228,17 +228,6 @@ func begins(data []byte) string {
 	return fmt.Sprintf("its %d bytes begin with %s", len(data), quote(data[:min(len(data), 16)]))
 }
 
-// newTarError returns err as a TarError at an entry. If the shard could not be
-// opened, its name may be a pattern, which Tar and OpenTar do not expand.
-func newTarError(shard string, entry *tarEntry, err error) *TarError {
-	shard = redactURL(shard)
-	if entry.begin < 0 && strings.ContainsAny(shard, "{*?[") {
-		err = fmt.Errorf("%w; if the name is a pattern, "+
-			"Expand lists its names, or filepath.Glob, if it has no braces", err)
-	}
-	return &TarError{Shard: shard, Entry: entry.name, Offset: entry.begin, Err: err}
-}
-
 // A tarState is the State of Tar's cursors: the place where the next record
 // begins.
 type tarState struct {
@@ -445,7 +434,7 @@ func readShard(
 			return
 		}
 		err = fmt.Errorf("%w; the shard is not read further", err)
-		failed := newTarError(r.name, &r.entry, err)
+		failed := r.newError(err)
 		failed.Rest = true
 		yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 	}
@@ -670,7 +659,18 @@ func (r *recordReader) checkFile() {
 		r.memory += size
 		return
 	}
-	r.item = Item[Record]{Err: newTarError(r.name, &r.entry, err)}
+	r.item = Item[Record]{Err: r.newError(err)}
+}
+
+// newError returns err as a TarError at the entry. If the shard could not be
+// opened, its name may be a pattern, which Tar and OpenTar do not expand.
+func (r *recordReader) newError(err error) *TarError {
+	shard := redactURL(r.name)
+	if r.entry.begin < 0 && strings.ContainsAny(shard, "{*?[") {
+		err = fmt.Errorf("%w; if the name is a pattern, "+
+			"Expand lists its names, or filepath.Glob, if it has no braces", err)
+	}
+	return &TarError{Shard: shard, Entry: r.entry.name, Offset: r.entry.begin, Err: err}
 }
 
 // loadFile loads the next file if its field is wanted and its record has no
@@ -1377,7 +1377,7 @@ func (s *tarShard) scan(ctx context.Context) error {
 	if err == io.EOF {
 		return nil
 	}
-	return newTarError(s.name, &r.entry, err)
+	return r.newError(err)
 }
 
 // Len returns the number of records.
@@ -1418,7 +1418,7 @@ func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	if ctx.Err() == nil && !errors.As(err, new(*fs.PathError)) {
 		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
 	}
-	return Record{}, newTarError(s.name, &r.entry, err)
+	return Record{}, r.newError(err)
 }
 
 // A shardPart is a part of a shard. Nobody closes it: the shard stays open, and
