@@ -403,9 +403,10 @@ func readShard(
 	return func(yield func(Item[Record], tarState) bool) {
 		r := newRecordReader(name, opts.MaxRecord)
 		r.wanted = opts.Fields
-		err := try(func() error { return r.enterShard(ctx, opts.Open, from) })
-		if r.shard.ReadCloser != nil {
-			defer r.shard.Close()
+		shard, err := openShard(ctx, name, opts.Open, from)
+		if err == nil {
+			defer shard.Close()
+			err = try(func() error { return r.enterShard(ctx, shard, from) })
 		}
 		misread := errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF)
 		if misread && from.Offset > 0 {
@@ -438,6 +439,23 @@ func readShard(
 		failed.Rest = true
 		yield(Item[Record]{Err: failed}, tarState{ShardNumber: from.ShardNumber + 1})
 	}
+}
+
+// openShard opens the shard in which from is. A compressed shard is opened at
+// its beginning, because offsets count uncompressed bytes.
+func openShard(
+	ctx context.Context, name string, open Opener, from tarState,
+) (shard io.ReadCloser, err error) {
+	defer rescue(&err)
+	offset := from.Offset
+	if from.Compressed {
+		offset = 0
+	}
+	shard, err = open(ctx, name, offset)
+	if err == nil && shard == nil {
+		err = errors.New("the Opener returned neither a reader nor an error")
+	}
+	return shard, explainEOF(err)
 }
 
 // A recordReader groups the files of a shard into records.
@@ -493,23 +511,15 @@ func newRecordReader(name string, maxRecord int64) *recordReader {
 	}
 }
 
-// enterShard opens the shard and reads up to the first file that follows from.
-// A compressed shard is opened at its beginning, because offsets count
-// uncompressed bytes. enterShard never returns io.EOF, which would mean the
-// end.
-func (r *recordReader) enterShard(ctx context.Context, open Opener, from tarState) error {
+// enterShard reads up to the first file that follows from, in a shard that
+// openShard has opened there. Neither returns io.EOF, which would mean the end.
+func (r *recordReader) enterShard(ctx context.Context, shard io.Reader, from tarState) error {
 	r.keys = from.Keys
 	r.keysUnknown = from.Offset > 0 && from.Keys == nil
 	if !from.Compressed {
 		r.offset = from.Offset
 	}
-	shard, err := open(ctx, r.name, r.offset)
-	if err == nil && shard == nil {
-		err = errors.New("the Opener returned neither a reader nor an error")
-	}
-	if err == nil {
-		err = r.openArchive(ctx, shard, from.Offset)
-	}
+	err := r.openArchive(ctx, shard, from.Offset)
 	if err == nil {
 		err = r.findNextFile()
 	}
@@ -750,7 +760,7 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 // openArchive starts to read a shard, which stands at r.offset, and skips to
 // offset to. Only the first bytes of a shard tell whether it is compressed, so
 // at a later offset it is taken for uncompressed.
-func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int64) error {
+func (r *tarReader) openArchive(ctx context.Context, shard io.Reader, to int64) error {
 	r.shard = contextReader{shard, ctx}
 	r.entry.begin = r.offset
 	size := tarBuffer
@@ -768,7 +778,7 @@ func (r *tarReader) openArchive(ctx context.Context, shard io.ReadCloser, to int
 // that return neither bytes nor an error: bufio.Reader does so, too, but passes
 // large reads on.
 type contextReader struct {
-	io.ReadCloser
+	io.Reader
 	ctx context.Context
 }
 
@@ -779,7 +789,7 @@ func (c contextReader) Read(p []byte) (n int, err error) {
 		if c.ctx.Err() != nil {
 			return 0, fmt.Errorf("the context has ended: %w", context.Cause(c.ctx))
 		}
-		n, err = c.ReadCloser.Read(p)
+		n, err = c.Reader.Read(p)
 		if n > 0 || err != nil {
 			return n, err
 		}
@@ -813,7 +823,7 @@ func (r *tarReader) decompress() error {
 		return nil
 	}
 	r.compressed = true
-	reader := contextReader{io.NopCloser(decompressor), r.shard.ctx}
+	reader := contextReader{decompressor, r.shard.ctx}
 	r.archive = bufio.NewReaderSize(reader, tarBuffer)
 	return err
 }
@@ -1030,7 +1040,7 @@ func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) 
 // end of a file succeeds on one file system and fails on another, so the last
 // block is read: if it is missing, the error is errTruncated on both.
 func (r *tarReader) skipTo(to int64) error {
-	seeker, ok := r.shard.ReadCloser.(io.Seeker)
+	seeker, ok := r.shard.Reader.(io.Seeker)
 	ahead := to - r.offset - int64(r.archive.Buffered())
 	if ok && !r.compressed && ahead > tarBuffer {
 		_, err := seeker.Seek(ahead-tarBlock, io.SeekCurrent)
@@ -1350,14 +1360,13 @@ func (s *tarShard) scan(ctx context.Context) error {
 	r := newRecordReader(s.name, defaultMaxRecord)
 	r.wanted = []string{} // no field: files are not loaded
 	keys := map[string]bool{}
-	open := func(context.Context, string, int64) (_ io.ReadCloser, err error) {
-		if strings.Contains(s.name, "://") {
-			return nil, errors.New("OpenTar reads files only; Tar reads URLs too")
-		}
+	err := errorIf(strings.Contains(s.name, "://"), "OpenTar reads files only; Tar reads URLs too")
+	if err == nil {
 		s.file, err = os.Open(s.name)
-		return s.file, err
 	}
-	err := r.enterShard(ctx, open, tarState{})
+	if err == nil {
+		err = r.enterShard(ctx, s.file, tarState{})
+	}
 	if r.compressed {
 		err = errors.New("it is compressed, and cannot be read at an offset: " +
 			"decompress it, or use Tar")
@@ -1399,12 +1408,11 @@ func (s *tarShard) Len() int { return len(s.places) }
 func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 	place := s.places[i]
 	r := newRecordReader(s.name, defaultMaxRecord)
-	part := shardPart{io.NewSectionReader(s.file, place.begin, place.end-place.begin), nil}
+	part := io.NewSectionReader(s.file, place.begin, place.end-place.begin)
 	if part.Size() <= tarBuffer {
 		r.wholeSize = int(part.Size())
 	}
-	open := func(context.Context, string, int64) (io.ReadCloser, error) { return part, nil }
-	err := r.enterShard(ctx, open, tarState{Offset: place.begin})
+	err := r.enterShard(ctx, part, tarState{Offset: place.begin})
 	var item Item[Record]
 	if err == nil {
 		item, err = r.readRecord()
@@ -1419,13 +1427,6 @@ func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 		err = fmt.Errorf("the shard has changed since OpenTar has read it: %w", err)
 	}
 	return Record{}, r.newError(err)
-}
-
-// A shardPart is a part of a shard. Nobody closes it: the shard stays open, and
-// Closer is nil.
-type shardPart struct {
-	*io.SectionReader
-	io.Closer
 }
 
 // Close closes the shards. Get returns an error afterwards.
