@@ -392,8 +392,8 @@ func hashNames(names []string) uint64 {
 //
 //   - item.Err costs one record, and the state after it is that of the next
 //     record;
-//   - an error of readRecord or enterShard costs the rest of the shard, and the
-//     state after it is the next shard;
+//   - an error of openShard, enterShard or readRecord costs the rest of the
+//     shard, and the state after it is the next shard;
 //   - io.EOF of readRecord is the end, which costs nothing.
 //
 // A panic of the Opener, or of its reader, is such an error.
@@ -2311,7 +2311,7 @@ func decodeNumpy(data []byte) (any, error) {
 		return nil, fmt.Errorf("the shape %s of %s does not fit %d bytes of data",
 			quote(fmt.Sprint(shape)), kind, len(values))
 	}
-	return chooseDecoder(kind)(shape, order, values)
+	return numpyDecoders[kind](shape, order, values)
 }
 
 // A numpyHeader is the dictionary of Python in the header of an npy file.
@@ -2355,7 +2355,7 @@ func parseNumpyHeader(header []byte) (
 	case kind == "V2":
 		err = errors.New("descr is of 2 bytes without a type, as bfloat16 is saved: " +
 			"see the recipe Example_bfloat16")
-	case chooseDecoder(kind) == nil:
+	case numpyDecoders[kind] == nil:
 		err = fmt.Errorf("descr is %v, must be f2, f4, f8, b1, i1 to i8 or u1 to u8", h.Descr)
 	}
 	return kind, order, shape, err
@@ -2388,36 +2388,21 @@ func pythonToJSON(header []byte) []byte {
 	return text
 }
 
-// chooseDecoder returns the function that decodes elements of a type, as npy
-// files name it, or nil.
-func chooseDecoder(kind string) func([]int, binary.ByteOrder, []byte) (any, error) {
-	switch kind {
-	case "f2":
-		return decodeHalf
-	case "f4":
-		return decodeTensor[float32]
-	case "f8":
-		return decodeTensor[float64]
-	case "b1":
-		return decodeTensor[bool]
-	case "i1":
-		return decodeTensor[int8]
-	case "i2":
-		return decodeTensor[int16]
-	case "i4":
-		return decodeTensor[int32]
-	case "i8":
-		return decodeTensor[int64]
-	case "u1":
-		return decodeTensor[uint8]
-	case "u2":
-		return decodeTensor[uint16]
-	case "u4":
-		return decodeTensor[uint32]
-	case "u8":
-		return decodeTensor[uint64]
-	}
-	return nil
+// numpyDecoders has the functions that decode elements, by their type in npy
+// files.
+var numpyDecoders = map[string]func([]int, binary.ByteOrder, []byte) (any, error){
+	"f2": decodeHalf,
+	"f4": decodeTensor[float32],
+	"f8": decodeTensor[float64],
+	"b1": decodeTensor[bool],
+	"i1": decodeTensor[int8],
+	"i2": decodeTensor[int16],
+	"i4": decodeTensor[int32],
+	"i8": decodeTensor[int64],
+	"u1": decodeTensor[uint8],
+	"u2": decodeTensor[uint16],
+	"u4": decodeTensor[uint32],
+	"u8": decodeTensor[uint64],
 }
 
 // decodeTensor makes a tensor of a shape from as many elements.
