@@ -540,26 +540,27 @@ func (r *recordReader) findNextFile() error {
 	skipped := ""
 	err := r.readHeaders()
 	for ; err == nil; err = r.readHeaders() {
+		if r.entry.kind == 0 {
+			continue
+		}
 		key, field, ok := splitName(r.entry.name)
-		if ok && r.entry.kind != 0 {
+		if ok {
 			r.nextKey = key
 			r.nextField = field
 			r.nextWanted = r.wanted == nil || slices.Contains(r.wanted, field)
 			return nil
 		}
-		if r.entry.kind != 0 {
-			skipped = cmp.Or(skipped, r.entry.name)
-		}
+		skipped = cmp.Or(skipped, r.entry.name)
 	}
 	if err != io.EOF {
 		return err
 	}
 	r.nextKey = ""
 	r.endErr = r.drainShard()
-	if r.endErr == errZeros {
+	switch {
+	case r.endErr == errZeros:
 		return errZeros
-	}
-	if r.endErr == io.EOF && noRecord && skipped != "" {
+	case r.endErr == io.EOF && noRecord && skipped != "":
 		return fmt.Errorf("it has files, but no record: %s is the first that is skipped, as are %s",
 			quote(skipped), skippedFiles)
 	}
@@ -648,10 +649,8 @@ func keyComesAgain(key string) error {
 // because a damaged header may say 2^63-1 bytes.
 func (r *recordReader) checkFile() {
 	var size int64
-	var link bool
 	if r.nextWanted {
 		size = r.entry.size
-		link = r.entry.kind == tar.TypeLink
 	}
 	r.memory += int64(len(r.entry.name)) + fileMemory
 	var err error
@@ -661,7 +660,7 @@ func (r *recordReader) checkFile() {
 	case size > r.maxRecord-r.memory:
 		err = fmt.Errorf("its name and its %d bytes make the record larger than MaxRecord, %d",
 			size, r.maxRecord)
-	case link:
+	case r.nextWanted && r.entry.kind == tar.TypeLink:
 		err = fmt.Errorf("it is a hard link to %s: use tar with --hard-dereference",
 			quote(r.entry.target))
 	default:
@@ -763,11 +762,7 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 func (r *tarReader) openArchive(ctx context.Context, shard io.Reader, to int64) error {
 	r.shard = contextReader{shard, ctx}
 	r.entry.begin = r.offset
-	size := tarBuffer
-	if r.wholeSize > 0 {
-		size = r.wholeSize
-	}
-	r.archive = bufio.NewReaderSize(r.shard, size)
+	r.archive = bufio.NewReaderSize(r.shard, cmp.Or(r.wholeSize, tarBuffer))
 	if err := r.decompress(); err != nil {
 		return err
 	}
@@ -1081,9 +1076,7 @@ func (r *tarReader) drainShard() error {
 		case !isZero(rest):
 			return errors.New("there is data after the end marker, " +
 				"perhaps another archive, which is not read")
-		case zeros >= 1<<20:
-			return errZeros
-		case err == io.EOF && zeros > 64<<10 && zeros >= power:
+		case zeros >= 1<<20, err == io.EOF && zeros > 64<<10 && zeros >= power:
 			return errZeros
 		case err == gzip.ErrHeader:
 			return fmt.Errorf("what follows the compressed archive is not compressed: %w", err)
@@ -1142,9 +1135,8 @@ func parseHeaders(b []byte) (name []byte, size int64, n int) {
 				name = slices.Concat(prefix, []byte{'/'}, name)
 			}
 			return name, length, n
-		case kind != tar.TypeXHeader && kind != tar.TypeGNULongName && kind != tar.TypeGNULongLink:
-			return nil, 0, 0
-		case length > tarBuffer:
+		case length > tarBuffer,
+			kind != tar.TypeXHeader && kind != tar.TypeGNULongName && kind != tar.TypeGNULongLink:
 			return nil, 0, 0
 		}
 		data := b[n:]
