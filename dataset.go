@@ -289,9 +289,12 @@ func Cache[T any](data Dataset[T]) Dataset[T] {
 // all epochs, so Rand must not depend on the epoch.
 func insideCache(ctx context.Context, i int) context.Context {
 	s := scopeOf(ctx)
-	ctx, inside := withScope(ctx, s.worker, hash(s.seed, cacheSalt), spot{pos: uint64(i)})
-	inside.idle = s.idle // so that Rand panics outside a loader here, too
-	return ctx
+	return withScope(ctx, &scope{
+		worker: s.worker,
+		seed:   hash(s.seed, cacheSalt),
+		spot:   spot{pos: uint64(i)},
+		idle:   s.idle, // so that Rand panics outside a loader here, too
+	})
 }
 
 // cacheSalt tells the seed of what is inside a Cache from that of what is
@@ -346,8 +349,7 @@ func WithSeed(ctx context.Context, seed uint64) context.Context {
 	if !s.idle {
 		seed = hash(s.seed, seedSalt, seed)
 	}
-	ctx, _ = withScope(ctx, s.worker, seed, s.spot)
-	return ctx
+	return withScope(ctx, &scope{worker: s.worker, seed: seed, spot: s.spot})
 }
 
 // seedSalt tells the seeds of WithSeed from that of the context.

@@ -1499,8 +1499,12 @@ func (m *mixer[T]) startReader(i int) {
 	m.readers[i] = r
 	src, from := m.srcs[i], m.at[i]
 	outer := scopeOf(m.ctx) // goroutines must not share it
-	ctx, own := withScope(m.ctx, outer.worker, hash(outer.seed, uint64(i)), outer.spot)
-	own.idle = outer.idle
+	ctx := withScope(m.ctx, &scope{
+		worker: outer.worker,
+		seed:   hash(outer.seed, uint64(i)),
+		spot:   outer.spot,
+		idle:   outer.idle,
+	})
 	m.running.Go(func() {
 		ctx := labelled(ctx, "source "+strconv.Itoa(i))
 		fillSlots(ctx, src, from, r.items, r.permits, r.tasks)

@@ -237,8 +237,8 @@ type worker struct {
 
 // newWorker makes a worker with the given number. -1 stands for the loop.
 func newWorker(ctx context.Context, number int, seed uint64) worker {
-	ctx, scope := withScope(ctx, number, seed, spot{})
-	return worker{ctx, scope}
+	s := &scope{worker: number, seed: seed}
+	return worker{withScope(ctx, s), s}
 }
 
 // A maker makes batches in one worker, with slices that it reuses from batch to
@@ -407,11 +407,9 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{worker: -1, idle: true}
 }
 
-// withScope returns a context with a new scope, and the scope itself, to be
-// moved.
-func withScope(ctx context.Context, worker int, seed uint64, where spot) (context.Context, *scope) {
-	s := &scope{worker: worker, seed: seed, spot: where}
-	return context.WithValue(ctx, scopeKey{}, s), s
+// withScope returns a context with a scope.
+func withScope(ctx context.Context, s *scope) context.Context {
+	return context.WithValue(ctx, scopeKey{}, s)
 }
 
 // setSpot makes s the scope of another sample.
@@ -541,8 +539,7 @@ func Map[T, U any](src Stream[T], workers int, f func(context.Context, T) (U, er
 		seed := scopeOf(ctx).seed
 		// A Map before this one must not draw the same numbers. Outside f the
 		// context has a seed, but Rand panics.
-		between, s := withScope(ctx, -1, hash(seed, mapSalt), spot{})
-		s.idle = true
+		between := withScope(ctx, &scope{worker: -1, seed: hash(seed, mapSalt), idle: true})
 		if workers > 0 {
 			window := 8 * workers
 			items := make([]Item[T], window+1)   // by slot
