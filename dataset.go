@@ -423,18 +423,14 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 	if fsys == nil {
 		return nil, errors.New("the file system is nil")
 	}
-	all := len(patterns) == 0
-	if all {
-		patterns = []string{"**"}
+	if len(patterns) == 0 {
+		names, err = glob(fsys, ".", []string{"**"})
 	}
 	for _, pattern := range patterns {
 		found, err := glob(fsys, ".", strings.Split(pattern, "/"))
-		if all && err != nil {
-			return nil, err
-		}
 		if _, bad := path.Match(pattern, ""); bad != nil {
 			err = bad
-		} else if err == nil && len(found) == 0 && !all {
+		} else if err == nil && len(found) == 0 {
 			err = errors.New("it matches no file; a pattern is for the whole name, " +
 				"as \"**/*.png\" is, tells upper from lower case, and has no braces")
 		}
@@ -444,7 +440,7 @@ func list(fsys fs.FS, patterns []string) (names []string, err error) {
 		names = append(names, found...)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), err
 }
 
 // glob lists the files below dir that match the elements of a pattern. The
