@@ -495,10 +495,6 @@ type recordReader struct {
 	fields map[string]bool
 	memory int64
 	sum    uint64
-
-	// lastCount is the number of files in the last record, a good guess for the
-	// next.
-	lastCount int
 }
 
 // newRecordReader returns a recordReader that has not entered its shard.
@@ -584,7 +580,7 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	if err := r.checkKey(); err != nil {
 		return Item[Record]{}, err
 	}
-	files := make([]File, 0, r.lastCount)
+	files := make([]File, 0, len(r.item.Value.Files)) // as many as the last record has
 	r.item = Item[Record]{Value: Record{Key: key, Shard: r.name, Files: files}}
 	clear(r.fields)
 	r.memory = 0
@@ -604,7 +600,6 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 		err = fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
 		return Item[Record]{}, err
 	}
-	r.lastCount = len(r.item.Value.Files)
 	return r.item, nil
 }
 
