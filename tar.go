@@ -704,10 +704,8 @@ var sumSeed = maphash.MakeSeed()
 //	begin                                           offset         dataEnd
 //	│ header of the name │ name ······ 000 │ header │ data ······· 000 │
 type tarReader struct {
-	shard   contextReader // as it is stored
-	archive *bufio.Reader // the shard, decompressed if it is compressed
-
-	// If the shard is compressed, nothing can be skipped with a seek.
+	source     contextReader // the shard or, if it is compressed, its decompressor
+	archive    *bufio.Reader // reads source
 	compressed bool
 
 	// wholeSize is the size of all that will be read, if the buffer of archive
@@ -755,16 +753,16 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 // offset to. Only the first bytes of a shard tell whether it is compressed, so
 // at a later offset it is taken for uncompressed.
 func (r *tarReader) openArchive(ctx context.Context, shard io.Reader, to int64) error {
-	r.shard = contextReader{shard, ctx}
+	r.source = contextReader{shard, ctx}
 	r.entry.begin = r.offset
-	r.archive = bufio.NewReaderSize(r.shard, cmp.Or(r.wholeSize, tarBuffer))
+	r.archive = bufio.NewReaderSize(r.source, cmp.Or(r.wholeSize, tarBuffer))
 	if err := r.decompress(); err != nil {
 		return err
 	}
 	return r.skipTo(to)
 }
 
-// A contextReader reads a shard until the context ends. It gives up on readers
+// A contextReader reads until the context ends. It gives up on readers
 // that return neither bytes nor an error: bufio.Reader does so, too, but passes
 // large reads on.
 type contextReader struct {
@@ -772,7 +770,7 @@ type contextReader struct {
 	ctx context.Context
 }
 
-// Read reads from the shard. The cause of the context is wrapped, because it
+// Read reads from the reader. The cause of the context is wrapped, because it
 // might be io.EOF.
 func (c contextReader) Read(p []byte) (n int, err error) {
 	for range 100 {
@@ -792,7 +790,7 @@ func (c contextReader) Read(p []byte) (n int, err error) {
 // and zstd, which the standard library cannot read, are only named in the
 // error.
 //
-// The decompressor is read by another contextReader, because a few bytes may
+// The decompressor is read by a contextReader, too, because a few bytes may
 // become gigabytes.
 func (r *tarReader) decompress() error {
 	magic, err := r.archive.Peek(10)
@@ -813,8 +811,8 @@ func (r *tarReader) decompress() error {
 		return nil
 	}
 	r.compressed = true
-	reader := contextReader{decompressor, r.shard.ctx}
-	r.archive = bufio.NewReaderSize(reader, tarBuffer)
+	r.source.Reader = decompressor
+	r.archive = bufio.NewReaderSize(r.source, tarBuffer)
 	return err
 }
 
@@ -1030,12 +1028,12 @@ func roundToBlocks(n int64) int64 { return (n + tarBlock - 1) &^ (tarBlock - 1) 
 // end of a file succeeds on one file system and fails on another, so the last
 // block is read: if it is missing, the error is errTruncated on both.
 func (r *tarReader) skipTo(to int64) error {
-	seeker, ok := r.shard.Reader.(io.Seeker)
+	seeker, ok := r.source.Reader.(io.Seeker) // a decompressor is none
 	ahead := to - r.offset - int64(r.archive.Buffered())
-	if ok && !r.compressed && ahead > tarBuffer {
+	if ok && ahead > tarBuffer {
 		_, err := seeker.Seek(ahead-tarBlock, io.SeekCurrent)
 		if err == nil { // the Seek of a pipe fails
-			r.archive.Reset(r.shard)
+			r.archive.Reset(r.source)
 			r.offset = to - tarBlock
 		}
 	}
