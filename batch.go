@@ -222,9 +222,8 @@ func Batch[T, B any](src Stream[T], size int, collate Collate[T, B]) Stream[B] {
 // another length now, or the source's cursor after it differs, the cursor is
 // refused. The elements are not compared.
 //
-// A failed batch is one item. So if a batch fails for a moment before a
-// checkpoint, a Shuffle behind Unbatch counts other items at each resume that
-// reads the batch again, and refuses the cursor; see Stream.OnError.
+// If a batch fails for a moment before a checkpoint, a Shuffle behind Unbatch
+// refuses the cursor; Stream.OnError says why.
 func Unbatch[S ~[]T, T any](src Stream[S]) Stream[T] {
 	src.mustExist("Unbatch")
 	return staged(src.ranks.part("Unbatch", true), &stamp{by: "Unbatch" + src.ranks.steps()}, 0, func(

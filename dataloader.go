@@ -265,9 +265,7 @@ type DataLoader[B any] struct {
 	mu    sync.Mutex // guards the fields below; never held while user code runs
 	free  []B        // the batches given back by Recycle
 	calls int        // of Batch that have not returned
-	// At most maxFree batches are kept: one for each batch in flight, or for
-	// each call of Batch if there have been more at once, one for the body, one
-	// recycled late.
+	// maxFree is the most batches in free; Recycle says what they are for.
 	maxFree int
 }
 

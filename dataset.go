@@ -815,9 +815,7 @@ func (s Stream[T]) Run(ctx context.Context, at *Cursor) iter.Seq2[T, error] {
 
 // streamOf makes a stream of produce, which yields items until yield returns
 // false or the epoch has ended. If the sequence cannot be continued, produce
-// returns why. An item that is ready when ctx has ended is not yielded: the
-// cause of ctx is the last pair. If there is no further item the epoch has
-// ended, whatever has become of ctx.
+// returns why. streamOf looks at ctx, by the rules of Stream.
 //
 // streamOf and staged are not inlined: each stage would have a copy of their
 // closures, for each type of items, and a program would compile for half as

@@ -176,12 +176,10 @@ func newFeistel(n, seed uint64) *feistel {
 	return f
 }
 
-// at returns the value at position pos. In each round the left half adds a hash
-// of the right half modulo a, and the right half is xored with a hash of the
-// left half. Subtraction inverts the addition, and xor inverts itself, so the
-// network is one-to-one on its domain. A result that is not below n goes in
-// again. Repeated, a one-to-one function walks in a cycle; the start is on the
-// cycle and below n, so the walk ends. The walk can be done backwards, so two
+// at returns the value at position pos. Subtraction inverts the addition in a
+// round, and xor inverts itself, so the network is one-to-one on its domain.
+// Repeated, a one-to-one function walks in a cycle; the start is on the cycle
+// and below n, so the walk ends. The walk can be done backwards, so two
 // positions never have the same value.
 func (f *feistel) at(pos int) int {
 	x, mask := uint64(pos), uint64(1)<<f.k-1 // mask has the k bits of the right half

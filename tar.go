@@ -240,9 +240,8 @@ type tarState struct {
 	// Offset is that of the record's first header in the uncompressed archive.
 	Offset int64 `json:"offset,omitempty"`
 
-	// Compressed says that the shard must be decompressed from its beginning. A
-	// reader that begins at Offset could not tell, because only the first bytes
-	// of a shard show that it is compressed.
+	// Compressed says that the shard must be decompressed from its beginning,
+	// which a reader that begins at Offset could not tell.
 	Compressed bool `json:"compressed,omitempty"`
 
 	// Keys are hashes of keys of the shard's records before Offset, see
@@ -750,8 +749,7 @@ var errZeros = errors.New("more than 64 KiB of zeros come after the end marker, 
 	"it was not written to its end, so write or copy it again")
 
 // openArchive starts to read a shard, which stands at r.offset, and skips to
-// offset to. Only the first bytes of a shard tell whether it is compressed, so
-// at a later offset it is taken for uncompressed.
+// offset to.
 func (r *tarReader) openArchive(ctx context.Context, shard io.Reader, to int64) error {
 	r.source = contextReader{shard, ctx}
 	r.entry.begin = r.offset
@@ -762,8 +760,8 @@ func (r *tarReader) openArchive(ctx context.Context, shard io.Reader, to int64) 
 	return r.skipTo(to)
 }
 
-// A contextReader reads until the context ends. It gives up on readers
-// that return neither bytes nor an error: bufio.Reader does so, too, but passes
+// A contextReader reads until the context ends. It gives up on readers that
+// return neither bytes nor an error: bufio.Reader does so, too, but passes
 // large reads on.
 type contextReader struct {
 	io.Reader
@@ -785,8 +783,8 @@ func (c contextReader) Read(p []byte) (n int, err error) {
 	return 0, io.ErrNoProgress
 }
 
-// decompress puts a decompressor in front of a compressed shard. It looks at
-// the first bytes, because names such as x.tar say little about the content. xz
+// decompress puts a decompressor in front of a compressed shard. Only the first
+// bytes of a shard tell, so at a later offset it is taken for uncompressed. xz
 // and zstd, which the standard library cannot read, are only named in the
 // error.
 //
@@ -1051,10 +1049,9 @@ func (r *tarReader) skipTo(to int64) error {
 // io.EOF if all is well. The rest must be zeros. Another archive, appended with
 // cat, is an error: archive/tar and the peers leave its records out in silence.
 //
-// tar fills up its last 10 KiB with zeros, or more with -b. Up to 64 KiB of
-// zeros are allowed. More are allowed only as the padding of a last block:
-// fewer than a power of two, up to 1 MiB, that divides the length of the
-// archive.
+// tar fills up its last 10 KiB with zeros, or more with -b. So more than 64 KiB
+// of zeros must be fewer than a power of two, up to 1 MiB, that divides the
+// length of the archive.
 //
 // The rest is read to its end because only there a decompressor checks its sum,
 // and the web reader the length of the object.
