@@ -389,8 +389,8 @@ func hashNames(names []string) uint64 {
 // readShard yields the records of a shard that follow from, each with the state
 // after it. It decides what a fault costs:
 //
-//   - item.Err costs one record, and the state after it is that of the next
-//     record;
+//   - the Err of an item costs one record, and the state after it is that of
+//     the next record;
 //   - an error of openShard, enterShard or readRecord costs the rest of the
 //     shard, and the state after it is the next shard;
 //   - io.EOF of readRecord is the end, which costs nothing.
@@ -412,11 +412,7 @@ func readShard(
 			err = fmt.Errorf("%w; or the cursor was saved with another version of this shard", err)
 		}
 		for err == nil {
-			var item Item[Record]
-			err = try(func() (err error) {
-				item, err = r.readRecord()
-				return err
-			})
+			err = try(r.readRecord)
 			if err != nil {
 				break
 			}
@@ -426,7 +422,7 @@ func readShard(
 				Compressed:  r.compressed,
 				Keys:        r.keys,
 			}
-			if !yield(item, next) {
+			if !yield(r.item, next) {
 				return
 			}
 		}
@@ -487,9 +483,9 @@ type recordReader struct {
 	wanted    []string // TarOptions.Fields
 	maxRecord int64    // TarOptions.MaxRecord
 
-	// These belong to the record that is being read: the record or its fault,
-	// its fields, the bytes of memory that it takes, and a sum of the names and
-	// sizes of its files.
+	// These belong to the record that is being read, or was read last: the
+	// record or its fault, its fields, the bytes of memory that it takes, and a
+	// sum of the names and sizes of its files.
 	item   Item[Record]
 	fields map[string]bool
 	memory int64
@@ -562,28 +558,29 @@ func (r *recordReader) findNextFile() error {
 	return nil
 }
 
-// readRecord reads the next record, up to the headers behind it. It returns
-// io.EOF after the last record of a sound shard. Any other error costs the
-// shard.
+// readRecord makes the next record the item, and reads up to the headers behind
+// it. It returns io.EOF after the last record of a sound shard. Any other error
+// costs the shard.
 //
 // A record with a fault of its own is read to its end, to find where the next
 // begins. If the shard fails within a record, the record is left out, because
 // its last files may be missing: webdataset yields such a record, and may even
 // join it to the first record of the next shard. If record and shard both have
 // a fault, the error names both.
-func (r *recordReader) readRecord() (_ Item[Record], err error) {
+func (r *recordReader) readRecord() error {
 	if r.nextKey == "" {
-		return Item[Record]{}, r.endErr
+		return r.endErr
 	}
 	key := r.nextKey
 	if err := r.checkKey(); err != nil {
-		return Item[Record]{}, err
+		return err
 	}
 	files := make([]File, 0, len(r.item.Value.Files)) // as many as the last record has
 	r.item = Item[Record]{Value: Record{Key: key, Shard: r.name, Files: files}}
 	clear(r.fields)
 	r.memory = 0
 	r.sum = 0
+	var err error
 	for err == nil && r.nextKey == key {
 		if r.item.Err == nil {
 			r.checkFile()
@@ -597,9 +594,8 @@ func (r *recordReader) readRecord() (_ Item[Record], err error) {
 	}
 	if err != nil {
 		err = fmt.Errorf("%w; record %s is left out, because it may lack files", err, quote(key))
-		return Item[Record]{}, err
 	}
-	return r.item, nil
+	return err
 }
 
 // checkKey returns an error if the next record has the key of an earlier one,
@@ -1361,7 +1357,7 @@ func (s *tarShard) scan(ctx context.Context) error {
 			break
 		}
 		keys[key] = key != ""
-		if _, err = r.readRecord(); err == nil {
+		if err = r.readRecord(); err == nil {
 			s.places = append(s.places, recordPlace{begin, r.offset, r.sum})
 		}
 	}
@@ -1395,13 +1391,12 @@ func (s *tarShard) Get(ctx context.Context, i int) (Record, error) {
 		r.wholeSize = int(part.Size())
 	}
 	err := r.enterShard(ctx, part, tarState{Offset: place.begin})
-	var item Item[Record]
 	if err == nil {
-		item, err = r.readRecord()
+		err = r.readRecord()
 	}
 	switch {
 	case err == nil && r.sum == place.sum && !r.compressed:
-		return item.Value, item.Err
+		return r.item.Value, r.item.Err
 	case err == nil:
 		err = errors.New("a file has another name or size")
 	}
