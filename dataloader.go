@@ -1239,15 +1239,12 @@ func (s *Stats) Observe(t Timing) {
 	s.loading += t.Done.Sub(t.Start)
 	s.waiting += t.Wait
 	s.training += t.Body
-	begin := t.Received.Add(-t.Wait)
-	if t.Start.After(begin) {
-		begin = t.Start
-	}
-	s.awaited += max(0, t.Done.Sub(begin))
+	waitBegan := t.Received.Add(-t.Wait)
+	s.awaited += max(0, min(t.Done.Sub(waitBegan), t.Done.Sub(t.Start)))
 	if t.First {
 		s.loops++
 		s.starting += t.Wait
-		s.ordering += max(0, t.Sent.Sub(t.Received.Add(-t.Wait)))
+		s.ordering += max(0, t.Sent.Sub(waitBegan))
 	}
 	// Until last.Received the loop was blocked, for last.Wait, because the
 	// batch before this one was not ready. For the part of that time after

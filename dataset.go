@@ -196,19 +196,20 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	if data == nil {
 		return nil, errors.New("dataloader: Split: the data set is nil")
 	}
-	if data.Len() > maxTorch { // see TorchRandom in sampler.go
+	samples := data.Len()
+	if samples > maxTorch { // see TorchRandom in sampler.go
 		return nil, fmt.Errorf("dataloader: Split: the data set has %d samples, "+
-			"may have at most %d; use Subset", data.Len(), maxTorch)
+			"may have at most %d; use Subset", samples, maxTorch)
 	}
-	order := TorchRandom(data.Len(), seed).Order(0) // order(pos) is the index at position pos
+	order := TorchRandom(samples, seed).Order(0) // order(pos) is the index at position pos
 	parts := make([]Dataset[T], len(lengths))
-	left := data.Len()
+	left := samples
 	for p, n := range lengths {
 		if n < 0 || n > left {
 			return nil, fmt.Errorf("dataloader: Split: lengths[%d] is %d, "+
-				"must be 0 to %d, what is left of %d samples", p, n, left, data.Len())
+				"must be 0 to %d, what is left of %d samples", p, n, left, samples)
 		}
-		begin := data.Len() - left // the position at which the part begins
+		begin := samples - left // the position at which the part begins
 		parts[p] = Func(n, func(ctx context.Context, i int) (T, error) {
 			return data.Get(ctx, order(begin+i))
 		})
@@ -216,7 +217,7 @@ func Split[T any](data Dataset[T], seed uint64, lengths ...int) ([]Dataset[T], e
 	}
 	if left > 0 {
 		return nil, fmt.Errorf("dataloader: Split: the lengths %v sum to %d, "+
-			"must sum to %d, the number of samples", lengths, data.Len()-left, data.Len())
+			"must sum to %d, the number of samples", lengths, samples-left, samples)
 	}
 	return parts, nil
 }
