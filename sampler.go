@@ -770,11 +770,13 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //   - a number is missing or makes no sense
 //   - a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the
 //     number of processes that another launcher of the table has started
-//   - the launcher is not in the table, and has set a variable to a number
-//     above 0 whose name ends in _RANK (LOCAL_RANK, NODE_RANK, PMIX_RANK), or
-//     is PMI_ID, PALS_RANKID, ALPS_APP_PE, LSF_PM_TASKID, VC_TASK_INDEX,
-//     LWS_WORKER_INDEX, AWS_BATCH_JOB_NODE_INDEX, TPU_WORKER_ID or
-//     PADDLE_TRAINER_ID
+//   - a variable that the table has not, or in a row after the one that
+//     decides, is a rank that does not fit: above 0 if no row decides,
+//     otherwise not below the number of processes. Its name ends in RANK
+//     (LOCAL_RANK, NODE_RANK, PMIX_RANK), or is PMI_ID, PALS_RANKID,
+//     MPI_RANKID, MPI_LOCALRANKID, ALPS_APP_PE, LSF_PM_TASKID, VC_TASK_INDEX,
+//     LWS_WORKER_INDEX, AWS_BATCH_JOB_NODE_INDEX, TPU_WORKER_ID,
+//     CLOUD_TPU_TASK_ID, JAX_PROCESS_ID, DMLC_WORKER_ID or PADDLE_TRAINER_ID
 //   - an sbatch script for several tasks starts the process without srun, and
 //     Slurm calls the only process rank 0 of many
 //
@@ -817,12 +819,14 @@ func RankFromEnv() (Rank, error) {
 				"the second must be the number of processes, the first 0 to one less%s",
 				l.rank, os.Getenv(l.rank), l.count, os.Getenv(l.count), l.hint)
 		}
-		for _, least := range strings.Fields(l.least) {
-			if tasks, _ := strconv.Atoi(os.Getenv(least)); count < tasks {
+		least := strings.Fields(l.least)
+		for _, name := range slices.Concat(least, otherRanks()) {
+			n, _ := strconv.Atoi(os.Getenv(name))
+			if n > count || n == count && !slices.Contains(least, name) {
 				return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; "+
 					"unset %s and %[1]s if they are left over, "+
 					"or %[3]s if they are right, as in separate trainings",
-					l.count, count, least, tasks, l.rank)
+					l.count, count, name, n, l.rank)
 			}
 		}
 		return Rank{index, count}, nil
@@ -831,17 +835,29 @@ func RankFromEnv() (Rank, error) {
 		return Rank{}, fmt.Errorf("dataloader: RankFromEnv: "+
 			"WORLD_SIZE is %q but RANK is not set", size)
 	}
-	const others = "PMI_ID PALS_RANKID ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX " +
-		"LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX TPU_WORKER_ID PADDLE_TRAINER_ID"
-	for _, setting := range slices.Sorted(slices.Values(os.Environ())) {
-		name, value, _ := strings.Cut(setting, "=")
-		isRank := strings.HasSuffix(name, "_RANK") || slices.Contains(strings.Fields(others), name)
-		if rank, _ := strconv.Atoi(value); isRank && rank > 0 {
-			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %q, "+
-				"and the number of processes is not known; set RANK and WORLD_SIZE", name, value)
+	for _, name := range otherRanks() {
+		if rank, _ := strconv.Atoi(os.Getenv(name)); rank > 0 {
+			return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, "+
+				"and the number of processes is not known; set RANK and WORLD_SIZE", name, rank)
 		}
 	}
 	return Rank{}, nil
+}
+
+// otherRanks returns the names of the variables that are set and may be a rank,
+// sorted.
+func otherRanks() (names []string) {
+	const known = "PMI_ID PALS_RANKID MPI_RANKID MPI_LOCALRANKID ALPS_APP_PE LSF_PM_TASKID " +
+		"VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX TPU_WORKER_ID " +
+		"CLOUD_TPU_TASK_ID JAX_PROCESS_ID DMLC_WORKER_ID PADDLE_TRAINER_ID"
+	for _, setting := range os.Environ() {
+		name, _, _ := strings.Cut(setting, "=")
+		if strings.HasSuffix(name, "RANK") || slices.Contains(strings.Fields(known), name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // A Tail is a remainder policy: it says what happens when an epoch cannot be
