@@ -553,7 +553,7 @@ func TestStats(t *testing.T) {
 		start, done, wait time.Duration
 		want              string
 	}{
-		{60, 70, 0, "10 % busy: handing batches over takes longer than loading them: make them " +
+		{60, 70, 0, "10 % busy: most of the waiting is for batches to be handed over: make them " +
 			"larger, raise Prefetch, or have no more workers than CPUs if they compute"},
 		{0, 80, 70, "79 % busy: the loader is the bottleneck, workers needed: 2"},
 	} {
@@ -1247,9 +1247,20 @@ func TestProgress(t *testing.T) {
 			}
 		})
 	}
-	long := meter{total: 99999, count: 12345, elapsed: 4 * hour, waited: 4 * hour}.line(true)
-	failIf(t, len(long) > 60, "%q has %d columns, want at most 60", long, len(long))
+	// With a text the share of waiting has no room, but in the last line.
 	var out strings.Builder
+	inBubble(t, func(t *testing.T) {
+		slow := (&feed{n: 12345, before: func(context.Context, int) { time.Sleep(s) }}).stream()
+		loss := func() string { return "loss 0.1234" }
+		for range progress(&out, 99999, true, slow.Epoch(t.Context(), 0), []func() string{loss}) {
+		}
+	})
+	lines := strings.Split(out.String(), "\r")
+	long := lines[len(lines)-2]
+	failIf(t, len(long) > 60, "%q has %d columns, want at most 60", long, len(long))
+	saysAll(t, errors.New(long), "12345/99999 [......] 1/s, 3h26m, 24h21m left, loss 0.1234")
+	saysAll(t, errors.New(lines[len(lines)-1]), ", waited 100%, loss 0.1234\n")
+	out.Reset()
 	loss := func() string { return "größe 0.5" }
 	for range Progress(&out, 0, counting(3).Epoch(t.Context(), 0), loss, loss) {
 	}

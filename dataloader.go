@@ -1299,7 +1299,7 @@ func (s *Stats) String() string {
 // perBatch does not train at all, and no number of workers is enough for it.
 func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 	perBatch := s.loading / time.Duration(s.batches)
-	training := step >= perBatch/1000
+	training := step >= perBatch/100
 	enough := math.MaxInt
 	if training {
 		enough = int(math.Ceil(float64(perBatch)/float64(max(step, 1)) - 0.05))
@@ -1319,7 +1319,7 @@ func (s *Stats) verdict(step, elapsed time.Duration, busy float64) string {
 		return fmt.Sprintf("the loader keeps up after the first batch of a loop; loops: %d",
 			s.loops)
 	case s.workers > 0 && busy < 75 && s.awaited < s.waiting/2:
-		return "handing batches over takes longer than loading them: make them larger, " +
+		return "most of the waiting is for batches to be handed over: make them larger, " +
 			"raise Prefetch, or have no more workers than CPUs if they compute"
 	// More workers would only fill the window sooner, and then wait.
 	case s.blocked > s.waiting/2 && (busy < 85 || enough <= s.workers):
@@ -1378,8 +1378,10 @@ func StreamOf[B any](l *DataLoader[B]) Stream[B] {
 // The recipe Example_slowStage finds the slow stage of a pipeline.
 //
 // On a terminal Progress draws a bar, at most ten times a second and when an
-// item is done. Elsewhere it writes a line, at most every ten seconds. A last
-// line comes at the end, also after a break. PyTorch: what tqdm does around a
+// item is done. A line has at most 60 columns, unless the numbers or text are
+// long: what has no room is the share of waiting, which the last line always
+// has. Elsewhere Progress writes a line, at most every ten seconds. A last line
+// comes at the end, also after a break. PyTorch: what tqdm does around a
 // DataLoader.
 func Progress[B any](
 	w io.Writer, total int, seq iter.Seq2[B, error], text ...func() string,
@@ -1416,10 +1418,14 @@ func progress[B any](
 		more := true
 		m := meter{total: total}
 		write := func(end string) {
-			line := m.line(terminal)
+			line, waited, texts := m.line(terminal), m.waitedShare(), ""
 			for _, t := range text {
-				line += ", " + t()
+				texts += ", " + t()
 			}
+			if end != "\n" && utf8.RuneCountInString(line+waited+texts) > 60 {
+				waited = ""
+			}
+			line += waited + texts
 			fmt.Fprintf(w, "%s%-*s%s", begin, width, line, end)
 			if terminal {
 				width = utf8.RuneCountInString(line)
@@ -1453,8 +1459,8 @@ type meter struct {
 	elapsed, waited time.Duration
 }
 
-// line returns the meter as a line. On a terminal it has a bar in place of the
-// percentage, and some 60 columns at most unless the numbers are large.
+// line returns the meter as a line, without the share of waiting. On a terminal
+// it has a bar in place of the percentage.
 func (m meter) line(bar bool) string {
 	elapsed := max(m.elapsed, 1)
 	text := fmt.Sprint(m.count)
@@ -1476,7 +1482,12 @@ func (m meter) line(bar bool) string {
 		left := float64(elapsed) / float64(m.count) * float64(m.total-m.count)
 		text += fmt.Sprintf(", %s left", roundTime(time.Duration(min(left, 1<<62))))
 	}
-	return text + fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(elapsed))
+	return text
+}
+
+// waitedShare says how much of the time the loop waited.
+func (m meter) waitedShare() string {
+	return fmt.Sprintf(", waited %.0f%%", 100*float64(m.waited)/float64(max(m.elapsed, 1)))
 }
 
 // roundTime returns a duration with tenths of a second, with seconds from a
