@@ -1902,6 +1902,9 @@ func TestRankFromEnv(t *testing.T) {
 		{"", "no error, {0 0}"},
 		{"WORLD_SIZE=1", "no error, {0 0}"},
 		{"FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 PMI_RANK=2 PMI_SIZE=5", "no error, {1 4}"},
+		{"FLUX_TASK_RANK=0 FLUX_JOB_SIZE=1 PMI_RANK=3 PMI_SIZE=4",
+			"FLUX_JOB_SIZE is 1, and PMI_RANK is 3; unset FLUX_TASK_RANK and FLUX_JOB_SIZE if"},
+		{"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2", "WORLD_SIZE is 2, and LOCAL_RANK is 2; unset RANK"},
 		{"SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=16", "no error, {3 8}"},
 		// mpirun in an sbatch script
 		{"SLURM_PROCID=0 SLURM_NTASKS=8 PMI_RANK=1 PMI_SIZE=3", "no error, {1 3}"},
@@ -1950,17 +1953,17 @@ func TestRankFromEnv(t *testing.T) {
 	}
 	for _, setting := range os.Environ() {
 		name, _, _ := strings.Cut(setting, "=")
-		if strings.HasSuffix(name, "_RANK") {
+		if strings.HasSuffix(name, "RANK") {
 			all = append(all, name)
 		}
 	}
 	for _, name := range strings.Fields("PMIX_RANK LOCAL_RANK SKYPILOT_NODE_RANK PMI_ID " +
-		"PALS_RANKID ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX " +
-		"TPU_WORKER_ID PADDLE_TRAINER_ID") {
+		"PALS_RANKID MPI_RANKID MPI_LOCALRANKID ALPS_APP_PE LSF_PM_TASKID VC_TASK_INDEX " +
+		"LWS_WORKER_INDEX AWS_BATCH_JOB_NODE_INDEX TPU_WORKER_ID CLOUD_TPU_TASK_ID " +
+		"JAX_PROCESS_ID DMLC_WORKER_ID PADDLE_TRAINER_ID") {
 		all, cases = append(all, name), append(cases, [2]string{name + "=0", "no error, {0 0}"},
-			[2]string{name + "=1",
-				name +
-					` is "1", and the number of processes is not known; set RANK and WORLD_SIZE`})
+			[2]string{name + "=1", name +
+				" is 1, and the number of processes is not known; set RANK and WORLD_SIZE"})
 	}
 	for _, c := range cases {
 		runRow(t, c[0], func(t *testing.T) {
@@ -8423,7 +8426,7 @@ func TestWebAnswers(t *testing.T) {
 		resp.Header.Set("Content-Range", contentRange)
 		what := fmt.Sprint(asked, " ", code, " ", contentRange)
 		want, sound := drops[what]
-		changed := asked > 0 && how > 1 && how < 5
+		changed := asked > 0 && how > 1 && how < 5 && (how != 3 || code == 200)
 		_, err := o.checkAnswer(resp)
 		what += fmt.Sprint(" with ", validators)
 		failIf(t, (err == nil) != (sound && !changed), "%s: %v", what, err)
@@ -9064,18 +9067,19 @@ func TestDecodeNumpy(t *testing.T) {
 			"Tensor[uint8] {[97 98 99 100 101 102] [2 3]}"},
 		{npyOf(2, "{'fortran_order':\tTrue ,\n'shape' :( 2 ,), 'descr':'>i2',}  ", "\x00\x01\x02\x03"),
 			"Tensor[int16] {[1 515] [2]}"},
-		{npyOf(1, "{'shape': (), 'fortran_order': True, 'descr': '<b1'}", "\x01"),
+		{npyOf(1, "{u'shape': (), 'fortran_order': True, 'descr': u'<b1'}", "\x01"),
 			"Tensor[bool] {[true] []}"},
 		{npyOf(1, "{'descr': '=i1', 'fortran_order': False, 'shape': (0,)}", ""),
 			"Tensor[int8] {[] [0]}"},
 		{plain(1, "<V2", "(1,)", "\x80\x3f"), "error descr is … bfloat16 … Example_bfloat16"},
-		{npyOf(1, "{'descr': '<f4', 'shape': (1,)}", "1234"), "error fortran_order must be False"},
+		{npyOf(1, "{'descr': '<f4', 'shape': (1,)}", "1234"),
+			"error fortran_order must be False or True"},
 		{npyOf(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}", "1234"),
 			"error must be a dictionary"},
 		{npyOf(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} 2", "1234"),
 			"error must be a dictionary"},
 		{npyOf(1, "{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}", "1234"),
-			"error must be a dictionary … fortran_order"},
+			"error fortran_order must not be a number"},
 		{"", "error must be an npy file of version 1 to 3, and it is empty"},
 		{sound[:9], `error must be an npy file … 9 bytes begin with "\x93NUMPY`},
 		{"x" + sound[1:], `error must be an npy file … begin with "xNUMPY`},
@@ -9094,7 +9098,7 @@ func TestDecodeNumpy(t *testing.T) {
 		{plain(1, "<f4", "(-1, -1)", "1234"), "error shape must be a tuple of lengths"},
 		{plain(1, "<f4", "(1, null)", ""), "error shape must be a tuple of lengths"},
 		{plain(2, "<f4", strings.Repeat(" ", 1<<16)+"(1,)", "1234"), "error at most 65,536"},
-		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error dictionary … shape"},
+		{plain(1, "<f4", "(99999999999999999999,)", "1234"), "error shape must not be a number"},
 		{plain(2, "<f4", "("+strings.Repeat("9,", 20000)+")", "1234"), `error the shape "[9 9 `},
 	} {
 		checkDecoded(t, "x.npy", c.data, c.want)

@@ -273,8 +273,9 @@ type tarState struct {
 // *.txt has written they are not. A key that comes again after another ends its
 // shard, as when tar r has appended a record again. But only hashes of 32 keys
 // of a shard are kept, in the cursor, too, so that a resume finds the same. In
-// a larger shard a key that comes again may go unnoticed if few do. OpenTar
-// compares all keys, and TarWriter does not write such a shard.
+// a shard of n records, a key that comes again is noticed with a chance of 32 /
+// n, and one of many almost surely, after some records. OpenTar compares all
+// keys, before the first record, and TarWriter does not write such a shard.
 //
 // A sparse file, which tar --sparse stores without its holes, ends its shard,
 // even if Fields leaves the file out. The record before the file is lost, too,
@@ -2006,7 +2007,7 @@ func redactError(err error) error {
 //
 // The object has changed if the size does, or the ETag, or without equal strong
 // ETags the Last-Modified. If If-Range was no longer right, the answer is a 200
-// that shows it.
+// that shows it; a 206 with the same ETag made weak, by a proxy, confirms it.
 func (o *webObject) checkAnswer(resp *http.Response) (minWait time.Duration, err error) {
 	size := resp.ContentLength
 	code := resp.StatusCode
@@ -2031,6 +2032,9 @@ func (o *webObject) checkAnswer(resp *http.Response) (minWait time.Duration, err
 	tag := resp.Header.Get("ETag")
 	modified := resp.Header.Get("Last-Modified")
 	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
+	if code == http.StatusPartialContent && tag == "W/"+o.tag {
+		tag = o.tag
+	}
 	resized := o.size != size && o.size >= 0 && size >= 0
 	isSame := tag == o.tag && strings.HasPrefix(tag, `"`) // strong, so it decides
 	if resized || differ(o.tag, tag) || !isSame && differ(o.modified, modified) {
@@ -2136,7 +2140,8 @@ func decode(name string, data []byte, limit int64) (any, error) {
 			return nil, err
 		}
 		if len(values) != 1 {
-			return nil, fmt.Errorf("there are %d JSON values, must be one", len(values))
+			return nil, fmt.Errorf("there are %d JSON values, must be one; %s", len(values),
+				begins(data))
 		}
 		return values[0], nil
 	case "jsonl":
@@ -2144,7 +2149,7 @@ func decode(name string, data []byte, limit int64) (any, error) {
 	case "txt", "text", "transcript":
 		return string(data), nil
 	case "cls", "cls2", "class", "count", "index", "inx", "id":
-		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		n, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(string(data), mark)))
 		if err == nil {
 			return n, nil
 		}
@@ -2168,6 +2173,9 @@ func decode(name string, data []byte, limit int64) (any, error) {
 // each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	config, format, err := image.DecodeConfig(bytes.NewReader(data))
+	if err != nil && format != "" {
+		return nil, fmt.Errorf("the image is damaged or truncated: %s: %w", begins(data), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("it must be a PNG, a JPEG, a GIF or an image whose decoder is "+
 			"imported, and %s: %w", begins(data), err)
@@ -2205,10 +2213,13 @@ func isProgressive(data []byte) bool {
 	return false
 }
 
+// mark is a byte order mark, which some editors write before a text.
+const mark = "\ufeff"
+
 // decodeJSON decodes JSON values, one after the other. It skips a byte order
 // mark. encoding/json would replace what is not UTF-8, and say nothing.
 func decodeJSON(data []byte) (values []any, err error) {
-	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	data = bytes.TrimPrefix(data, []byte(mark))
 	for i := 0; i < len(data); {
 		r, n := utf8.DecodeRune(data[i:])
 		if r == utf8.RuneError && n == 1 {
@@ -2248,7 +2259,8 @@ func gunzip(data []byte, limit int64) ([]byte, error) {
 		err = fmt.Errorf("it decompresses to more than %d bytes", limit)
 	}
 	if err != io.EOF {
-		return nil, err
+		return nil, fmt.Errorf("of the gzip file of %d bytes, after %d decompressed ones: %w",
+			len(data), size, err)
 	}
 	content := make([]byte, size)
 	file.Reset(data)
@@ -2303,6 +2315,7 @@ func parseNumpyHeader(header []byte) (
 	kind string, order binary.ByteOrder, shape []int, err error,
 ) {
 	var h numpyHeader
+	var wrong *json.UnmarshalTypeError
 	err = decodeStrictly(pythonToJSON(header), &h)
 	kind, _ = h.Descr.(string)
 	shape = make([]int, 0, len(h.Shape))
@@ -2322,12 +2335,15 @@ func parseNumpyHeader(header []byte) (
 		kind = kind[1:]
 	}
 	switch {
+	case errors.As(err, &wrong):
+		err = fmt.Errorf("%s must not be a %s", wrong.Field, wrong.Value)
 	case err != nil:
 		err = fmt.Errorf("it must be a dictionary of Python: %w", err)
 	case h.Shape == nil || len(shape) < len(h.Shape):
 		err = errors.New("shape must be a tuple of lengths")
-	// With one dimension both orders are the same.
-	case h.FortranOrder == nil || *h.FortranOrder && len(h.Shape) > 1:
+	case h.FortranOrder == nil:
+		err = errors.New("fortran_order must be False or True")
+	case *h.FortranOrder && len(h.Shape) > 1: // with one dimension both orders are the same
 		err = errors.New("fortran_order must be False: save numpy.ascontiguousarray(x)")
 	case kind == "V2":
 		err = errors.New("descr is of 2 bytes without a type, as bfloat16 is saved: " +
@@ -2347,6 +2363,8 @@ func pythonToJSON(header []byte) []byte {
 		switch {
 		case c == '\'':
 			c = '"'
+		case c == 'u' && bytes.HasPrefix(header[i:], []byte("u'")): // also of Python 2
+			continue
 		case c == '(':
 			c = '['
 		case c == ')' || c == ']' || c == '}':
