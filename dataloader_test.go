@@ -3333,9 +3333,11 @@ func failure[T any](t *testing.T, s Stream[T]) (err error) {
 	return err
 }
 
-// shown is a run of a loader or a stream, in words.
-func shown[T any](run func(context.Context, *Cursor) iter.Seq2[T, error]) func(*Cursor) []string {
-	return func(at *Cursor) []string { return outcomes(run(context.Background(), at)) }
+// shown resumes a loader or a stream at a cursor, in words.
+func shown[T any](s interface {
+	Run(context.Context, *Cursor) iter.Seq2[T, error]
+}) func(*Cursor) []string {
+	return func(at *Cursor) []string { return outcomes(s.Run(context.Background(), at)) }
 }
 
 // ## Helpers for shards
@@ -7330,7 +7332,7 @@ func TestSavedCursors(t *testing.T) {
 //
 //	for item := range s.Items(t.Context(), Cursor{Epoch: 2}) {
 //		fmt.Printf(`{"name":%q,"cursor":%s,`, name, must(json.Marshal(item.Next)))
-//		fmt.Printf(`"rest":%s},`+"\n", must(json.Marshal(shown(s.Run)(&item.Next))))
+//		fmt.Printf(`"rest":%s},`+"\n", must(json.Marshal(shown(s)(&item.Next))))
 //	}
 func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 	ten, other, sampler := counting(10, 3), Indices(Sequential(7)), Random(12, 4)
@@ -7354,63 +7356,63 @@ func savedStreams(t *testing.T) map[string]func(*Cursor) []string {
 		Options{BatchSize: 2, Shuffle: true, Seed: 1<<63 + 1, Rank: Rank{1, 2}}))
 	ofNested := counting(30).Shard(Rank{0, 1}, UnevenTail).Shard(Rank{1, 2}, UnevenTail)
 	return map[string]func(*Cursor) []string{
-		"FromSeq": shown(ten.Run),
-		"Indices": shown(Indices(sampler).Run),
+		"FromSeq": shown(ten),
+		"Indices": shown(Indices(sampler)),
 		"Filter": shown(ten.Filter(func(i int) bool {
 			return i%4 > 0
-		}).Run),
-		"OnError":     shown(ten.OnError(dropBad).Run),
-		"Map":         shown(Map(ten, 2, quick).Run),
-		"Prefetch":    shown(ten.Prefetch(3).Run),
-		"Batch":       shown(batched.Run),
-		"Take":        shown(ten.Take(8).Run),
-		"Repeat":      shown(ten.Repeat(2).Run),
-		"Chain":       shown(Chain(other, ten).Run),
-		"Zip":         shown(Zip(ten, other).Run),
-		"Unbatch":     shown(Unbatch(batched).Run),
-		"Shuffle":     shown(ten.Shuffle(4, 1).Run),
-		"Mix in turn": shown(Mix(MixOptions{Stop: StopAtLast}, other, ten).Run),
+		})),
+		"OnError":     shown(ten.OnError(dropBad)),
+		"Map":         shown(Map(ten, 2, quick)),
+		"Prefetch":    shown(ten.Prefetch(3)),
+		"Batch":       shown(batched),
+		"Take":        shown(ten.Take(8)),
+		"Repeat":      shown(ten.Repeat(2)),
+		"Chain":       shown(Chain(other, ten)),
+		"Zip":         shown(Zip(ten, other)),
+		"Unbatch":     shown(Unbatch(batched)),
+		"Shuffle":     shown(ten.Shuffle(4, 1)),
+		"Mix in turn": shown(Mix(MixOptions{Stop: StopAtLast}, other, ten)),
 		"Mix in turn, cycle": shown(Mix(MixOptions{Stop: CycleUntilLast},
-			other.Take(2), ten, other).Run),
-		"Mix by weight":        shown(weighted(StopAtLast, ten, other).Run),
-		"Mix by weight, cycle": shown(weighted(CycleUntilLast, ten, other).Run),
-		"Mix in turn, first":   shown(Mix(MixOptions{Stop: StopAtFirst}, ten, other).Run),
-		"Mix by weight, first": shown(weighted(StopAtFirst, ten, other).Run),
+			other.Take(2), ten, other)),
+		"Mix by weight":        shown(weighted(StopAtLast, ten, other)),
+		"Mix by weight, cycle": shown(weighted(CycleUntilLast, ten, other)),
+		"Mix in turn, first":   shown(Mix(MixOptions{Stop: StopAtFirst}, ten, other)),
+		"Mix by weight, first": shown(weighted(StopAtFirst, ten, other)),
 		"Mix in turn, forever": shown(Mix(MixOptions{Stop: CycleForever}, other,
-			ten).Take(25).Run),
-		"Shard":              shown(ten.Shard(Rank{1, 3}, PadTail).Run),
-		"Tar":                shown(briefly(tar(Rank{})).Run),
-		"Tar, a shard":       shown(briefly(tar(Rank{1, 2})).Run),
-		"loader":             shown(loader.Run),
-		"loader, unordered":  shown(unordered.Run),
-		"loader as a stream": shown(streamed.Run),
+			ten).Take(25)),
+		"Shard":              shown(ten.Shard(Rank{1, 3}, PadTail)),
+		"Tar":                shown(briefly(tar(Rank{}))),
+		"Tar, a shard":       shown(briefly(tar(Rank{1, 2}))),
+		"loader":             shown(loader),
+		"loader, unordered":  shown(unordered),
+		"loader as a stream": shown(streamed),
 		"of a rank, filtered": shown(ofRank.Filter(func(b []int) bool {
 			return b[0]%4 > 0
-		}).Run),
+		})),
 		"of nested ranks, filtered": shown(ofNested.Filter(func(i int) bool {
 			return i%4 > 0
-		}).Run),
+		})),
 		"of a rank, in turn": shown(Mix(MixOptions{}, Unbatch(ofRank),
-			other).Take(9).Run),
-		"nested, no Shuffle":  shown(Batch(nested, 3, List[int]).Prefetch(2).Run),
-		"Unbatch of a loader": shown(Unbatch(streamed).Run),
-		"Unbatch of Unbatch":  shown(Unbatch(Batch(Unbatch(batched), 3, List[int])).Run),
+			other).Take(9)),
+		"nested, no Shuffle":  shown(Batch(nested, 3, List[int]).Prefetch(2)),
+		"Unbatch of a loader": shown(Unbatch(streamed)),
+		"Unbatch of Unbatch":  shown(Unbatch(Batch(Unbatch(batched), 3, List[int]))),
 		"Unbatch of Shuffle": shown(Unbatch(Batch(ten.Shuffle(4, 1), 4,
-			List[int])).Run),
+			List[int]))),
 		"Unbatch of Mix by weight": shown(Unbatch(Batch(weighted(StopAtLast, ten, other), 4,
-			List[int])).Run),
+			List[int]))),
 		"Unbatch of nested Shuffles": shown(Unbatch(Batch(ten.Shuffle(3, 1).Shuffle(2, 5), 3,
-			List[int])).Shuffle(2, 3).Run),
-		"Shuffle of Chain": shown(Chain(other, ten).Shuffle(5, 2).Run),
+			List[int])).Shuffle(2, 3)),
+		"Shuffle of Chain": shown(Chain(other, ten).Shuffle(5, 2)),
 		"Shuffle of Mix": shown(Mix(MixOptions{Stop: StopAtLast}, other,
-			ten).Shuffle(5, 2).Run),
+			ten).Shuffle(5, 2)),
 		"Mix of Shuffles": shown(Mix(MixOptions{Stop: StopAtLast},
-			other.Shuffle(3, 1), ten.Shuffle(4, 1)).Run),
+			other.Shuffle(3, 1), ten.Shuffle(4, 1))),
 		"Shard of Shuffle": shown(ten.Shuffle(4, 1).Shard(Rank{1, 2},
-			UnevenTail).Run),
+			UnevenTail)),
 		"Tar, shuffled, batched, ahead": shown(Batch(briefly(tar(Rank{}).Shuffle(6, 2)), 2,
-			List[string]).Prefetch(2).Run),
-		"Tar in turn, batched, unpacked": shown(Unbatch(Batch(briefly(tars), 3, List[string])).Run),
+			List[string]).Prefetch(2)),
+		"Tar in turn, batched, unpacked": shown(Unbatch(Batch(briefly(tars), 3, List[string]))),
 	}
 }
 
