@@ -6725,75 +6725,57 @@ func TestRanksAreKnown(t *testing.T) {
 }
 
 // TestOneForOne: a stage of a user's that says that it is one for one, and is
-// not, ends with an error, and has lost nothing until then.
+// not, ends with an error, and has lost nothing until then. The cursors of one
+// that is are those of its source.
 func TestOneForOne(t *testing.T) {
-	type yielder = func(Item[int], error) bool
-	stage := func(body func(all []Item[int], next Item[int], yield yielder) ([]Item[int],
-		bool)) ints {
+	// stage reads the four items of a source, and yields after each, and after
+	// the end, what the list for it says, with no cursors.
+	stage := func(yields [5][]int) ints {
 		return NewStage(counting(4), true, func(ctx context.Context, s ints,
 			from Cursor) iter.Seq2[Item[int], error] {
 			return func(yield func(Item[int], error) bool) {
-				var all []Item[int]
-				for item, err := range s.Items(ctx, from) {
+				read := 0
+				yieldAll := func() (more bool) {
+					for _, i := range yields[read] {
+						if !yield(Item[int]{Value: i}, nil) {
+							return false
+						}
+					}
+					read++
+					return true
+				}
+				for _, err := range s.Items(ctx, from) {
 					failIf(t, err != nil, "%v", err)
-					var more bool
-					if all, more = body(all, item, yield); !more {
+					if !yieldAll() {
 						return
 					}
 				}
-				for _, item := range all {
-					if !yield(item, nil) {
-						return
-					}
-				}
+				yieldAll()
 			}
 		})
 	}
 	const says = "error dataloader: NewStage: the stage is not one for one, at "
-	for name, c := range map[string]struct {
-		s    ints
-		want []string
+	for _, c := range []struct {
+		name   string
+		yields [5][]int
+		want   []string // before the error
 	}{
-		"drops item 2": {stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int],
-			bool) {
-			return nil, item.Value == 2 || yield(item, nil)
-		}), []string{"0", "1", says}},
-		"drops the last item": {stage(func(all []Item[int], item Item[int],
-			yield yielder) ([]Item[int], bool) {
-			return nil, item.Value == 3 || yield(item, nil)
-		}), []string{"0", "1", "2", says}},
-		"yields an item twice": {stage(func(all []Item[int], item Item[int],
-			yield yielder) ([]Item[int], bool) {
-			return nil, yield(item, nil) && (item.Value != 1 || yield(item, nil))
-		}), []string{"0", "1", says}},
-		"yields an item more": {stage(func(all []Item[int], item Item[int],
-			yield yielder) ([]Item[int], bool) {
-			return []Item[int]{{Value: 9}}, yield(item, nil)
-		}), []string{"0", "1", "2", "3", says}},
-		"is an item behind": {stage(func(all []Item[int], item Item[int],
-			yield yielder) ([]Item[int], bool) {
-			return []Item[int]{item}, len(all) == 0 || yield(all[0], nil)
-		}), []string{says}},
-		"reads all items first": {stage(func(all []Item[int], item Item[int],
-			yield yielder) ([]Item[int], bool) {
-			return append(all, item), true
-		}), []string{says}},
+		{"drops item 2", [5][]int{{0}, {1}, {}, {3}, {}}, []string{"0", "1"}},
+		{"drops the last item", [5][]int{{0}, {1}, {2}, {}, {}}, []string{"0", "1", "2"}},
+		{"yields an item twice", [5][]int{{0}, {1, 1}, {2}, {3}, {}}, []string{"0", "1"}},
+		{"yields an item more", [5][]int{{0}, {1}, {2}, {3}, {9}}, []string{"0", "1", "2", "3"}},
+		{"is an item behind", [5][]int{{}, {0}, {1}, {2}, {3}}, []string{}},
+		{"reads all items first", [5][]int{{}, {}, {}, {}, {0, 1, 2, 3}}, []string{}},
 	} {
-		runRow(t, name, func(t *testing.T) {
-			got := readAll(t, c.s)
-			for i, g := range got {
-				if strings.HasPrefix(g, says) {
-					got[i] = says
-				}
-			}
-			equal(t, name, got, c.want)
+		runRow(t, c.name, func(t *testing.T) {
+			got := readAll(t, stage(c.yields))
+			last := len(got) - 1
+			equal(t, "before the error", got[:last], c.want)
+			failIf(t, !strings.HasPrefix(got[last], says), "the last is %q, want %q", got[last], says)
 		})
 	}
-	sound := stage(func(all []Item[int], item Item[int], yield yielder) ([]Item[int], bool) {
-		item.Next = Cursor{} // which is set to that of the source
-		return nil, yield(item, nil)
-	})
-	equal(t, "cursors", fmt.Sprint(cursors(t, sound)), fmt.Sprint(cursors(t, counting(4))))
+	sound := cursors(t, stage([5][]int{{0}, {1}, {2}, {3}, {}}))
+	equal(t, "cursors", fmt.Sprint(sound), fmt.Sprint(cursors(t, counting(4))))
 	checkStream(t, passes(counting(9, 3)), 2)
 }
 
