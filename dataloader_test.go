@@ -5618,10 +5618,7 @@ func TestJoinedSources(t *testing.T) {
 	exact, refusals, tried := 0, 0, 0
 	alone := map[string][]string{} // the items of each first source, sorted
 	for first, s := range firsts {
-		for _, item := range collect(t, s.Items(t.Context(), Cursor{})) {
-			alone[first] = append(alone[first], itemInWords(item, nil))
-		}
-		slices.Sort(alone[first])
+		alone[first] = sorted(runRank(t, s).items)
 	}
 	for join, joined := range joins {
 		for name, of := range again {
@@ -5631,12 +5628,7 @@ func TestJoinedSources(t *testing.T) {
 					if first == "empty" && join != "Chain" {
 						continue // Repeat has no items, and Mix cannot cycle
 					}
-					run := rankRun{stream: of(joined(s))}
-					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
-						run.items, run.next = append(run.items, itemInWords(item, err)),
-							append(run.next, throughJSON(t, item.Next))
-					}
-					runs[first] = run
+					runs[first] = runRank(t, of(joined(s)))
 				}
 				for first, maker := range runs {
 					for other, run := range runs {
@@ -6196,163 +6188,90 @@ func aPartOf(rank Rank) (Rank, Rank) {
 	return Rank{rank.Index / 2, 2}, Rank{rank.Index % 2, 2}
 }
 
-// A when says in which Tail ranks are in step.
-type when int
-
-const (
-	inNoTail when = iota
-	unlessUneven
-	inEachTail
-)
-
-// is reports whether ranks are in step in the tail.
-func (w when) is(tail Tail) bool {
-	return w == inEachTail || w == unlessUneven && tail != UnevenTail
-}
-
-// A rankStage is a stage of TestRanks. It is whole if the items of all ranks
+// A rankStage is a deal or a stage of TestRanks, with its stream. It is inStep
+// if any rank's cursor fits all ranks. It is whole if the items of all ranks
 // together do not depend on the number of ranks.
 type rankStage struct {
-	name   string
-	inStep when
-	whole  bool
-	of     func(s lists, rank Rank, tail Tail) lists
+	name          string
+	inStep, whole bool
+	stream        lists
 }
 
 // rankDeals are the deals of TestRanks. Some have two sources, one of which is
 // dealt out in another way, or not at all.
-var rankDeals = []struct {
-	name   string
-	inStep when
-	whole  bool
-	of     func(n int, rank Rank, tail Tail) lists
-}{
-	{"Shard", inEachTail, true, func(n int, rank Rank,
-		tail Tail) lists {
-		return listed(0, n).Shard(rank, tail)
-	}},
-	{"StreamOf", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
-		return loaded(n, Options{Rank: rank, Tail: tail, Seed: 1<<63 + 1})
-	}},
-	{"StreamOf in twos", inEachTail, false, func(n int, rank Rank, tail Tail) lists {
-		return loaded(n+3, Options{Rank: rank, Tail: tail, BatchSize: 2})
-	}},
-	{"StreamOf with OnError", unlessUneven, false, func(n int, rank Rank, tail Tail) lists {
-		return loaded(n, Options{Rank: rank, Tail: tail, OnError: dropBad}, 1, 2)
-	}},
-	{"Shard of Shard", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
-		outer, inner := aPartOf(rank)
-		return listed(0, n).Shard(outer, tail).Shard(inner, tail)
-	}},
-	{"Shard of StreamOf", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
-		outer, inner := aPartOf(rank)
-		return loaded(n, Options{Rank: outer, Tail: tail}).Shard(inner, tail)
-	}},
-	{"Chain of rotated ranks", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
-		next := Rank{(rank.Index + 1) % rank.Count, rank.Count}
-		return Chain(listed(0, n).Shard(rank, tail), listed(50, n).Shard(next, tail))
-	}},
-	{"Shard of shuffled StreamOf", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
-		return loaded(n, Options{}).Shuffle(2,
-			1).Filter(func([]int) bool { return true }).Shard(rank, tail)
-	}},
-	{"Shard of two readers", inEachTail, true, func(n int, rank Rank, tail Tail) lists {
-		names, shards := tenShards()
-		tar := func(part Rank) lists {
-			return Map(must(Tar(names[:n], TarOptions{Rank: part, Open: inMemory(shards)})), 0,
-				func(_ context.Context, r Record) ([]int, error) {
-					return []int{int(r.Key[0]-'0')*2 + int(r.Key[1]-'a')}, nil
-				})
-		}
-		return Mix(MixOptions{}, tar(Rank{0, 2}), tar(Rank{1, 2})).Shuffle(2, 1).Shard(rank, tail)
-	}},
-	{"Chain of dealt and undealt", unlessUneven, false, func(n int, rank Rank, tail Tail) lists {
-		return Chain(listed(0, n).Shard(rank, tail), listed(50, 3))
-	}},
-	{"Zip of undealt and dealt", inEachTail, false, func(n int, rank Rank, tail Tail) lists {
-		return Map(Zip(listed(50, n), listed(0, n).Shard(rank, tail)), 0, joined)
-	}},
-	{"Mix of reflected ranks", unlessUneven, true, func(n int, rank Rank, tail Tail) lists {
-		last := Rank{rank.Count - 1 - rank.Index, rank.Count}
-		return Mix(MixOptions{}, listed(0, n).Shard(rank, tail), listed(50, n).Shard(last, tail))
-	}},
+func rankDeals(n int, rank Rank, tail Tail) []rankStage {
+	always, unlessUneven := true, tail != UnevenTail // in step
+	outer, inner := aPartOf(rank)
+	next := Rank{(rank.Index + 1) % rank.Count, rank.Count}
+	last := Rank{rank.Count - 1 - rank.Index, rank.Count}
+	shard := listed(0, n).Shard(rank, tail)
+	names, shards := tenShards()
+	tar := func(part Rank) lists {
+		return Map(must(Tar(names[:n], TarOptions{Rank: part, Open: inMemory(shards)})), 0,
+			func(_ context.Context, r Record) ([]int, error) {
+				return []int{int(r.Key[0]-'0')*2 + int(r.Key[1]-'a')}, nil
+			})
+	}
+	readers := Mix(MixOptions{}, tar(Rank{0, 2}), tar(Rank{1, 2})).Shuffle(2, 1)
+	shuffled := loaded(n, Options{}).Shuffle(2, 1).Filter(func([]int) bool { return true })
+	return []rankStage{
+		{"Shard", always, true, shard},
+		{"StreamOf", always, true, loaded(n, Options{Rank: rank, Tail: tail, Seed: 1<<63 + 1})},
+		{"StreamOf in twos", always, false,
+			loaded(n+3, Options{Rank: rank, Tail: tail, BatchSize: 2})},
+		{"StreamOf with OnError", unlessUneven, false,
+			loaded(n, Options{Rank: rank, Tail: tail, OnError: dropBad}, 1, 2)},
+		{"Shard of Shard", unlessUneven, true,
+			listed(0, n).Shard(outer, tail).Shard(inner, tail)},
+		{"Shard of StreamOf", unlessUneven, true,
+			loaded(n, Options{Rank: outer, Tail: tail}).Shard(inner, tail)},
+		{"Chain of rotated ranks", unlessUneven, true,
+			Chain(shard, listed(50, n).Shard(next, tail))},
+		{"Shard of shuffled StreamOf", always, true, shuffled.Shard(rank, tail)},
+		{"Shard of two readers", always, true, readers.Shard(rank, tail)},
+		{"Chain of dealt and undealt", unlessUneven, false, Chain(shard, listed(50, 3))},
+		{"Zip of undealt and dealt", always, false, Map(Zip(listed(50, n), shard), 0, joined)},
+		{"Mix of reflected ranks", unlessUneven, true,
+			Mix(MixOptions{}, shard, listed(50, n).Shard(last, tail))},
+	}
 }
 
-// rankStages are the stages of TestRanks, some of them a user's.
-var rankStages = []rankStage{
-	{"Map", inEachTail, true, func(s lists, _ Rank, _ Tail) lists { return Map(s, 0, quick) }},
-	{"Prefetch", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
-		return Map(s, 1, quick).Prefetch(1)
-	}},
-	{"failing", inEachTail, true, func(s lists, _ Rank,
-		_ Tail) lists {
-		return Map(s, 0, failThirds)
-	}},
-	{"Take", inEachTail, false, func(s lists, _ Rank, _ Tail) lists { return s.Take(2) }},
-	{"Zip", inEachTail, false, func(s lists, _ Rank, _ Tail) lists {
-		return Map(Zip(listed(100, 3), s), 0, joined)
-	}},
-	{"Zip of dealt", inEachTail, false, func(s lists, rank Rank, tail Tail) lists {
-		return Map(Zip(s, listed(100, 5).Shard(rank, tail)), 0, joined)
-	}},
-	{"Batch", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Batch(s, 2, func(_ []int, all [][]int) ([]int, error) {
-			return slices.Concat(all...), nil
-		})
-	}},
-	{"Shard", unlessUneven, false, func(s lists, _ Rank,
-		tail Tail) lists {
-		return s.Shard(Rank{0, 2}, tail)
-	}},
-	{"Filter", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(notThirds) }},
-	{"Filter odd", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Filter(odd) }},
-	{"OnError", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
-		return Map(s, 0, failThirds).OnError(dropBad)
-	}},
-	{"Unbatch", inNoTail, true, func(s lists, _ Rank, _ Tail) lists {
-		return Map(Unbatch(s), 0, func(_ context.Context, i int) ([]int, error) {
-			return []int{i}, nil
-		})
-	}},
-	{"Repeat", unlessUneven, true, func(s lists, _ Rank, _ Tail) lists { return s.Repeat(2) }},
-	{"Chain of dealt", unlessUneven, true, func(s lists, rank Rank, tail Tail) lists {
-		return Chain(s, listed(100, 3).Shard(rank, tail))
-	}},
-	{"Chain", unlessUneven, false, func(s lists, _ Rank,
-		_ Tail) lists {
-		return Chain(s, listed(100, 3))
-	}},
-	{"Chain, last", unlessUneven, false, func(s lists, _ Rank,
-		_ Tail) lists {
-		return Chain(listed(100, 2), s)
-	}},
-	{"Chain of odd", inNoTail, false, func(s lists, _ Rank, _ Tail) lists {
-		return Chain(s.Filter(odd), listed(100, 3))
-	}},
-	{"Mix of dealt", unlessUneven, true, func(s lists, rank Rank, tail Tail) lists {
-		return Mix(MixOptions{}, s, listed(100, 5).Shard(rank, tail))
-	}},
-	{"Mix", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Mix(MixOptions{}, listed(100, 4), s)
-	}},
-	{"Mix of odd", inNoTail, false, func(s lists, _ Rank, _ Tail) lists {
-		return Mix(MixOptions{}, s.Filter(odd), listed(100, 3))
-	}},
-	{"Mix by weight", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Mix(MixOptions{Weights: []float64{2, 1}}, s, listed(100, 3))
-	}},
-	{"Mix, first", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Mix(MixOptions{Stop: StopAtFirst}, s, listed(100, 3))
-	}},
-	{"Mix, cycle", unlessUneven, false, func(s lists, _ Rank, _ Tail) lists {
-		return Mix(MixOptions{Stop: CycleUntilLast}, listed(100, 3), s)
-	}},
-	{"Shuffle", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return s.Shuffle(2, 1) }},
-	{"one's own, drops", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return drops(s) }},
-	{"one's own, passes on", inEachTail, true, func(s lists, _ Rank, _ Tail) lists {
-		return passes(s)
-	}},
-	{"one's own, counts", inNoTail, true, func(s lists, _ Rank, _ Tail) lists { return counts(s) }},
+// rankStages are the stages of TestRanks behind s, some of them a user's.
+func rankStages(s lists, rank Rank, tail Tail) []rankStage {
+	always, unlessUneven, never := true, tail != UnevenTail, false // in step
+	concat := func(_ []int, all [][]int) ([]int, error) { return slices.Concat(all...), nil }
+	alone := func(_ context.Context, i int) ([]int, error) { return []int{i}, nil }
+	three, five := listed(100, 3), listed(100, 5).Shard(rank, tail)
+	weights := []float64{2, 1}
+	return []rankStage{
+		{"Map", always, true, Map(s, 0, quick)},
+		{"Prefetch", always, true, Map(s, 1, quick).Prefetch(1)},
+		{"failing", always, true, Map(s, 0, failThirds)},
+		{"Take", always, false, s.Take(2)},
+		{"Zip", always, false, Map(Zip(three, s), 0, joined)},
+		{"Zip of dealt", always, false, Map(Zip(s, five), 0, joined)},
+		{"Batch", unlessUneven, false, Batch(s, 2, concat)},
+		{"Shard", unlessUneven, false, s.Shard(Rank{0, 2}, tail)},
+		{"Filter", never, true, s.Filter(notThirds)},
+		{"Filter odd", never, true, s.Filter(odd)},
+		{"OnError", never, true, Map(s, 0, failThirds).OnError(dropBad)},
+		{"Unbatch", never, true, Map(Unbatch(s), 0, alone)},
+		{"Repeat", unlessUneven, true, s.Repeat(2)},
+		{"Chain of dealt", unlessUneven, true, Chain(s, three.Shard(rank, tail))},
+		{"Chain", unlessUneven, false, Chain(s, three)},
+		{"Chain, last", unlessUneven, false, Chain(listed(100, 2), s)},
+		{"Chain of odd", never, false, Chain(s.Filter(odd), three)},
+		{"Mix of dealt", unlessUneven, true, Mix(MixOptions{}, s, five)},
+		{"Mix", unlessUneven, false, Mix(MixOptions{}, listed(100, 4), s)},
+		{"Mix of odd", never, false, Mix(MixOptions{}, s.Filter(odd), three)},
+		{"Mix by weight", unlessUneven, false, Mix(MixOptions{Weights: weights}, s, three)},
+		{"Mix, first", unlessUneven, false, Mix(MixOptions{Stop: StopAtFirst}, s, three)},
+		{"Mix, cycle", unlessUneven, false, Mix(MixOptions{Stop: CycleUntilLast}, three, s)},
+		{"Shuffle", never, true, s.Shuffle(2, 1)},
+		{"one's own, drops", never, true, drops(s)},
+		{"one's own, passes on", always, true, passes(s)},
+		{"one's own, counts", never, true, counts(s)},
+	}
 }
 
 // passes is a stage of a user's that passes its items on.
@@ -6538,31 +6457,29 @@ func TestRanks(t *testing.T) {
 	t.Parallel()
 	tried, counts := 0, map[bool]int{}
 	defer func() { t.Logf("%d resumes were exact, %d refused", counts[false], counts[true]) }()
-	for _, deal := range rankDeals {
-		for k := range (len(rankStages) + 1) * (len(rankStages) + 1) {
-			// the last number is no stage
-			first, second := k/(len(rankStages)+1), k%(len(rankStages)+1)
-			if first == len(rankStages) && second < first {
-				continue
-			}
-			for n := 4; n <= 7; n++ {
-				for tail := range UnevenTail + 1 {
-					tried++
-					if !*everyPipeline && counter(1,
-						uint64(tried))%uint64(unlessShort(1000, 3000)) > 0 {
-						continue
-					}
-					p := pipeline{
-						name: fmt.Sprintf("%s, n %d, tail %d", deal.name, n, tail),
-						of:   func(rank Rank) lists { return deal.of(n, rank, tail) },
-						tail: tail, inStep: deal.inStep.is(tail), whole: deal.whole, counts: counts,
-					}
-					for _, s := range []int{first, second} {
-						if s < len(rankStages) {
-							p.add(rankStages[s])
+	deals, stages := len(rankDeals(4, Rank{0, 1}, PadTail)),
+		len(rankStages(draws(1), Rank{0, 1}, PadTail))
+	for deal := range deals {
+		for first := range stages + 1 { // the last number is no stage
+			for second := range stages + 1 {
+				if first == stages && second < first {
+					continue
+				}
+				for n := 4; n <= 7; n++ {
+					for tail := range UnevenTail + 1 {
+						tried++
+						if !*everyPipeline && counter(1,
+							uint64(tried))%uint64(unlessShort(1000, 3000)) > 0 {
+							continue
 						}
+						p := newPipeline(deal, n, tail, counts)
+						for _, stage := range []int{first, second} {
+							if stage < stages {
+								p.add(stage)
+							}
+						}
+						runRow(t, p.name, p.check)
 					}
-					runRow(t, p.name, p.check)
 				}
 			}
 		}
@@ -6791,6 +6708,18 @@ func (r rankRun) first(k int) []string { return r.items[:min(k, len(r.items))] }
 
 func (r rankRun) rest(k int) []string { return r.items[min(k, len(r.items)):] }
 
+// runRank reads epoch 0 of a rank's stream.
+func runRank(t *testing.T, s lists) rankRun {
+	run := rankRun{stream: s}
+	for item, err := range s.Items(t.Context(), Cursor{}) {
+		run.items = append(run.items, itemInWords(item, err))
+		if err == nil {
+			run.next = append(run.next, throughJSON(t, item.Next))
+		}
+	}
+	return run
+}
+
 // A pipeline is one of TestRanks, and what it promises.
 type pipeline struct {
 	name    string
@@ -6802,12 +6731,23 @@ type pipeline struct {
 	counts  map[bool]int // of resumes, by whether they were refused
 }
 
-// add puts a stage behind p.
-func (p *pipeline) add(s rankStage) {
-	before := p.of
+// newPipeline is the deal with that number.
+func newPipeline(deal, n int, tail Tail, counts map[bool]int) pipeline {
+	d := rankDeals(n, Rank{0, 1}, tail)[deal]
+	return pipeline{
+		name: fmt.Sprintf("%s, n %d, tail %d", d.name, n, tail),
+		of:   func(rank Rank) lists { return rankDeals(n, rank, tail)[deal].stream },
+		tail: tail, inStep: d.inStep, whole: d.whole, counts: counts,
+	}
+}
+
+// add puts the stage with that number behind p.
+func (p *pipeline) add(stage int) {
+	before, tail := p.of, p.tail
+	p.of = func(rank Rank) lists { return rankStages(before(rank), rank, tail)[stage].stream }
+	s := rankStages(before(Rank{0, 1}), Rank{0, 1}, tail)[stage]
 	p.name += ", " + s.name
-	p.of = func(rank Rank) lists { return s.of(before(rank), rank, p.tail) }
-	p.inStep = p.inStep && s.inStep.is(p.tail)
+	p.inStep = p.inStep && s.inStep
 	p.whole = p.whole && s.whole
 	p.rereads = p.rereads || s.name == "Shuffle" || s.name == "Unbatch"
 }
@@ -6817,14 +6757,7 @@ func (p pipeline) check(t *testing.T) {
 	var runs [5][]rankRun // by the number of ranks
 	for count := 1; count < len(runs); count++ {
 		for index := range count {
-			run := rankRun{stream: p.of(Rank{index, count})}
-			for item, err := range run.stream.Items(t.Context(), Cursor{}) {
-				run.items = append(run.items, itemInWords(item, err))
-				if err == nil {
-					run.next = append(run.next, throughJSON(t, item.Next))
-				}
-			}
-			runs[count] = append(runs[count], run)
+			runs[count] = append(runs[count], runRank(t, p.of(Rank{index, count})))
 		}
 	}
 	for count, makers := range runs {
