@@ -5570,65 +5570,56 @@ func TestJoinedSources(t *testing.T) {
 		"another of mine":   counts(ordered(Random(4, 3))),
 		"empty":             ordered(Sequential(0)),
 	}
-	others := func() lists { return listed(50, 6) }
-	joins := map[string]func(s lists) lists{
-		"Chain":         func(s lists) lists { return Chain(s, others()) },
-		"Chain, second": func(s lists) lists { return Chain(listed(40, 2), s, others()) },
-		"Chain, nested": func(s lists) lists { return Chain(Chain(s, listed(40, 2)), others()) },
-		"Repeat":        func(s lists) lists { return s.Repeat(2) },
-		"Repeat, Chain": func(s lists) lists { return Chain(s.Repeat(2), others()) },
-		"endless":       func(s lists) lists { return Chain(s, listed(40, 2)).Cycle().Take(14) },
-		"Mix":           func(s lists) lists { return Mix(MixOptions{}, s, others()) },
-		"Mix, cycle": func(s lists) lists {
-			return Mix(MixOptions{Stop: CycleUntilLast}, Chain(s, listed(40, 1)), listed(50, 9))
-		},
-		"Mix, cycle, second": func(s lists) lists {
-			return Mix(MixOptions{Stop: CycleUntilLast}, Chain(listed(40, 3), s), listed(50, 15))
-		},
-		"endless, second": func(s lists) lists { return Chain(listed(40, 3), s).Cycle().Take(18) },
-		"Mix, forever": func(s lists) lists {
-			return Mix(MixOptions{Stop: CycleForever}, Chain(s, listed(40, 1)), others()).Take(16)
-		},
-		"Mix, weights": func(s lists) lists {
-			return Mix(MixOptions{Weights: []float64{3, 1}, Stop: CycleForever},
-				Chain(s, listed(40, 1)), others()).Take(16)
-		},
-		"mine": func(s lists) lists { return counts(Chain(s, others())) },
+	others := listed(50, 6)
+	cycle, forever := MixOptions{Stop: CycleUntilLast}, MixOptions{Stop: CycleForever}
+	weighted := MixOptions{Weights: []float64{3, 1}, Stop: CycleForever}
+	joins := func(s lists) map[string]lists {
+		return map[string]lists{
+			"Chain":              Chain(s, others),
+			"Chain, second":      Chain(listed(40, 2), s, others),
+			"Chain, nested":      Chain(Chain(s, listed(40, 2)), others),
+			"Repeat":             s.Repeat(2),
+			"Repeat, Chain":      Chain(s.Repeat(2), others),
+			"endless":            Chain(s, listed(40, 2)).Cycle().Take(14),
+			"endless, second":    Chain(listed(40, 3), s).Cycle().Take(18),
+			"Mix":                Mix(MixOptions{}, s, others),
+			"Mix, cycle":         Mix(cycle, Chain(s, listed(40, 1)), listed(50, 9)),
+			"Mix, cycle, second": Mix(cycle, Chain(listed(40, 3), s), listed(50, 15)),
+			"Mix, forever":       Mix(forever, Chain(s, listed(40, 1)), others).Take(16),
+			"Mix, weights":       Mix(weighted, Chain(s, listed(40, 1)), others).Take(16),
+			"mine":               counts(Chain(s, others)),
+		}
 	}
-	pairs := func(s lists, size int) lists {
-		return Map(Unbatch(Batch(s, size, List[[]int])), 0, quick)
-	}
-	again := map[string]func(s lists) lists{
-		"Shuffle":          func(s lists) lists { return s.Shuffle(4, 1) },
-		"Shuffle 2":        func(s lists) lists { return s.Shuffle(2, 7) },
-		"Shuffle, Shuffle": func(s lists) lists { return s.Shuffle(2, 1).Shuffle(3, 2) },
-		"Unbatch":          func(s lists) lists { return pairs(s, 6) },
-		"Unbatch, Shuffle": func(s lists) lists { return pairs(s, 3).Shuffle(2, 1) },
-		"Take, Shuffle":    func(s lists) lists { return s.Take(9).Shuffle(3, 1) },
-		"Shard, Shuffle": func(s lists) lists {
-			return s.Shard(Rank{0, 1}, UnevenTail).Shuffle(3, 1)
-		},
-		"Zip, Shuffle": func(s lists) lists {
-			return Map(Zip(s, listed(70, 99)), 0,
-				func(_ context.Context, p Pair[[]int, []int]) ([]int, error) {
-					return p.First, nil
-				}).Shuffle(3, 1)
-		},
+	again := func(s lists) map[string]lists {
+		unbatched := func(size int) lists {
+			return Map(Unbatch(Batch(s, size, List[[]int])), 0, quick)
+		}
+		first := func(_ context.Context, p Pair[[]int, []int]) ([]int, error) { return p.First, nil }
+		return map[string]lists{
+			"Shuffle":          s.Shuffle(4, 1),
+			"Shuffle 2":        s.Shuffle(2, 7),
+			"Shuffle, Shuffle": s.Shuffle(2, 1).Shuffle(3, 2),
+			"Unbatch":          unbatched(6),
+			"Unbatch, Shuffle": unbatched(3).Shuffle(2, 1),
+			"Take, Shuffle":    s.Take(9).Shuffle(3, 1),
+			"Shard, Shuffle":   s.Shard(Rank{0, 1}, UnevenTail).Shuffle(3, 1),
+			"Zip, Shuffle":     Map(Zip(s, listed(70, 99)), 0, first).Shuffle(3, 1),
+		}
 	}
 	exact, refusals, tried := 0, 0, 0
 	alone := map[string][]string{} // the items of each first source, sorted
 	for first, s := range firsts {
 		alone[first] = sorted(runRank(t, s).items)
 	}
-	for join, joined := range joins {
-		for name, of := range again {
+	for join := range joins(others) {
+		for name := range again(others) {
 			runRow(t, join+", "+name, func(t *testing.T) {
 				runs := map[string]rankRun{}
 				for first, s := range firsts {
 					if first == "empty" && join != "Chain" {
 						continue // Repeat has no items, and Mix cannot cycle
 					}
-					runs[first] = runRank(t, of(joined(s)))
+					runs[first] = runRank(t, again(joins(s)[join])[name])
 				}
 				for first, maker := range runs {
 					for other, run := range runs {
@@ -6348,29 +6339,27 @@ var everyPipeline = flag.Bool("ranks", false, "TestRanks tries all pipelines, fo
 // rank's refusal says which stage puts the ranks out of step, and what to do,
 // fresh and saved, and whatever stands behind that stage.
 func TestOwners(t *testing.T) {
-	part := func(rank Rank) lists { return listed(0, 9).Shard(rank, UnevenTail) }
-	even := func(rank Rank) lists { return listed(0, 18).Shard(rank, DropTail) }
-	every := func([]int) bool { return true }
-	for stage, of := range map[string]func(rank Rank) lists{
-		"Filter": func(rank Rank) lists { return even(rank).Filter(every) },
-		"OnError": func(rank Rank) lists {
-			return Map(Zip(listed(0, 9), even(rank)), 0, joined).OnError(dropBad)
-		},
-		"Unbatch":   func(rank Rank) lists { return Batch(Unbatch(even(rank)), 1, List[int]) },
-		"Repeat(2)": func(rank Rank) lists { return part(rank).Repeat(2) },
-		"Cycle":     func(rank Rank) lists { return part(rank).Cycle().Take(9) },
-		"Chain(2)":  func(rank Rank) lists { return Chain(part(rank), listed(0, 9)) },
-		"Mix":       func(rank Rank) lists { return Mix(MixOptions{}, part(rank), listed(0, 9)) },
-		"Batch":     func(rank Rank) lists { return Unbatch(Batch(part(rank), 2, List[[]int])) },
-		"Shard": func(rank Rank) lists {
-			return listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail)
-		},
-		"Shuffle": func(rank Rank) lists { return even(rank).Shuffle(3, 1) },
-		"OnError under UnevenTail": func(rank Rank) lists {
-			return loaded(9, Options{Rank: rank, Tail: UnevenTail, OnError: dropBad})
-		},
-	} {
+	pipelines := func(rank Rank) map[string]lists {
+		part, even := listed(0, 9).Shard(rank, UnevenTail), listed(0, 18).Shard(rank, DropTail)
+		uneven := Options{Rank: rank, Tail: UnevenTail, OnError: dropBad}
+		return map[string]lists{
+			"Filter":    even.Filter(func([]int) bool { return true }),
+			"OnError":   Map(Zip(listed(0, 9), even), 0, joined).OnError(dropBad),
+			"Unbatch":   Batch(Unbatch(even), 1, List[int]),
+			"Repeat(2)": part.Repeat(2),
+			"Cycle":     part.Cycle().Take(9),
+			"Chain(2)":  Chain(part, listed(0, 9)),
+			"Mix":       Mix(MixOptions{}, part, listed(0, 9)),
+			"Batch":     Unbatch(Batch(part, 2, List[[]int])),
+			"Shard":     listed(0, 30).Shard(rank, UnevenTail).Shard(Rank{0, 2}, PadTail),
+			"Shuffle":   even.Shuffle(3, 1),
+
+			"OnError under UnevenTail": loaded(9, uneven),
+		}
+	}
+	for stage := range pipelines(Rank{}) {
 		runRow(t, stage, func(t *testing.T) {
+			of := func(rank Rank) lists { return pipelines(rank)[stage] }
 			behind := func(rank Rank) lists { return Map(of(rank).Take(5), 1, quick).Prefetch(2) }
 			for k, of := range []func(rank Rank) lists{of, behind} {
 				at := cursors(t, of(Rank{1, 2}))[2]
@@ -6937,7 +6926,7 @@ func TestRandOfRanks(t *testing.T) {
 		records := must(Tar(names, TarOptions{Rank: rank, Open: inMemory(shards)}))
 		return Map(records, 0, func(context.Context, Record) ([]int, error) { return nil, nil })
 	}
-	clear := func(context.Context, []int) ([]int, error) { return nil, nil }
+	withoutNumbers := func(context.Context, []int) ([]int, error) { return nil, nil }
 	pipelines := map[string]func(rank Rank) lists{"Tar": tar}
 	for deal, d := range rankDeals(10, four, DropTail) {
 		for stage, s := range rankStages(d.stream, four, DropTail) {
@@ -6951,7 +6940,7 @@ func TestRandOfRanks(t *testing.T) {
 		runRow(t, name, func(t *testing.T) {
 			var ranks []int
 			for index := range 4 {
-				two := Map(of(Rank{index, 4}).Take(2), 0, clear)
+				two := Map(of(Rank{index, 4}).Take(2), 0, withoutNumbers)
 				ranks = append(ranks, drawn(t, t.Context(), two, index%2, 0)...)
 			}
 			equal(t, "whether there are numbers", len(ranks) > 0, true)
