@@ -6940,8 +6940,8 @@ func TestRandOfRanks(t *testing.T) {
 		runRow(t, name, func(t *testing.T) {
 			var ranks []int
 			for index := range 4 {
-				two := Map(of(Rank{index, 4}).Take(2), 0, withoutNumbers)
-				ranks = append(ranks, drawn(t, t.Context(), two, index%2, 0)...)
+				s := Map(of(Rank{index, 4}), 0, withoutNumbers)
+				ranks = append(ranks, drawn(t, t.Context(), s, index%2, 0)...)
 			}
 			equal(t, "whether there are numbers", len(ranks) > 0, true)
 			equal(t, "different numbers of ranks", distinct(ranks), len(ranks))
