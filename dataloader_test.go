@@ -6481,44 +6481,40 @@ func TestRanks(t *testing.T) {
 // that rank has what it had left.
 func TestBatchSizes(t *testing.T) {
 	t.Parallel()
-	every, exact, refusals := func([]int) bool { return true }, 0, 0
-	for name, of := range map[string]func(part func(first int) lists) lists{
-		"alone":    func(part func(int) lists) lists { return part(0) },
-		"Prefetch": func(part func(int) lists) lists { return Map(part(0), 1, quick).Prefetch(2) },
-		"Filter":   func(part func(int) lists) lists { return part(0).Filter(every) },
-		"Unbatch": func(part func(int) lists) lists {
-			return Batch(Unbatch(part(0)), 1, List[int])
-		},
-		"Shuffle": func(part func(int) lists) lists { return part(0).Shuffle(2, 1) },
-		"Repeat":  func(part func(int) lists) lists { return part(0).Repeat(2) },
-		"Chain":   func(part func(int) lists) lists { return Chain(part(0), part(50)) },
-		"Mix":     func(part func(int) lists) lists { return Mix(MixOptions{}, part(0), part(50)) },
-		"mine":    func(part func(int) lists) lists { return counts(part(0)) },
-		"Chain, Shuffle": func(part func(int) lists) lists {
-			return Chain(part(0), part(50)).Shuffle(2, 1)
-		},
-	} {
+	exact, refusals := 0, 0
+	pipelines := func(s, other lists) map[string]lists {
+		return map[string]lists{
+			"alone":          s,
+			"Prefetch":       Map(s, 1, quick).Prefetch(2),
+			"Filter":         s.Filter(func([]int) bool { return true }),
+			"Unbatch":        Batch(Unbatch(s), 1, List[int]),
+			"Shuffle":        s.Shuffle(2, 1),
+			"Repeat":         s.Repeat(2),
+			"Chain":          Chain(s, other),
+			"Mix":            Mix(MixOptions{}, s, other),
+			"mine":           counts(s),
+			"Chain, Shuffle": Chain(s, other).Shuffle(2, 1),
+		}
+	}
+	for name := range pipelines(draws(1), draws(1)) {
 		runRow(t, name, func(t *testing.T) {
 			for k := range 3 * 3 * 3 * 2 * unlessShort(5, 2) {
 				before, after, size, tail, n := 1+k%3, 1+k/3%3, 1+k/9%3,
 					[]Tail{PadTail, UnevenTail}[k/27%2], 4+k/54
 				stream := func(rank Rank, size int) lists {
-					return of(func(first int) lists {
+					load := func(first int) lists {
 						data := Func(n, func(_ context.Context, i int) (int, error) {
 							return first + i, nil
 						})
 						return StreamOf(newLoader(t, data,
 							Options{BatchSize: size, Rank: rank, Tail: tail}))
-					})
+					}
+					return pipelines(load(0), load(50))[name]
 				}
 				var makers []rankRun
 				var whole []string
 				for index := range before {
-					run := rankRun{stream: stream(Rank{index, before}, 2)}
-					for item, err := range run.stream.Items(t.Context(), Cursor{}) {
-						run.items, run.next = append(run.items, itemInWords(item, err)),
-							append(run.next, item.Next)
-					}
+					run := runRank(t, stream(Rank{index, before}, 2))
 					makers, whole = append(makers, run), append(whole, run.items...)
 				}
 				for index, maker := range makers {
@@ -6532,8 +6528,7 @@ func TestBatchSizes(t *testing.T) {
 						}
 						anyRefused := false
 						for other := range after {
-							rest, refused := resumeInWords(t, stream(Rank{other, after}, size),
-								throughJSON(t, at))
+							rest, refused := resumeInWords(t, stream(Rank{other, after}, size), at)
 							own := other == index && before == after
 							failIf(t, refused && own && size == 2, "%s: its own cursor is refused",
 								what)
