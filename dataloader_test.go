@@ -37,12 +37,23 @@ package dataloader
 // Who looks for the tests of a name finds them by the name of a test, or here:
 //
 //	New, NewBatchFunc           TestNotebook, TestFailures, TestBadOptions
-//	Func to Transform, Split    TestDatasets, TestTorch
-//	Sequential, Random, …       TestGoldenOrders, TestRandomIsBijection
-//	Weighted, TorchRandom       TestReplacement, TestTorch
-//	List, Stack, Pad, …         TestStackAndPad, TestRecycle
+//	Slice, Func, Rows, Pairs,
+//	Concat, Subset, Transform   TestDatasets, TestRows
+//	Split                       TestDatasets, TestTorch
+//	Sequential, Random          TestGoldenOrders, TestRandomIsBijection
+//	RandomWithReplacement,
+//	Weighted                    TestReplacement
+//	Batches                     TestSamplerOrderIsBatchOrder
+//	TorchRandom                 TestTorch
+//	List, Stack, Pad, Padded,
+//	CollatePair                 TestStackAndPad, TestRecycle
 //	WithSeed                    TestRand, TestRandInMap
-//	FromSeq, Indices, Chain, …  TestStreams, and all of stages
+//	Filter, Take, Repeat,
+//	Cycle, Chain, Zip, Batch,
+//	Unbatch, Prefetch, FromSeq,
+//	Indices, StreamOf           TestStreams, and all of stages
+//	ErrCursor                   TestRefusedCursors
+//	NewTarWriter                TestTarWriter
 //	NewStream, NewStage         TestOneForOne, TestRanks
 //	OpenTar                     TestTarDataset
 //	deliver, nextTask           TestContextEnds, TestEverySchedule
@@ -5789,28 +5800,68 @@ func TestPlaces(t *testing.T) {
 	because(t, errBad, because(t, fs.ErrExist, failure(t, Zip(fails(errBad), fails(fs.ErrExist)))))
 }
 
-// TestRefusedCursors: a cursor is refused with an ErrCursor if another loader
-// or stream has made it, or if none can have made it. The error says what does
-// not fit, in at most 340 bytes, fresh and saved, alone, behind stages that
-// pass cursors on, and in a Mix. A cursor made out of order fits only its own
-// rank and batch size, also if nothing was ahead.
-func TestRefusedCursors(t *testing.T) {
-	s, odd := counting(9), func(i int) bool { return i%2 == 1 }
-	saved := func(text string) Cursor { return fromJSON(t, text) }
-	after := func(n int, s ints) Cursor { return cursors(t, s)[n] }
-	loader := func(opts Options) ints {
-		return Map(StreamOf(newLoader(t, numbers(20), opts)), 0, head)
+// A refusedCursor is a cursor that a stream refuses with an ErrCursor, and what
+// the error says.
+type refusedCursor struct {
+	s    ints
+	from Cursor
+	says string // between dots
+}
+
+// check lets the stream refuse the cursor, fresh and saved, alone, behind
+// stages that pass cursors on, and in a Mix. The error has at most 340 bytes.
+func (c refusedCursor) check(t *testing.T) {
+	for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
+		for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head),
+			Mix(MixOptions{}, c.s)} {
+			at := []Cursor{from, from, inMix(from, 1)}[k]
+			before, err := at, ending(s.Run(t.Context(), &at))
+			refusal{err, c.says}.check(t)
+			equal(t, "whether it is an ErrCursor", errors.Is(err, ErrCursor), true)
+			equal(t, "whether it is a SampleError", isSampleError(err), false)
+			equal(t, "whether it is long", len(err.Error()) > 340, false)
+			equal(t, "the cursor", at, before)
+		}
 	}
+}
+
+// checkRefused checks cursors, each as a subtest.
+func checkRefused(t *testing.T, all []refusedCursor) {
+	for _, c := range all {
+		runRow(t, c.says, c.check)
+	}
+}
+
+// inMix returns the cursor of a Mix of one source, after n draws.
+func inMix(source Cursor, n int) Cursor {
+	return Cursor{source.Epoch, 1, stageState{By: "Mix(1 in turn, stop at last)", N: n,
+		Sources: []Cursor{source}, Ended: []bool{false}}}
+}
+
+// cursorAfter returns the cursor of a stream after n items.
+func cursorAfter(t *testing.T, n int, s ints) Cursor { return cursors(t, s)[n] }
+
+// firstsOf returns a loader of n samples as a stream of the first of each
+// batch.
+func firstsOf(t *testing.T, n int, opts Options) ints {
+	return Map(StreamOf(newLoader(t, numbers(n), opts)), 0, head)
+}
+
+// inFours makes batches of four of a stream, and the stream of them again.
+func inFours(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
+
+// TestRefusedCursorsOfLoaders: a loader refuses the cursors of another order,
+// seed, version or kind. A cursor made out of order fits only its own rank and
+// batch size, also if nothing was ahead. Behind Shuffle, which reads again, the
+// batch size counts, too.
+func TestRefusedCursorsOfLoaders(t *testing.T) {
+	after := func(n int, s ints) Cursor { return cursorAfter(t, n, s) }
+	loader := func(opts Options) ints { return firstsOf(t, 20, opts) }
 	base, own := Options{Shuffle: true, Seed: 1, BatchSize: 2},
 		Options{BatchSize: 2, Unordered: true, Rank: Rank{0, 2}}
 	at, ownAt := after(1, loader(base)), newLoader(t, numbers(20), own).At(0, 1)
 	named := func(version string) Options {
 		return Options{Shuffle: true, Seed: 1, BatchSize: 2, DataVersion: version}
-	}
-	inMix := func(source Cursor, n int) Cursor { // after n draws
-		return Cursor{source.Epoch, 1, stageState{
-			By: "Mix(1 in turn, stop at last)", N: n, Sources: []Cursor{source},
-			Ended: []bool{false}}}
 	}
 	for _, versions := range [][2]string{{"", "v1"}, {"v1", ""}, {"v1", "v1"}} {
 		made := after(1, loader(named(versions[0])))
@@ -5820,8 +5871,10 @@ func TestRefusedCursors(t *testing.T) {
 	batched := func(dropLast bool) Options {
 		return Options{BatchSampler: Batches(Random(20, 1), 2, dropLast)}
 	}
+	sizes := func(size int) Options { return Options{BatchSize: size} }
+	shuffled := func(size int) ints { return firstsOf(t, 36, sizes(size)).Shuffle(2, 1) }
 	with := func(fields string) Cursor {
-		return saved(`{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,` + fields +
+		return fromJSON(t, `{"epoch":0,"pos":2,"state":{"by":"Random(20, seed 1)","seed":1,`+fields+
 			`}}`)
 	}
 	const ofRank, size = `"rank":{"Index":0,"Count":1}`, `"size":2`
@@ -5829,60 +5882,7 @@ func TestRefusedCursors(t *testing.T) {
 	done := func(spans string) Cursor { return with(`"done":` + spans + "," + ofRank + "," + size) }
 	const isDamaged = "epoch 0, pos 2}: its state is damaged: steps that are done need a rank " +
 		"and a size"
-	weighted := func(a, b float64) ints {
-		return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s)
-	}
-	mixed := func(seed uint64) ints {
-		return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1)
-	}
-	// a stage of the user's, whose State has one field more
-	mine := func(field string, value, pos int) ints {
-		return NewStage(s, false, func(ctx context.Context, s ints,
-			from Cursor) iter.Seq2[Item[int], error] {
-			return func(yield func(Item[int], error) bool) {
-				for item, err := range s.Items(ctx, from) {
-					source := Cursor{0, pos, item.Next.State}
-					item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
-					if !yield(item, err) {
-						return
-					}
-				}
-			}
-		})
-	}
-	batches := func(s ints) ints { return Unbatch(Batch(s, 4, List[int])) }
-	// the source of ends has ended
-	third, ends := after(3, batches(s)), after(13, counting(20).Shuffle(40, 1))
-	// 20 samples in three batches
-	sizes := func(size int) Options { return Options{BatchSize: size} }
-	shuffled := func(size int) ints { // 36 samples
-		return Map(StreamOf(newLoader(t, numbers(36), sizes(size))), 0, head).Shuffle(2, 1)
-	}
-	dealt := func(rank, ranks int) ints { return counting(4).Shard(Rank{rank, ranks}, UnevenTail) }
-	same := batches(mine("version", 1, 7))
-	equal(t, "mine, of the same version", resume(t, same, throughJSON(t, after(1, same))),
-		resume(t, s, after(1, s)))
-	names, shards := tenShards()
-	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
-	tars := func(opts TarOptions, names ...string) ints {
-		opts.Open = inMemory(shards)
-		return Map(must(Tar(names, opts)), 0,
-			func(context.Context, Record) (int, error) { return 0, nil })
-	}
-	tar, rank, last := after(3, tars(TarOptions{}, names...)), TarOptions{Rank: Rank{1, 4}},
-		tarState{}
-	lastAt := after(6, tars(rank, names...)) // of three shards
-	must(0, lastAt.Load(&last))
-	damaged := func(number int, offset int64, hashes int) Cursor {
-		return Cursor{lastAt.Epoch, lastAt.Pos,
-			tarState{By: last.By, ShardNumber: number, Offset: offset, Keys: make([]byte, hashes)}}
-	}
-	const otherTar = "it was made by Tar( … this is Tar( … use the same data and options"
-	for _, c := range []struct {
-		s    ints
-		from Cursor
-		says string // between dots
-	}{
+	checkRefused(t, []refusedCursor{
 		{loader(named("v2")), after(1, loader(named("v1"))),
 			`made with Options.DataVersion "v1", this loader has "v2"`},
 		{loader(Options{Shuffle: true, Seed: 2, BatchSize: 2}), at,
@@ -5908,23 +5908,65 @@ func TestRefusedCursors(t *testing.T) {
 		{loader(base), done("[[5,4]]"), "damaged … [5 4]"},
 		{loader(base), with(`"done":[[1,2]]`), isDamaged},
 		{loader(base), with(`"done":[[1,2]],` + size), isDamaged},
+		{Indices(Sequential(20)), after(1, loader(Options{})),
+			"made by Sequential(20), this is Indices(Sequential(20))"},
+		{loader(Options{}), after(1, Indices(Sequential(20))),
+			"made by Indices(Sequential(20)), this is Sequential(20)"},
+		{loader(named("v1")).Shuffle(2, 1), after(3, loader(named("")).Shuffle(2, 1)),
+			"has changed, or only its Options.DataVersion " +
+				"(leave a new one unset until the next epoch): it is"},
+		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)),
+			"batches of 7, this is … batches of 8"},
+		// both sizes divide 36
+		{shuffled(4), after(11, shuffled(3)), "batches of 3, this is … batches of 4"},
+	})
+}
 
+// TestRefusedCursors: a stage refuses the cursors of another one, and those of
+// a source that has changed.
+func TestRefusedCursors(t *testing.T) {
+	s, odd := counting(9), func(i int) bool { return i%2 == 1 }
+	after := func(n int, s ints) Cursor { return cursorAfter(t, n, s) }
+	weighted := func(a, b float64) ints {
+		return Mix(MixOptions{Weights: []float64{a, b}, Seed: 3}, s, s)
+	}
+	mixed := func(seed uint64) ints {
+		return Mix(MixOptions{}, Indices(Random(9, seed)), s).Shuffle(4, 1)
+	}
+	// a stage of the user's, whose State has one field more
+	mine := func(field string, value, pos int) ints {
+		return NewStage(s, false, func(ctx context.Context, s ints,
+			from Cursor) iter.Seq2[Item[int], error] {
+			return func(yield func(Item[int], error) bool) {
+				for item, err := range s.Items(ctx, from) {
+					source := Cursor{0, pos, item.Next.State}
+					item.Next.State = map[string]any{"by": "mine", "source": source, field: value}
+					if !yield(item, err) {
+						return
+					}
+				}
+			}
+		})
+	}
+	same := inFours(mine("version", 1, 7))
+	equal(t, "mine, of the same version", resume(t, same, throughJSON(t, after(1, same))),
+		resume(t, s, after(1, s)))
+	// the source of ends has ended
+	third, ends := after(3, inFours(s)), after(13, counting(20).Shuffle(40, 1))
+	dealt := func(ranks int) ints { return counting(4).Shard(Rank{0, ranks}, UnevenTail) }
+	checkRefused(t, []refusedCursor{
 		{s.Take(4), after(1, s.Take(3)), "made by Take(3), this is Take(4)"},
 		{s.Shuffle(3, 2), after(1, s.Shuffle(3, 1)), "Shuffle(3, seed 1) … Shuffle(3, seed 2)"},
 		{Chain(s, s, s), after(1, Chain(s, s)), "Chain(2) … Chain(3)"},
 		{weighted(2, 1), after(1, weighted(1, 2)), "seed 3 … [1 2] … seed 3 … [2 1]"},
 		{Indices(Random(8, 1)), after(1, Indices(Random(9, 1))),
 			"Random(9, seed 1) … Random(8, seed 1)"},
-		{Indices(Sequential(20)), after(1, loader(Options{})),
-			"made by Sequential(20), this is Indices(Sequential(20))"},
-		{loader(Options{}), after(1, Indices(Sequential(20))),
-			"made by Indices(Sequential(20)), this is Sequential(20)"},
 		{counting(3), after(1, s.Filter(func(i int) bool { return i > 5 })),
 			"pos 7 … only 3 items"},
 		{Unbatch(Batch(s, 2, List[int])), third, "the source has changed … with 2 … with 4"},
-		{batches(counting(0)), third,
+		{inFours(counting(0)), third,
 			"the source has changed … it is FromSeq now, with 0 items up to pos 0, … with 4 up to pos 4"},
-		{batches(s.Filter(func(i int) bool { return i > 0 })), third,
+		{inFours(s.Filter(func(i int) bool { return i > 0 })), third,
 			"the source has changed … with 4 items up to pos 5, … with 4 up to pos 4"},
 		{counting(0).Shuffle(40, 1), ends, "the source has changed … it is"},
 		{counting(22).Shuffle(40, 1), ends, "the source has changed … it is"},
@@ -5934,20 +5976,20 @@ func TestRefusedCursors(t *testing.T) {
 			after(3, counting(20, 0, 4, 8, 12, 16).Filter(odd).Shuffle(9, 1)), "has changed"},
 		{mine("version", 2, 7).Shuffle(4, 1), after(1, mine("version", 1, 7).Shuffle(4, 1)),
 			"has changed … is mine … was mine"},
-		{batches(mine("again", 1, 8)), after(1, batches(mine("again", 1, 7))),
+		{inFours(mine("again", 1, 8)), after(1, inFours(mine("again", 1, 7))),
 			"has changed … is mine … was mine"},
-		{loader(named("v1")).Shuffle(2, 1), after(3, loader(named("")).Shuffle(2, 1)),
-			"has changed, or only its Options.DataVersion " +
-				"(leave a new one unset until the next epoch): it is"},
-		{loader(sizes(8)).Shuffle(2, 1), after(3, loader(sizes(7)).Shuffle(2, 1)),
-			"batches of 7, this is … batches of 8"},
-		// both sizes divide 36
-		{shuffled(4), after(11, shuffled(3)), "batches of 3, this is … batches of 4"},
-		{dealt(0, 3).Shuffle(2, 1), after(1, dealt(0, 1).Shuffle(2, 1)),
+		{dealt(3).Shuffle(2, 1), after(1, dealt(1).Shuffle(2, 1)),
 			"ranks 1, batches of 1, this is Shuffle( … ranks 3, batches of 1"},
 		{mixed(2), after(1, mixed(1)),
 			"the source has changed … is Indices(Random(9, seed 2)) … was Indices(Random(9, seed 1))"},
+	})
+}
 
+// TestRefusedCursorsOfNobody: a stage refuses cursors that no loop can have
+// made.
+func TestRefusedCursorsOfNobody(t *testing.T) {
+	s, saved := counting(9), func(text string) Cursor { return fromJSON(t, text) }
+	checkRefused(t, []refusedCursor{
 		{s, Cursor{Epoch: math.MaxInt},
 			"epoch and pos must not be negative, and epoch must be less than"},
 		{s.Repeat(7), Cursor{Epoch: math.MaxInt / 3}, "the epoch is too far for Repeat(7)"},
@@ -5962,9 +6004,9 @@ func TestRefusedCursors(t *testing.T) {
 		{Chain(s, s), saved(`{"epoch":0,"pos":1,"state":{"by":"Chain(2)","n":2}}`),
 			"damaged: 2 is not one of 2 parts"},
 		{s.Repeat(1), saved(`{"epoch":0,"pos":1,"state":{"by":"Repeat(1)","n":1}}`), "1 parts"},
-		{batches(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`),
+		{inFours(s), saved(`{"epoch":0,"pos":1,"state":{"by":"Unbatch","n":4}}`),
 			"the source has changed"},
-		{batches(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`),
+		{inFours(s), saved(`{"epoch":0,"pos":3,"state":{"by":"Unbatch","n":99,"again":4}}`),
 			"damaged"},
 		{s.Shard(Rank{1, 3}, UnevenTail),
 			saved(`{"epoch":0,"pos":2,"state":{"by":"Shard by steps","n":1048576}}`), "damaged"},
@@ -5986,11 +6028,33 @@ func TestRefusedCursors(t *testing.T) {
 		{s.Shuffle(4, 1),
 			saved(`{"epoch":0,"pos":1,"state":{"by":"Shuffle(4, seed 1), version 2","n":1}}`),
 			"the source has changed"},
+	})
+}
 
+// TestRefusedCursorsOfTar: a Tar refuses the cursors of other shards, options
+// and ranks, and damaged ones.
+func TestRefusedCursorsOfTar(t *testing.T) {
+	names, shards := tenShards()
+	shards["ab"], shards["c"] = tarEntries("1.txt=", "2.txt="), tarEntries("3.txt=")
+	tars := func(opts TarOptions, names ...string) ints {
+		opts.Open = inMemory(shards)
+		return Map(must(Tar(names, opts)), 0,
+			func(context.Context, Record) (int, error) { return 0, nil })
+	}
+	tar, rank, last := cursorAfter(t, 3, tars(TarOptions{}, names...)), TarOptions{Rank: Rank{1, 4}},
+		tarState{}
+	lastAt := cursorAfter(t, 6, tars(rank, names...)) // of three shards
+	must(0, lastAt.Load(&last))
+	damaged := func(number int, offset int64, hashes int) Cursor {
+		return Cursor{lastAt.Epoch, lastAt.Pos,
+			tarState{By: last.By, ShardNumber: number, Offset: offset, Keys: make([]byte, hashes)}}
+	}
+	const otherTar = "it was made by Tar( … this is Tar( … use the same data and options"
+	checkRefused(t, []refusedCursor{
 		{tars(TarOptions{}, names[:9]...), tar, otherTar},
 		{tars(TarOptions{}, append(names[1:10:10], names[0])...), tar, otherTar},
 		{tars(TarOptions{Shuffle: true}, names...), tar, otherTar},
-		{tars(TarOptions{}, "a", "bc"), after(1, tars(TarOptions{}, "ab", "c")), otherTar},
+		{tars(TarOptions{}, "a", "bc"), cursorAfter(t, 1, tars(TarOptions{}, "ab", "c")), otherTar},
 		{tars(TarOptions{Rank: Rank{2, 4}}, names...), lastAt,
 			"rank 1 of 4), this is Tar( … rank 2 of 4): each rank needs the cursor that it saved " +
 				"itself, of as many ranks; Example"},
@@ -5999,22 +6063,7 @@ func TestRefusedCursors(t *testing.T) {
 		{tars(rank, names...), damaged(2, -1, 0), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(2, 512, 9), "damaged … 3 shards"},
 		{tars(rank, names...), damaged(2, 512, 264), "damaged … 3 shards"},
-	} {
-		runRow(t, c.says, func(t *testing.T) {
-			for _, from := range []Cursor{c.from, throughJSON(t, c.from)} {
-				for k, s := range []ints{c.s, Map(Batch(c.s, 2, List[int]).Prefetch(2), 1, head),
-					Mix(MixOptions{}, c.s)} {
-					at := []Cursor{from, from, inMix(from, 1)}[k]
-					before, err := at, ending(s.Run(t.Context(), &at))
-					refusal{err, c.says}.check(t)
-					equal(t, "whether it is an ErrCursor", errors.Is(err, ErrCursor), true)
-					equal(t, "whether it is a SampleError", isSampleError(err), false)
-					equal(t, "whether it is long", len(err.Error()) > 340, false)
-					equal(t, "the cursor", at, before)
-				}
-			}
-		})
-	}
+	})
 }
 
 // TestDamagedCursors: a cursor with a negative number, another name, or a list
