@@ -1992,6 +1992,47 @@ func TestRankFromEnv(t *testing.T) {
 	}
 }
 
+// TestNestedLaunchers checks what five launchers and a local rank may have set,
+// each or none of them: the first one decides, unless a rank does not fit its
+// count or, if what it has set may be left over, its count is below another.
+func TestNestedLaunchers(t *testing.T) {
+	pairs := [][2]string{{"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+		{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"}, {"PMI_RANK", "PMI_SIZE"},
+		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}, {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}}
+	values := []Rank{{}, {0, 1}, {0, 4}, {3, 4}}
+	for _, name := range slices.Concat([]string{"JOB_COMPLETION_INDEX"}, otherRanks()) {
+		t.Setenv(name, "") // so that it is put back
+		must(0, os.Unsetenv(name))
+	}
+	for k := range 1 << (2 * len(pairs)) {
+		var want, greatest Rank // of the ranks that are checked, of the counts
+		first := -1
+		for i, names := range pairs {
+			v := values[k>>(2*i)&3]
+			if v.Count == 0 {
+				must(0, errors.Join(os.Unsetenv(names[0]), os.Unsetenv(names[1])))
+				continue
+			}
+			t.Setenv(names[0], strconv.Itoa(v.Index))
+			t.Setenv(names[1], strconv.Itoa(v.Count))
+			if first < 0 && i < 5 {
+				first, want = i, v
+			}
+			if i != 4 {
+				greatest.Index = max(greatest.Index, v.Index)
+			}
+			if i < 5 {
+				greatest.Count = max(greatest.Count, v.Count)
+			}
+		}
+		fits := greatest.Index < max(want.Count, 1) &&
+			(first != 0 && first != 3 || greatest.Count <= want.Count)
+		rank, err := RankFromEnv()
+		failIf(t, (err == nil) != fits || fits && rank != want,
+			"%d: got %v, %v, want %v, fits: %t", k, rank, err, want, fits)
+	}
+}
+
 // TestBadSamplers checks that arguments that can never be right are refused.
 func TestBadSamplers(t *testing.T) {
 	weighted := func(count int, replace bool, weights ...float64) error {
