@@ -2173,12 +2173,15 @@ func decode(name string, data []byte, limit int64) (any, error) {
 // each of up to four components.
 func decodeImage(data []byte) (any, error) {
 	config, format, err := image.DecodeConfig(bytes.NewReader(data))
-	if err != nil && format != "" {
-		return nil, fmt.Errorf("the image is damaged or truncated: %s: %w", begins(data), err)
+	damaged := func(err error) error {
+		return fmt.Errorf("the image is damaged or truncated: %s: %w", begins(data), err)
 	}
-	if err != nil {
+	if err == image.ErrFormat {
 		return nil, fmt.Errorf("it must be a PNG, a JPEG, a GIF or an image whose decoder is "+
 			"imported, and %s: %w", begins(data), err)
+	}
+	if err != nil {
+		return nil, damaged(err)
 	}
 	perPixel := int64(8)
 	if format == "jpeg" && isProgressive(data) {
@@ -2190,7 +2193,10 @@ func decodeImage(data []byte) (any, error) {
 			config.Width, config.Height, most)
 	}
 	img, _, err := image.Decode(bytes.NewReader(data))
-	return img, err
+	if err != nil {
+		return nil, damaged(err)
+	}
+	return img, nil
 }
 
 // isProgressive reports whether the frame of a JPEG is progressive. It walks
