@@ -2342,7 +2342,8 @@ func parseNumpyHeader(header []byte) (
 	}
 	switch {
 	case errors.As(err, &wrong):
-		err = fmt.Errorf("%s must not be a %s", wrong.Field, wrong.Value)
+		part, _, _ := strings.Cut(wrong.Field, ".") // Go 1.27 says which element, too
+		err = fmt.Errorf("%s must not be a %s", part, wrong.Value)
 	case err != nil:
 		err = fmt.Errorf("it must be a dictionary of Python: %w", err)
 	case h.Shape == nil || len(shape) < len(h.Shape):
