@@ -170,9 +170,10 @@ func Subset[T any](data Dataset[T], indices []int) (Dataset[T], error) {
 	if data == nil {
 		return nil, errors.New("dataloader: Subset: the data set is nil")
 	}
+	n := data.Len()
 	for p, i := range indices {
-		if i < 0 || i >= data.Len() {
-			err := refuseIndex(i, data.Len())
+		if i < 0 || i >= n {
+			err := refuseIndex(i, n)
 			return nil, fmt.Errorf("dataloader: Subset: indices[%d]: %w", p, err)
 		}
 	}

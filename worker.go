@@ -380,7 +380,8 @@ func fetch[T any](m *maker, data Dataset[T], samples []T) ([]T, error) {
 // A scope is what a context knows about the call that it is passed to: which
 // worker runs it, and for which sample. Each worker has one scope and moves it
 // from sample to sample, so that a call costs no allocation. A scope is not
-// safe for concurrent use, and therefore the generator of Rand is not.
+// safe for concurrent use, and therefore the generator of Rand is not. It is
+// never copied: rand would draw from the pcg of the other one.
 type scope struct {
 	worker int
 	seed   uint64
