@@ -770,12 +770,11 @@ func (r Rank) dealt(n int) int { return ceil(max(0, n-r.Index), r.Count) }
 //   - a number is missing or makes no sense
 //   - a WORLD_SIZE or PMI_SIZE, perhaps left over in the shell, is below the
 //     number of processes that another launcher of the table has started
-//   - a variable that the table has not, or in a row after the one that
-//     decides, is a rank that does not fit: above 0 if no row decides,
-//     otherwise not below the number of processes. Its name ends in RANK
-//     (LOCAL_RANK, NODE_RANK, PMIX_RANK), or is PMI_ID, PALS_RANKID,
-//     MPI_RANKID, MPI_LOCALRANKID, ALPS_APP_PE, LSF_PM_TASKID, VC_TASK_INDEX,
-//     LWS_WORKER_INDEX, AWS_BATCH_JOB_NODE_INDEX, TPU_WORKER_ID,
+//   - another variable is a rank that does not fit: above 0 if no row decides,
+//     otherwise not below the number of processes. Variables are ranks if their
+//     names end in RANK (LOCAL_RANK, NODE_RANK, PMIX_RANK) or are PMI_ID,
+//     PALS_RANKID, MPI_RANKID, MPI_LOCALRANKID, ALPS_APP_PE, LSF_PM_TASKID,
+//     VC_TASK_INDEX, LWS_WORKER_INDEX, AWS_BATCH_JOB_NODE_INDEX, TPU_WORKER_ID,
 //     CLOUD_TPU_TASK_ID, JAX_PROCESS_ID, DMLC_WORKER_ID or PADDLE_TRAINER_ID
 //   - an sbatch script for several tasks starts the process without srun, and
 //     Slurm calls the only process rank 0 of many
