@@ -556,6 +556,8 @@ func TestStats(t *testing.T) {
 		{60, 70, 0, "10 % busy: most of the waiting is for batches to be handed over: make them " +
 			"larger, raise Prefetch, or have no more workers than CPUs if they compute"},
 		{0, 80, 70, "79 % busy: the loader is the bottleneck, workers needed: 2"},
+		// The loop takes less than 1 % of what a batch takes to load.
+		{-60, 90, 0, "the loader is the bottleneck, the loop takes no time of its own"},
 	} {
 		stats, now, us := new(Stats), time.Now(), time.Microsecond
 		for range 9 {

@@ -821,6 +821,7 @@ func RankFromEnv() (Rank, error) {
 		least := strings.Fields(l.least)
 		for _, name := range slices.Concat(least, otherRanks()) {
 			n, _ := strconv.Atoi(os.Getenv(name))
+			// A bound may be equal to count, a rank may not.
 			if n > count || n == count && !slices.Contains(least, name) {
 				return Rank{}, fmt.Errorf("dataloader: RankFromEnv: %s is %d, and %s is %d; "+
 					"unset %s and %[1]s if they are left over, "+
